@@ -1,0 +1,56 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help env demo test test-slow lint types unit format bench build clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+env: $(STAMP) ## create .venv with the pinned development environment
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "alrao needs Python 3.11 or newer; none was found. Use: make PYTHON=/path/to/python" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "alrao needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" -V 2>&1). Use: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "installing the development environment into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(STAMP) ## train a small network without choosing a learning rate
+	@$(BIN)/python examples/quickstart.py
+
+test: lint types unit ## everything a change must pass: style, types, fast tests
+
+test-slow: $(STAMP) ## the long tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+lint: $(STAMP) ## style and formatting, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict, on the library
+	$(BIN)/mypy
+
+unit: $(STAMP) ## the fast tests alone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+format: $(STAMP) ## fix what can be fixed, then format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## time and memory of a step, beside torch.optim
+	$(BIN)/python benchmarks/step.py
+
+build: $(STAMP) ## sdist and wheel into dist/
+	rm -rf dist
+	$(BIN)/python -m build
+
+clean: ## remove caches and build products, keep .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,36 @@
+"""Train any PyTorch model without choosing a learning rate, in the training loop you already have.
+
+The map: ``features`` says what a feature is, ``rates`` draws the learning rates, ``optim`` moves every
+feature at its own; ``averaging`` is the posterior over the copies of the output layer, ``heads`` are those
+copies, ``model`` puts them in place; ``criteria`` are the losses for regression and multi-label outputs.
+"""
+
+from .averaging import Averaging, BayesianAverage, Switch
+from .criteria import MixtureBCELoss, MixtureMSELoss
+from .features import register_features
+from .model import Alrao
+from .optim import SGD, Adam, AdamW
+from .rates import Bernoulli, Constant, Law, LogUniform, PerWeight, Redrawn
+from .summary import summary
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Alrao",
+    "Averaging",
+    "BayesianAverage",
+    "Bernoulli",
+    "Constant",
+    "Law",
+    "LogUniform",
+    "MixtureBCELoss",
+    "MixtureMSELoss",
+    "PerWeight",
+    "Redrawn",
+    "Switch",
+    "register_features",
+    "summary",
+]

@@ -1,0 +1,41 @@
+"""Norms of gradients, for the body as a whole and for each copy on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["clip_grads_", "finite_grads"]
+
+
+def finite_grads(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The same gradients with 0 in the place of every entry that is not finite."""
+    return [grad.nan_to_num(0.0, 0.0, 0.0) for grad in grads]
+
+
+@torch.no_grad()
+def clip_grads_(
+    body: Sequence[Tensor], of_copies: Sequence[Tensor], max_norm: float, norm_type: float
+) -> Tensor:
+    """Clip the gradients of ``body`` together and those of each copy together; the norm of the body's."""
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be positive, got {max_norm!r}")
+    grads = [parameter.grad for parameter in body if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads, norm_type)
+    if not bool(norm.isfinite()):
+        for grad in grads:
+            grad.nan_to_num_(0.0, 0.0, 0.0)
+        norm = torch.nn.utils.get_total_norm(grads, norm_type)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(factor.to(grad.device))
+
+    stacked = [parameter.grad for parameter in of_copies if parameter.grad is not None]
+    if stacked:
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), norm_type, 1) for g in stacked])
+        factors = (max_norm / (torch.linalg.vector_norm(norms, norm_type, 0) + 1e-6)).clamp(max=1.0)
+        for grad in stacked:
+            grad.mul_(factors.to(grad.dtype).view([-1] + [1] * (grad.ndim - 1)))
+    return norm

@@ -1,0 +1,184 @@
+"""What a feature is: for each layer type, which entries of its parameters belong to one output unit.
+
+A feature is one output unit of a layer together with all of its incoming parameters. A *rule* says, for
+each parameter of a layer, which feature every entry belongs to: either the axis that counts the features,
+or, where that is not enough, a tensor of feature numbers that broadcasts to the parameter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+__all__ = ["features_of", "register_features"]
+
+Rule = Callable[[nn.Module], Mapping[str, int | Tensor]]
+RuleT = TypeVar("RuleT", bound=Callable[..., Mapping[str, int | Tensor]])
+
+_RULES: dict[type[nn.Module], Rule] = {}
+
+
+def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]:
+    """Say what the features of a layer type are. Subclasses inherit the rule; the last registration wins.
+
+    The decorated function takes a layer and returns, for each of its own parameters by name, the axis
+    along which the features lie, or a tensor of feature numbers that broadcasts to the parameter. Equal
+    numbers share one learning rate, across the parameters of the layer too.
+
+    Args:
+        *layer_types: subclasses of :class:`torch.nn.Module`.
+
+    Example:
+        >>> import torch, alrao
+        >>> class Scale(torch.nn.Module):
+        ...     def __init__(self, channels):
+        ...         super().__init__()
+        ...         self.scale = torch.nn.Parameter(torch.ones(1, channels))
+        >>> @alrao.register_features(Scale)
+        ... def scale_features(layer):
+        ...     return {"scale": 1}
+    """
+    for layer_type in layer_types:
+        if not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
+            raise TypeError(f"register_features takes layer types such as torch.nn.Linear, got {layer_type!r}")
+
+    def register(rule: RuleT) -> RuleT:
+        _RULES.update(dict.fromkeys(layer_types, rule))
+        return rule
+
+    return register
+
+
+def features_of(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Tensor]]]:
+    """For each module with parameters of its own: the feature number of every entry, from 0 in each module.
+
+    A parameter that several modules share (tied weights) belongs to the first of them.
+    """
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        own = {
+            name: parameter
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter not in seen
+        }
+        if not own:
+            continue
+        seen.update(own.values())
+        described = _rule_for(module)(module)
+        numbers: dict[str, Tensor] = {}
+        free = 1 + max((_highest(own[name], where) for name, where in described.items() if name in own), default=-1)
+        for name, parameter in own.items():
+            if name in described:
+                numbers[name] = _numbers(module, name, parameter, described[name])
+            else:  # a parameter the rule does not speak of: features of its own, along the first axis
+                numbers[name] = free + _along(parameter, 0)
+                free = int(numbers[name].max()) + 1 if numbers[name].numel() else free
+        yield module, numbers
+
+
+def _along(parameter: Tensor, axis: int) -> Tensor:
+    """0, 1, 2, … along ``axis``, broadcastable to the parameter; a scalar is one feature."""
+    if parameter.ndim == 0:
+        return torch.zeros((), dtype=torch.int64)
+    shape = [1] * parameter.ndim
+    shape[axis] = parameter.shape[axis]
+    return torch.arange(parameter.shape[axis]).view(shape)
+
+
+def _highest(parameter: Tensor, where: int | Tensor) -> int:
+    if isinstance(where, Tensor):
+        return int(where.max()) if where.numel() else -1
+    return (parameter.shape[where] if parameter.ndim else 1) - 1
+
+
+def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tensor) -> Tensor:
+    if not isinstance(where, Tensor):
+        return _along(parameter, where)
+    try:
+        fits = torch.broadcast_shapes(where.shape, parameter.shape) == parameter.shape
+    except RuntimeError:
+        fits = False
+    if not fits or where.is_floating_point():
+        raise ValueError(
+            f"the feature rule of {type(module).__name__} must give whole numbers that broadcast to "
+            f"{name!r} of shape {tuple(parameter.shape)}, got {where.dtype} of shape {tuple(where.shape)}"
+        )
+    return where
+
+
+def _rule_for(module: nn.Module) -> Rule:
+    for layer_type in type(module).__mro__:
+        if layer_type in _RULES:
+            return _RULES[layer_type]
+    if not any(module.children()):
+        # A module with children that owns a bare parameter (a class token, a scale) is an everyday thing;
+        # a leaf with parameters is a layer, and the guess below may be wrong for it.
+        warnings.warn(
+            f"no feature rule for layers of type {type(module).__name__}: the first axis of each of its "
+            "parameters counts as its features; alrao.register_features adds a rule of your own",
+            stacklevel=2,
+        )
+    return _first_axis
+
+
+@register_features(
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.PReLU,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm,
+    nn.ParameterList, nn.ParameterDict, ParametrizationList,
+)  # fmt: skip
+def _first_axis(layer: nn.Module) -> dict[str, int | Tensor]:
+    return {name: 0 for name, _ in layer.named_parameters(recurse=False)}
+
+
+@register_features(nn.Embedding, nn.EmbeddingBag)
+def _columns(layer: nn.Module) -> dict[str, int | Tensor]:
+    return {"weight": 1}
+
+
+@register_features(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def _transposed_convolution(layer: nn.ConvTranspose2d) -> dict[str, int | Tensor]:
+    # The weight is (in, out / groups, …): which output channel a column is depends on the group of its row.
+    numbers = torch.arange(layer.out_channels).view(layer.groups, -1)
+    if layer.groups > 1:
+        numbers = numbers.repeat_interleave(layer.in_channels // layer.groups, 0)
+    return {"weight": numbers[(...,) + (None,) * (layer.weight.ndim - 2)], "bias": 0}
+
+
+@register_features(nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+def _recurrent(layer: nn.RNNBase | nn.RNNCellBase) -> dict[str, int | Tensor]:
+    # The rows are gates times hidden units: a unit has one number in every gate, weight and bias of its
+    # layer and direction. A projection's outputs are features of their own.
+    described: dict[str, int | Tensor] = {}
+    first_of: dict[str, int] = {}  # layer and direction -> the number of its first feature
+    free = 0
+    for name, parameter in layer.named_parameters(recurse=False):
+        kind, _, place = name.partition("_l")
+        units = parameter.shape[0] if kind == "weight_hr" else layer.hidden_size
+        place = f"projection{place}" if kind == "weight_hr" else place
+        if place not in first_of:
+            first_of[place] = free
+            free += units
+        numbers = first_of[place] + torch.arange(units).repeat(parameter.shape[0] // units)
+        described[name] = numbers if parameter.ndim == 1 else numbers[:, None]
+    return described
+
+
+@register_features(nn.MultiheadAttention)
+def _attention(layer: nn.MultiheadAttention) -> dict[str, int | Tensor]:
+    q, k, v = torch.arange(3 * layer.embed_dim).view(3, -1)
+    return {
+        "in_proj_weight": 0,
+        "in_proj_bias": 0,
+        "q_proj_weight": q[:, None],
+        "k_proj_weight": k[:, None],
+        "v_proj_weight": v[:, None],
+        "bias_k": k.view(1, 1, -1),
+        "bias_v": v.view(1, 1, -1),
+    }

@@ -1,0 +1,201 @@
+r"""The mixture of softmax output layers in one forward and one backward.
+
+With copies :math:`p_j = \mathrm{softmax}(W_j z + b_j)`, weights :math:`a_j` and the mixture
+:math:`m = \sum_j a_j p_j`, the loss is :math:`L = \sum_k g_k \log m_k + \text{const}`, linear in
+:math:`\log m` with :math:`g \le 0` (any negative log-likelihood: hard or soft targets, class weights,
+ignored rows, any reduction). Then, for the logits of copy :math:`j`,
+
+* the gradient of the copy's *own* loss :math:`\sum_k g_k \log p_{jk}` is :math:`g_k - p_{jk} \sum_i g_i`;
+  it goes to :math:`W_j, b_j`;
+* the gradient of the *mixture's* loss is :math:`g_k r_{jk} - p_{jk} \sum_i g_i r_{ji}` with the
+  responsibilities :math:`r_{jk} = a_j p_{jk} / m_k`; it goes to :math:`z`, hence to the body.
+
+The evidence of copy :math:`j`, its weighted mean log-likelihood, is :math:`\sum g \log p_j / \sum g`,
+whatever factor was put on the loss. Both sums leave backward as the gradient of a small leaf tensor, so that
+backward has no side effect and several of them add up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["EVIDENCE_EXTRA", "categorical_mixture", "shared_linear", "watched"]
+
+EVIDENCE_EXTRA = 3
+"""Numbers in the evidence behind the copies' own: sum(g), sum(relu(g)), rows with g != 0."""
+
+TINY = 1e-30
+"""Below this, a mixture probability in float32 is computed in logarithms instead."""
+
+
+def categorical_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor) -> Tensor:
+    """Log-probabilities ``(rows, classes)`` of the mixture; see the module for what flows back.
+
+    Args:
+        z: inputs of the output layer, ``(rows, d)``.
+        weight: stacked weights, ``(copies, classes, d)``.
+        bias: stacked biases, ``(copies, classes)``, or None.
+        a: the copies' weights in the mixture, ``(copies,)``.
+        evidence: leaf of ``copies + EVIDENCE_EXTRA`` numbers whose gradient receives the evidence.
+    """
+    return _CategoricalMixture.apply(z, weight, bias, a, evidence)
+
+
+def sane(z: Tensor) -> Tensor:
+    """Where ``z`` is a number with which one can still compute: finite, and its square too."""
+    info = torch.finfo(z.dtype)
+    return z.abs() <= (info.max**0.5 if info.max > 1e5 else info.max)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _log_softmax_of_copies(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    copies, classes, _ = weight.shape
+    logits = F.linear(z, weight.flatten(0, 1), None if bias is None else bias.flatten())
+    return logits.view(-1, copies, classes).log_softmax(-1, dtype=_wide(z.dtype))
+
+
+class _CategoricalMixture(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
+    ) -> Tensor:
+        a = a.to(_wide(z.dtype))
+        log_p = _log_softmax_of_copies(z, weight, bias)
+        p = log_p.exp()
+        m = a @ p
+        if _surely((m > TINY).all()):
+            # A single copy keeps its own log_softmax, to the bit.
+            log_m = m.log() if len(a) > 1 else log_p[:, 0].clone()
+            ctx.careful = False
+        else:  # a copy or a feature is wrecked, or a probability underflows
+            log_p, log_m = _careful_mixture(z, weight, bias, a)
+            p = log_p.exp()
+            ctx.careful = True
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(z, weight, a, log_p, p, log_m)
+        return log_m
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight, a, log_p, p, log_m = ctx.saved_tensors
+        copies, classes, d = weight.shape
+        total = g.sum(-1)
+        g_of_all = g[:, None, :]
+
+        own = torch.addcmul(g_of_all, p, total[:, None, None], value=-1)
+        scores = log_p * g_of_all
+        if ctx.careful:  # what is wrecked takes no part: exact zeros, where 0 times nan would be nan
+            own = own * (log_p[..., :1] > -torch.inf)
+            scores = scores.masked_fill(g_of_all == 0, 0)
+            weight = weight.nan_to_num(0, 0, 0)
+        if copies == 1:
+            mixed = own
+        elif ctx.careful:
+            mixed = (log_p + a.log()[:, None] - log_m[:, None, :]).exp() * g_of_all
+            mixed = mixed - p * mixed.sum(-1, keepdim=True)
+        else:
+            mixed = (p * (g / log_m.exp())[:, None, :]).mul_(a[:, None])
+            mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
+
+        grad_z = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_z = mixed.view(-1, copies * classes).to(z.dtype) @ weight.view(-1, d)
+            if ctx.careful:
+                grad_z = torch.where(sane(z), grad_z, 0)
+        if ctx.needs_input_grad[1]:
+            inputs = torch.where(sane(z), z, 0) if ctx.careful else z
+            grad_weight = (own.view(-1, copies * classes).to(z.dtype).t() @ inputs).view_as(weight)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            grad_bias = own.sum(0).to(weight.dtype)
+        sums = torch.stack([total.sum(), g.relu().sum(), (total != 0).sum().to(g.dtype)])
+        return grad_z, grad_weight, grad_bias, None, torch.cat([scores.sum((0, 2)), sums])
+
+
+def _surely(condition: Tensor) -> bool:
+    """The truth of a condition where asking is cheap; False where it would stop a queue or split a graph."""
+    if torch.compiler.is_compiling() or condition.device.type != "cpu":
+        return False
+    return bool(condition)
+
+
+def _careful_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in logarithms throughout, without wrecked features and, row by row, without wrecked copies.
+
+    A copy that gives anything but finite log-probabilities has ``log_p = -inf`` in that row; a row in which
+    all copies do is uniform.
+    """
+    log_p = _log_softmax_of_copies(torch.where(sane(z), z, 0), weight, bias)
+    log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
+    joint = log_p + a.log()[:, None]
+    highest = joint.amax(1).clamp(min=torch.finfo(log_p.dtype).min)
+    log_m = (joint - highest[:, None, :]).exp().sum(1).log() + highest
+    nobody = log_m.amin(-1, keepdim=True) == -torch.inf
+    return log_p, torch.where(nobody, -torch.tensor(weight.shape[1]).to(log_m).log(), log_m)
+
+
+def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Every copy's linear output ``(copies, rows, outputs)``, twice: for the copies and for the body.
+
+    The values are the same; what flows back into the first reaches ``weight`` and ``bias`` alone, what flows
+    back into the second reaches ``z`` alone.
+    """
+    own, mixed = _SharedLinear.apply(z, weight, bias)
+    return own, mixed
+
+
+class _SharedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        copies, outputs, _ = weight.shape
+        z = torch.where(sane(z), z, 0)
+        flat = F.linear(z, weight.flatten(0, 1), None if bias is None else bias.flatten())
+        out = flat.view(-1, copies, outputs).transpose(0, 1).to(_wide(z.dtype))
+        ctx.save_for_backward(z, weight)
+        ctx.has_bias = bias is not None
+        return out, out.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, own: Tensor, mixed: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight = ctx.saved_tensors
+        grad_z = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            flat = mixed.transpose(0, 1).flatten(1).to(z.dtype)
+            grad_z = flat @ weight.flatten(0, 1)
+        if ctx.needs_input_grad[1]:
+            grad_weight = own.transpose(1, 2).to(z.dtype) @ z
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            grad_bias = own.sum(1).to(weight.dtype)
+        return grad_z, grad_weight, grad_bias
+
+
+def watched(prediction: Tensor, evidence: Tensor) -> Tensor:
+    """A prediction for looking at: a loss that is computed from it, past the criterion, is reported.
+
+    Such a loss would train nothing; what flows back counts as positive parts in the evidence, which the
+    optimizer refuses.
+    """
+    return _Watched.apply(prediction, evidence)
+
+
+class _Watched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, prediction: Tensor, evidence: Tensor) -> Tensor:
+        ctx.shape = evidence.shape
+        return prediction.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        report = g.new_zeros(ctx.shape)
+        report[-2] = g.abs().sum()
+        return None, report

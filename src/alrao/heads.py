@@ -1,0 +1,259 @@
+"""The copies of an output layer, stacked, and the mixture they make together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .averaging import Averaging
+from .features import register_features
+from .fused import EVIDENCE_EXTRA, categorical_mixture, shared_linear, watched
+from .outputs import LogProbs, Members, Prediction
+
+__all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "Head", "LinearHead"]
+
+
+def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
+    """``copies`` of a parameter: as it is, or initialised afresh by the scheme that it was.
+
+    Fresh values are the parameter's own in a random order: whatever law its entries were drawn from,
+    independently of each other (uniform, normal, zero, …), these are drawn from it too.
+    """
+    copied = parameter.detach().expand(copies, *parameter.shape).clone()
+    if not keep and not parameter.is_meta:
+        for entries in copied.view(copies, -1):
+            entries.copy_(entries[torch.randperm(entries.numel()).to(entries.device)])
+    return nn.Parameter(copied, requires_grad=parameter.requires_grad)
+
+
+class Head(nn.Module):
+    """Copies of an output layer, in its place in the network, averaged by a posterior.
+
+    Every parameter has the copies as its first axis.
+    """
+
+    likelihood: str
+    remedy: str
+    """How the loss must be computed, for the message when it was not."""
+
+    def __init__(self, copies: int, averaging: Averaging) -> None:
+        super().__init__()
+        self.copies = copies
+        self.averaging = averaging
+        self.rates: Tensor | None = None  # the copies' learning rates, once an optimizer has set them
+        self._new_evidence(torch.device("cpu"))
+
+    def _new_evidence(self, device: torch.device) -> None:
+        # A leaf that is no parameter of the model; its gradient is the evidence (see alrao.fused).
+        self.evidence = torch.zeros(self.copies + EVIDENCE_EXTRA, device=device, requires_grad=True)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        device = next(self.parameters()).device
+        if device != self.evidence.device:
+            self._new_evidence(device)
+        return self
+
+    def layer(self, copy: int) -> nn.Module:
+        """Copy number ``copy`` as a plain layer of the original kind."""
+        raise NotImplementedError
+
+    def mixture(self) -> nn.Module:
+        """The whole mixture as a plain layer."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """The size, as in the layer that this one replaces."""
+        return f"copies={self.copies}"
+
+
+class LinearHead(Head):
+    """Copies of a linear layer, or of a convolution of kernel size 1."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, layer: nn.Module, copies: int, averaging: Averaging, *, keep: bool = False) -> None:
+        super().__init__(copies, averaging)
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, Tensor)
+        self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
+        self.weight = stacked(weight.flatten(1), copies, keep)
+        self.bias = stacked(bias, copies, keep) if isinstance(bias, Tensor) else None
+        self._new_evidence(weight.device)
+
+    @property
+    def in_features(self) -> int:
+        """Size of the input, as in :class:`torch.nn.Linear`."""
+        return self.weight.shape[2]
+
+    @property
+    def out_features(self) -> int:
+        """Number of outputs (classes) of one copy."""
+        return self.weight.shape[1]
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The mixture's output for ``z``, the output of the body."""
+        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError(
+                "the gradient of an Alrao output layer is not the derivative of its value, so torch.func "
+                "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or transform model.collapse()"
+            )
+        if self.spatial:
+            unbatched = z.ndim == self.spatial + 1
+            z = (z[None] if unbatched else z).movedim(1, -1)
+        if z.shape[-1] != self.in_features:
+            raise ValueError(f"the output layer takes {self.in_features} features, got {tuple(z.shape)}")
+        out = self._autocast_rows(z if z.ndim == 2 else z.reshape(-1, self.in_features))
+        if z.ndim != 2:
+            out = out.view(*z.shape[:-1], self.out_features)
+        if self.spatial:
+            out = out.movedim(-1, 1)
+            return out[0] if unbatched else out
+        return out
+
+    def _autocast_rows(self, z: Tensor) -> Tensor:
+        device = z.device.type
+        if not torch.is_autocast_enabled(device):
+            return self._rows(z, self.weight, self.bias)
+        # Matrix products in the narrow type, everything else in float32.
+        dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return self._rows(
+                z.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+            )
+
+    def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The mixture's output for ``z`` of shape ``(rows, d)``."""
+        raise NotImplementedError
+
+    def layer(self, copy: int) -> nn.Module:
+        """Copy number ``copy`` as a linear layer or a convolution."""
+        return self._plain(self.weight[copy], None if self.bias is None else self.bias[copy])
+
+    def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        outputs, inputs = weight.shape
+        has_bias = bias is not None
+        layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+        if not self.spatial:
+            layer = nn.Linear(inputs, outputs, has_bias, device="meta")
+        else:
+            kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial - 1]
+            layer = kind(inputs, outputs, 1, bias=has_bias, device="meta")
+        layer.weight = nn.Parameter(weight.detach().clone().view(layer.weight.shape))
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.detach().clone())
+        return layer
+
+    def extra_repr(self) -> str:
+        """The size, as in the layer that this one replaces."""
+        bias = self.bias is not None
+        return f"{self.in_features}, {self.out_features}, bias={bias}, copies={self.copies}"
+
+
+class CategoricalHead(LinearHead):
+    """Copies of a softmax classifier; the output is the mixture's log-probabilities."""
+
+    likelihood = "categorical"
+    remedy = (
+        "compute it with cross_entropy or nll_loss from the model's output as it is (label smoothing, class "
+        "weights and soft targets are fine), or train a plain network with this loss"
+    )
+
+    def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return LogProbs.of(categorical_mixture(z, weight, bias, self.averaging.weights, self.evidence), 1)
+
+    def mixture(self) -> nn.Module:
+        """The mixture as a layer that returns log-probabilities."""
+        return MixtureOfClassifiers(self)
+
+
+class GaussianHead(LinearHead):
+    """Copies of a regressor, each a Normal around its output; the output is the mixture's mean."""
+
+    likelihood = "gaussian"
+    remedy = "compute it with alrao.MixtureMSELoss from the model's output as it is"
+
+    def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        own, mixed = shared_linear(z, weight, bias)
+        a = self.averaging.weights.to(own.dtype, copy=True)
+        members = Members(own, mixed, a, self.evidence, self.likelihood)
+        return Prediction.of(watched(self._average(own.detach(), a), self.evidence), 1, members)
+
+    def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
+        # 0 times the output of a copy that has failed must be 0. If all have, predict nothing: 0.
+        return torch.tensordot(a, outputs.nan_to_num(0, 0, 0), 1)
+
+    def mixture(self) -> nn.Module:
+        """The mixture's mean, which is one linear layer."""
+        a = self.averaging.weights
+        weight = self._average(self.weight.detach(), a.to(self.weight))
+        return self._plain(
+            weight, None if self.bias is None else self._average(self.bias.detach(), a.to(self.bias))
+        )
+
+
+class BernoulliHead(GaussianHead):
+    """Copies of a layer of logits, one for each label; the output is the logit of the mixture."""
+
+    likelihood = "bernoulli"
+    remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
+
+    def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
+        return mixture_logit(outputs, a)
+
+    def mixture(self) -> nn.Module:
+        """The mixture as a layer that returns its logit."""
+        return MixtureOfClassifiers(self)
+
+
+LINEAR_HEADS: dict[str, type[LinearHead]] = {
+    head.likelihood: head for head in (CategoricalHead, GaussianHead, BernoulliHead)
+}
+
+
+def mixture_logit(logits: Tensor, a: Tensor) -> Tensor:
+    """The logit of a mixture of Bernoulli laws, copies first, without those that are not finite."""
+    log_a = torch.where(logits.isfinite(), a.log().view([-1] + [1] * (logits.ndim - 1)), -torch.inf)
+    logits = logits.nan_to_num(0, 0, 0)
+    yes, no = ((F.logsigmoid(x) + log_a).logsumexp(0) for x in (logits, -logits))
+    return (yes - no).nan_to_num(0)
+
+
+class MixtureOfClassifiers(nn.Module):
+    """A trained mixture as a plain layer: what the copies that have weight say together."""
+
+    weight: Tensor
+    bias: Tensor
+    a: Tensor
+
+    def __init__(self, head: LinearHead) -> None:
+        super().__init__()
+        self.likelihood = head.likelihood
+        self.spatial = head.spatial
+        living = head.averaging.weights > 0
+        bias = head.weight.new_zeros(head.weight.shape[:2]) if head.bias is None else head.bias
+        self.weight = nn.Parameter(head.weight.detach()[living])
+        self.bias = nn.Parameter(bias.detach()[living])
+        self.register_buffer("a", head.averaging.weights[living].to(head.weight))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Log-probabilities of the classes, or the logits of the labels."""
+        z = z.movedim(1, -1) if self.spatial else z
+        logits = F.linear(z, self.weight.flatten(0, 1), self.bias.flatten())
+        logits = logits.unflatten(-1, self.weight.shape[:2]).movedim(-2, 0)
+        if self.likelihood == "bernoulli":
+            out = mixture_logit(logits, self.a)
+        else:
+            log_a = self.a.log().view([-1] + [1] * (logits.ndim - 1))
+            out = (logits.log_softmax(-1) + log_a).logsumexp(0)
+        return out.movedim(-1, 1) if self.spatial else out
+
+
+@register_features(Head)
+def _copies(head: Head) -> dict[str, int | Tensor]:
+    return {name: 0 for name, _ in head.named_parameters(recurse=False)}

@@ -1,0 +1,272 @@
+"""``Alrao(net)``: an ordinary module in which copies have taken the place of the output layer."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from .adaptive import AdaptiveHead
+from .averaging import Averaging, Switch
+from .clipping import clip_grads_
+from .heads import LINEAR_HEADS, Head
+from .search import choose, tied_elsewhere, verify
+from .statistics import FiniteStatistics
+
+__all__ = ["Alrao", "unwrap"]
+
+
+class Alrao(nn.Module):
+    r"""A network whose output layer is replaced by copies, averaged by a posterior.
+
+    The output of a classifier is the log-probability of the mixture,
+    :math:`\log \sum_j a_j\, \mathrm{softmax}(W_j z + b_j)`. Use it as you would use logits: in
+    ``cross_entropy``, ``nll_loss``, under a ``log_softmax``. On the way back each copy receives the gradient of
+    its own loss, as if it were the only output, and the rest of the network that of the mixture. An optimizer
+    of this library gives every feature a rate of its own and moves the posterior :math:`a` after each step.
+
+    The network is used as it is, not copied: only its output layer changes.
+
+    Args:
+        net: any module with an output layer: a linear layer, a 1x1 convolution, or
+            :class:`torch.nn.AdaptiveLogSoftmaxWithLoss`.
+        copies: how many copies of the output layer.
+        output: the output layer, by dotted name or as a module. By default the last one registered, which is
+            checked in the first forward pass.
+        likelihood: ``"categorical"`` (the default), ``"gaussian"`` for regression with
+            :class:`MixtureMSELoss`, ``"bernoulli"`` for binary and multi-label outputs with
+            :class:`MixtureBCELoss`.
+        averaging: the posterior; :class:`Switch` by default.
+        keep_output: start every copy from the output layer as it is, for fine-tuning. By default the copies
+            are initialised afresh, by the same scheme.
+
+    Example:
+        >>> import torch, alrao
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        >>> model = alrao.Alrao(net)
+        >>> optimizer = alrao.SGD(model)
+        >>> loss = torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(3, (8,)))
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> round(model.posterior.sum().item(), 6)
+        1.0
+
+    Reference: Blier, Wolinski, Ollivier, "Learning with Random Learning Rates", 2019.
+    """
+
+    _version = 1
+
+    def __init__(
+        self,
+        net: nn.Module,
+        copies: int = 10,
+        *,
+        output: str | nn.Module | None = None,
+        likelihood: str | None = None,
+        averaging: Averaging | None = None,
+        keep_output: bool = False,
+    ) -> None:
+        super().__init__()
+        _check_net(net)
+        averaging = Switch(copies) if averaging is None else averaging
+        if not isinstance(averaging, Averaging):
+            raise TypeError(f"averaging must be an averaging module such as Switch(copies), got {averaging!r}")
+        if averaging.copies != copies:
+            raise ValueError(f"averaging is over {averaging.copies} copies, but copies={copies}: make them equal")
+        name, layer = choose(net, output)
+        head = _make_head(layer, name, likelihood, averaging, keep_output)
+        tied = tied_elsewhere(net, layer)
+        if tied:
+            warnings.warn(
+                f"the weights of the output layer {name!r} are tied to {', '.join(tied)}: the copies get weights "
+                "of their own, and those stay with the network (untied)",
+                stacklevel=2,
+            )
+        # From here on nothing fails, so that a refused network is left as it was.
+        self.output_name = name
+        self._guessed = output is None and not isinstance(head, AdaptiveHead)
+        self._verified = False
+        self.net = net
+        head.averaging.to(next(layer.parameters()).device)
+        head.train(layer.training)
+        self._put(head)
+        self._statistics = FiniteStatistics(net)
+        self._show_signature()
+
+    # The user's network, reachable through the wrapper.
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the network returns, for what the network takes."""
+        if self._verified or torch.compiler.is_compiling():
+            return self.net(*args, **kwargs)
+        with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
+            out = self.net(*args, **kwargs)
+            seen.append(out)
+        self._verified = True
+        return out
+
+    def _show_signature(self) -> None:
+        # Tools look at forward's signature to see what the network takes: show them the network's.
+        def forward(self: Alrao, *args: Any, **kwargs: Any) -> Any:
+            return Alrao.forward(self, *args, **kwargs)
+
+        inner = inspect.signature(self.net.forward)
+        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if "self" not in inner.parameters:
+            forward.__signature__ = inner.replace(parameters=[this, *inner.parameters.values()])  # type: ignore[attr-defined]
+        forward.__doc__ = self.net.forward.__doc__
+        self.__dict__["forward"] = MethodType(forward, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "forward"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._show_signature()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "net":  # not there yet
+                raise
+            return getattr(self.net, name)
+
+    # The copies and their posterior.
+
+    @property
+    def head(self) -> Head:
+        """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
+        head = self.net.get_submodule(self.output_name) if self.output_name else self.net
+        assert isinstance(head, Head)
+        return head
+
+    @property
+    def posterior(self) -> Tensor:
+        """The probability of each copy, lowest rate first; sums to 1."""
+        return self.head.averaging.weights.clone()
+
+    def reset_posterior(self) -> None:
+        """Believe all copies alike again, as at the start: after a change of data, say."""
+        self.head.averaging.reset()
+
+    def body_parameters(self) -> list[nn.Parameter]:
+        """All parameters but those of the copies."""
+        of_copies = set(self.head.parameters())
+        return [parameter for parameter in self.net.parameters() if parameter not in of_copies]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the gradient of the body, and that of each copy, to ``max_norm``, each on its own.
+
+        A norm over everything would let the wildest copy hold back the whole network. Gradients that are not
+        finite become 0.
+
+        Args:
+            max_norm: the largest norm that stays as it is.
+            norm_type: which norm, as in :func:`torch.nn.utils.clip_grad_norm_`.
+
+        Returns:
+            The norm of the body's gradient before clipping.
+        """
+        return clip_grads_(self.body_parameters(), list(self.head.parameters()), max_norm, norm_type)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and the evidence gathered with them."""
+        super().zero_grad(set_to_none)
+        self.head.evidence.grad = None
+
+    def train(self, mode: bool = True) -> Alrao:
+        """Switch to training or evaluation, with statistics that are finite."""
+        if "_statistics" in self.__dict__:
+            self._statistics.mend()
+        super().train(mode)
+        return self
+
+    def collapse(self, *, mixture: bool = False) -> nn.Module:
+        """An ordinary, independent copy of the network, without copies of the output layer.
+
+        Args:
+            mixture: by default the copy with the highest posterior becomes the output layer, and the network
+                returns what it returned before the conversion (logits, for a classifier). With True, the
+                whole mixture does; a classifier then returns log-probabilities.
+        """
+        head = self.head
+        with torch.no_grad():
+            layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
+        layer.train(head.training)
+        memo: dict[int, Any] = {id(head): layer}  # spares copying the copies
+        return copy.deepcopy(self.net, memo)
+
+    def _put(self, layer: nn.Module) -> None:
+        if self.output_name:
+            self.net.set_submodule(self.output_name, layer, strict=True)
+        else:
+            self.net = layer
+
+    def extra_repr(self) -> str:
+        """The posterior of the copies against their rates."""
+        return f"posterior: {posterior_bar(self.head)}"
+
+
+def unwrap(model: nn.Module) -> Alrao:
+    """The Alrao model inside of what was wrapped around it: DDP, a compiled model, a weight average."""
+    inner: Any = model
+    while isinstance(inner, nn.Module) and not isinstance(inner, Alrao):
+        inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
+    if isinstance(inner, Alrao):
+        return inner
+    if isinstance(model, nn.Module):
+        raise TypeError(
+            f"the optimizers of alrao take a model made by alrao.Alrao, got {type(model).__name__}: "
+            "model = alrao.Alrao(net), then optimizer = alrao.SGD(model)"
+        )
+    raise TypeError(
+        f"the optimizers of alrao take the model itself, not its parameters: alrao.SGD(model), got "
+        f"{type(model).__name__}. Parameter groups go into params="
+    )
+
+
+def posterior_bar(head: Head) -> str:
+    """The posterior as a row of bars, one for each copy, between its lowest and its highest rate."""
+    weights = head.averaging.weights
+    if weights.is_meta:
+        return "(no values on the meta device)"
+    levels = " ▁▂▃▄▅▆▇█"
+    bars = "".join(levels[min(8, int(8 * weight + 0.999))] for weight in weights.tolist())
+    if head.rates is None:
+        return f"|{bars}|"
+    return f"{head.rates[0].item():.3g} |{bars}| {head.rates[-1].item():.3g}"
+
+
+def _check_net(net: nn.Module) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
+    if any(isinstance(module, Alrao | Head) for module in net.modules()):
+        raise ValueError("this network has been converted already: use the Alrao model that was made of it")
+    if any(isinstance(parameter, UninitializedTensorMixin) for parameter in net.parameters()):
+        raise ValueError("the network has lazy layers of unknown size: run one batch through it first")
+
+
+def _make_head(
+    layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool
+) -> Head:
+    if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
+        if likelihood not in (None, "categorical"):
+            raise ValueError(f"an adaptive softmax is categorical, got likelihood={likelihood!r}")
+        return AdaptiveHead(layer, averaging.copies, averaging, keep=keep)
+    likelihood = likelihood or "categorical"
+    if likelihood not in LINEAR_HEADS:
+        raise ValueError(f"likelihood must be one of {', '.join(map(repr, LINEAR_HEADS))}, got {likelihood!r}")
+    outputs = layer.weight.shape[0]
+    if likelihood == "categorical" and outputs == 1:
+        raise ValueError(
+            f"the output layer {name!r} has a single output, and a softmax over one class is always 1: "
+            "likelihood='bernoulli' is for yes or no, 'gaussian' for regression"
+        )
+    return LINEAR_HEADS[likelihood](layer, averaging.copies, averaging, keep=keep)

@@ -1,0 +1,332 @@
+"""What the optimizers share: rates drawn for features, the step, the posterior's move, checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch import distributed as dist
+from torch.optim import Optimizer
+
+from .clipping import finite_grads
+from .features import features_of
+from .model import unwrap
+from .rates import Constant, Law, LogUniform, PerWeight, Rate, Redrawn, as_law
+
+__all__ = ["AlraoOptimizer", "GroupUpdate"]
+
+VERSION = 1
+"""Of the format of ``state_dict()``."""
+
+NOT_NLL = 1e-5
+"""The largest part of a loss's weight on log-probabilities that may be positive: rounding."""
+
+
+@dataclass
+class GroupUpdate:
+    """One update of some parameters of a group: what moves, by what, and how fast.
+
+    ``rates`` broadcast to ``params``; ``constant`` stands for all of them where they are one number.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    rates: list[Tensor]
+    constant: float | None
+    factor: float
+
+    def move(self, directions: list[Tensor]) -> None:
+        """Step against ``directions``."""
+        if self.constant is not None:
+            torch._foreach_add_(self.params, directions, alpha=-self.factor * self.constant)
+        else:
+            torch._foreach_addcmul_(self.params, directions, self.rates, -self.factor)
+
+    def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[float]) -> None:
+        """Step against ``above / below / divisors``; ``below`` is overwritten."""
+        if self.constant is not None:
+            lr = self.factor * self.constant
+            torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
+            return
+        torch._foreach_reciprocal_(below)
+        torch._foreach_mul_(below, above)
+        scales = [-(self.factor / divisor) for divisor in divisors]
+        torch._foreach_addcmul_(self.params, below, self.rates, scales)
+
+    def shrink(self, weight_decay: float) -> None:
+        """Decay the weights in proportion to their rates, at most to 0."""
+        if self.constant is not None:
+            torch._foreach_mul_(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
+            return
+        decay = [(1 - rate * (self.factor * weight_decay)).clamp_(min=0) for rate in self.rates]
+        torch._foreach_mul_(self.params, decay)
+
+
+class AlraoOptimizer(Optimizer):
+    """An optimizer in which every feature of the model has a learning rate of its own.
+
+    ``param_groups[…]["lr"]`` is a factor on all rates, 1.0 at the start, for schedulers to move. The drawn
+    rates are in the state, and saved with it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: Rate,
+        defaults: dict[str, Any],
+        *,
+        params: Iterable[Any] | None,
+        generator: Generator | None,
+        maximize: bool,
+        foreach: bool | None,
+        process_group: Any,
+    ) -> None:
+        self.model = unwrap(model)
+        self.process_group = process_group
+        self._law = as_law(lr)
+        self._seed = self._common_seed(generator)
+        self._of_copies = set(self.model.head.parameters())
+        self._features: dict[nn.Parameter, Tensor] = {}
+        self._feature_count = 0
+        for module, numbers in features_of(self.model):
+            own = dict(module.named_parameters(recurse=False))
+            count = 0
+            for name, number in numbers.items():
+                self._features[own[name]] = number + self._feature_count
+                count = max(count, int(number.max()) + 1 if number.numel() else 0)
+            self._feature_count += count
+        defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach}
+        super().__init__(self.model.parameters() if params is None else params, defaults)
+        trained = {p for group in self.param_groups for p in group["params"]}
+        if trained.isdisjoint(self._of_copies):
+            raise ValueError(
+                "params has none of the copies of the output layer: add model.head.parameters() to a group"
+            )
+
+    # The rates.
+
+    def _common_seed(self, generator: Generator | None) -> int:
+        """A seed for the rates: the same in all processes that train the model together."""
+        seed = int(torch.randint(2**62, (), generator=generator))
+        if self._processes() > 1:
+            seeds = [seed]
+            first = 0 if self.process_group is None else dist.get_global_rank(self.process_group, 0)
+            dist.broadcast_object_list(seeds, src=first, group=self.process_group)
+            seed = seeds[0]
+        return seed
+
+    def _processes(self) -> int:
+        if not (dist.is_available() and dist.is_initialized()):
+            return 1
+        return dist.get_world_size(self.process_group)
+
+    @torch.no_grad()
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model, as in torch; ``lr`` is an interval, a law or a number."""
+        group = dict(param_group)
+        law = as_law(group.pop("lr")) if "lr" in group else self._law
+        super().add_param_group(group)
+        group = self.param_groups[-1]
+        strangers = [p for p in group["params"] if p not in self._features]
+        if strangers:
+            self.param_groups.pop()
+            raise ValueError(
+                f"{len(strangers)} of the parameters, the first of shape {tuple(strangers[0].shape)}, are not "
+                "the model's: group parameters of the model that the optimizer was given"
+            )
+        group["law"] = repr(law)
+        group["constant"] = law.lr if isinstance(law, Constant) else None
+        group["seed"] = self._seed
+        group["redraws"] = 0 if isinstance(law, Redrawn) else None
+        self._warn_of_copies(law, group["params"])
+        self._laws = [*getattr(self, "_laws", []), law]
+        if group["constant"] is None:
+            self._draw(law, group, group["params"])
+
+    def _draw(self, law: Law, group: dict[str, Any], params: Iterable[Tensor]) -> None:
+        """Draw the rates of ``params``: always the same for the same feature and seed, however grouped."""
+        seed = group["seed"] + (group["redraws"] or 0)
+        drawn = None
+        for p in params:
+            if p in self._of_copies:
+                rate = law.grid(self.model.head.copies).view([-1] + [1] * (p.ndim - 1))
+                self.model.head.rates = law.grid(self.model.head.copies)
+            elif isinstance(law, PerWeight):
+                order = list(self._features).index(p)
+                rate = law.draw(p.numel(), Generator().manual_seed(seed + order)).view(p.shape)
+            else:
+                if drawn is None:
+                    drawn = law.draw(self._feature_count, Generator().manual_seed(seed))
+                rate = drawn[self._features[p]]
+            dtype = torch.promote_types(p.dtype, torch.float32)
+            self.state[p]["rate"] = rate.to(p.device, dtype if not dtype.is_complex else torch.float64)
+
+    def _warn_of_copies(self, law: Law, params: list[Tensor]) -> None:
+        copies = self.model.head.copies
+        if self._of_copies.isdisjoint(params):
+            return
+        self.model.head.rates = law.grid(copies)
+        if isinstance(law, Constant) and copies > 1:
+            warnings.warn(
+                f"lr={law.lr:g} gives all {copies} copies of the output layer the same rate, so that there is "
+                "nothing for the posterior to choose from: pass an interval such as lr=(1e-5, 10), or use one copy",
+                stacklevel=5,
+            )
+        if isinstance(law, LogUniform) and copies == 1 and law.lo < law.hi:
+            warnings.warn(
+                f"with one copy, the output layer gets the middle of the interval, {law.grid(1).item():.3g}: "
+                "several copies cover it",
+                stacklevel=5,
+            )
+
+    def rates(self, parameter: Tensor) -> Tensor:
+        """The drawn rates of a parameter, without the schedule's factor; they broadcast to it."""
+        for group in self.param_groups:
+            if any(parameter is p for p in group["params"]):
+                if group["constant"] is not None:
+                    return torch.full([1] * parameter.ndim, group["constant"], device=parameter.device)
+                rate: Tensor = self.state[parameter]["rate"]
+                return rate.clone()
+        raise KeyError("this is not a parameter that the optimizer trains")
+
+    # The step.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and the evidence gathered with them."""
+        super().zero_grad(set_to_none)
+        self.model.head.evidence.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the parameters, then the posterior, with the evidence of the outputs before the update.
+
+        Raises:
+            RuntimeError: if the loss was not linear in the log-probabilities; nothing has changed then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        log_likelihood = self._log_likelihood()
+        for group, law in zip(self.param_groups, self._laws, strict=True):
+            if isinstance(law, Redrawn):
+                group["redraws"] += 1
+                self._draw(law, group, [p for p in group["params"] if p not in self._of_copies])
+            self._step_group(group)
+        if log_likelihood is not None:
+            self.model.head.averaging.update(log_likelihood)
+        self.model.head.evidence.grad = None
+        self.model._statistics.mend()
+        return loss
+
+    def _log_likelihood(self) -> Tensor | None:
+        """What the backward passes since the last step said of each copy, over all processes."""
+        head = self.model.head
+        evidence = head.evidence.grad
+        if self._processes() > 1:
+            evidence = torch.zeros_like(head.evidence) if evidence is None else evidence.clone()
+            dist.all_reduce(evidence, group=self.process_group)
+        if evidence is None:
+            return None
+        total, positive, rows = evidence[-3:].tolist()
+        wrong = positive - total if self.param_groups[0]["maximize"] else positive
+        weight = 2 * positive - total
+        if wrong > NOT_NLL * abs(weight):
+            raise RuntimeError(
+                "the loss is not a negative log-likelihood, linear in the model's output, so the copies cannot "
+                f"be trained with it: {head.remedy}. Nothing has been changed"
+            )
+        if total == 0:  # nothing was observed: an empty batch, or all of it ignored
+            return None
+        mean = evidence[:-3] / total
+        return mean * rows if head.averaging.evidence == "sum" else mean
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        params = [p for p in group["params"] if p.grad is not None]
+        grads = [p.grad for p in params]
+        sparse = [i for i, grad in enumerate(grads) if grad.is_sparse]
+        for i in sparse:
+            rate = self.state[params[i]]["rate"] if group["constant"] is None else group["constant"]
+            self._update_sparse(group, params[i], -grads[i] if group["maximize"] else grads[i], rate)
+        if sparse:
+            params = [p for p in params if not p.grad.is_sparse]
+            grads = [p.grad for p in params]
+        if not params:
+            return
+        grads = self._guarded(params, grads)
+        if group["maximize"]:
+            grads = list(torch._foreach_neg(grads))
+        rates = [] if group["constant"] is not None else [self.state[p]["rate"] for p in params]
+        constant, factor = group["constant"], float(group["lr"])
+        if group["foreach"] or (group["foreach"] is None and self._in_place(group)):
+            self._update(group, GroupUpdate(params, grads, rates, constant, factor))
+            return
+        for i in range(len(params)):  # one at a time, so that what is set aside is no larger than a parameter
+            one = slice(i, i + 1)
+            self._update(group, GroupUpdate(params[one], grads[one], rates[one], constant, factor))
+
+    def _in_place(self, group: dict[str, Any]) -> bool:
+        """Whether the update sets nothing aside, so that all parameters can go at once."""
+        return False
+
+    def _guarded(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """The gradients, without what is not finite. Those of the copies are finite by construction."""
+        body = [grad for p, grad in zip(params, grads, strict=True) if p not in self._of_copies]
+        if not body or bool(torch.stack(torch._foreach_norm(body)).isfinite().all()):
+            return grads
+        return finite_grads(grads)
+
+    def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        raise NotImplementedError
+
+    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float) -> None:
+        raise RuntimeError(
+            f"{type(self).__name__} does not take sparse gradients: use alrao.SGD, or make the embedding with "
+            "sparse=False"
+        )
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, rates included, as in torch; ``"alrao"`` is the version of the format."""
+        return {**super().state_dict(), "alrao": VERSION}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state that :meth:`state_dict` gave. Refused, with nothing changed, if it does not fit."""
+        version = state_dict.get("alrao")
+        if version is None:
+            raise ValueError(
+                f"this is not the state of an alrao optimizer (it has {sorted(state_dict)}): load what its own "
+                "state_dict() gave"
+            )
+        if version > VERSION:
+            raise ValueError(f"the state has format {version}, this version of alrao reads up to {VERSION}: upgrade")
+        params = [p for group in self.param_groups for p in group["params"]]
+        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        if len(saved) == len(params):
+            for p, i in zip(params, saved, strict=True):
+                for key, value in state_dict["state"].get(i, {}).items():
+                    expected = self.state[p]["rate"].shape if key == "rate" and "rate" in self.state[p] else p.shape
+                    if isinstance(value, Tensor) and key != "step" and value.shape != expected:
+                        raise ValueError(
+                            f"{key!r} of a parameter of shape {tuple(p.shape)} has shape {tuple(value.shape)}, "
+                            f"expected {tuple(expected)}: the state belongs to another model"
+                        )
+        super().load_state_dict(state_dict)
+        # torch rounds floating-point state to the parameter's type: not the rates.
+        for p, i in zip(params, saved, strict=True):
+            rate = state_dict["state"].get(i, {}).get("rate")
+            if rate is not None:
+                self.state[p]["rate"] = rate.to(p.device, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "process_group"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("process_group", None)

@@ -1,0 +1,246 @@
+"""What the model returns: ordinary tensors that remember what they are.
+
+:class:`LogProbs` is what a classifier returns: log-probabilities. Users put them into ``cross_entropy``, or
+take ``log_softmax`` of them, as they would do with logits; neither is linear in log-probabilities, and both
+mean the identity there. :class:`Prediction` is what a regressor or a multi-label classifier returns; behind
+it stand the outputs of all copies, which the criterion needs.
+
+Operations that only change the shape keep the type; all others give a plain tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["LogProbs", "Members", "Prediction"]
+
+Op = Callable[..., Any]
+
+_T = torch.Tensor
+_SAME_SHAPE: set[Op] = {
+    _T.contiguous, _T.clone, _T.float, _T.double, _T.half, _T.bfloat16, _T.to, _T.cpu, _T.cuda, torch.clone,
+}  # fmt: skip
+_RESHAPE: set[Op] = {
+    _T.view, _T.reshape, _T.flatten, _T.unflatten, _T.squeeze, _T.unsqueeze,
+    torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze,
+}  # fmt: skip
+_TRANSPOSE: set[Op] = {
+    _T.transpose, _T.swapaxes, _T.permute, _T.movedim, _T.t,
+    torch.transpose, torch.swapaxes, torch.permute, torch.movedim, torch.t,
+}  # fmt: skip
+_GATHER: set[Op] = {_T.gather, torch.gather, _T.index_select, torch.index_select, _T.narrow, torch.narrow}
+_KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _GATHER | {_T.__getitem__}
+
+
+def _axis_after(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> int | None:
+    """Where the outputs are after a shape operation; None when they are no longer one whole axis."""
+    if op in _RESHAPE:
+        before = prod(source.shape[:axis])
+        for i, size in enumerate(result.shape):
+            if size == source.shape[axis] and prod(result.shape[:i]) == before:
+                return i
+        return None
+    if op in _TRANSPOSE:
+        probe = torch.empty([2 if i == axis else 1 for i in range(source.ndim)], device="meta")
+        return op(probe, *args, **kwargs).shape.index(2)
+    if op == _T.__getitem__:
+        return _axis_after_index(source.ndim, axis, args[0], result)
+    return axis
+
+
+def _axis_after_index(ndim: int, axis: int, index: Any, result: Tensor) -> int | None:
+    parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) == 1 and isinstance(parts[0], Tensor):  # a mask over, or a choice of, the leading axes
+        taken = parts[0].ndim if parts[0].dtype == torch.bool else 1
+        return axis + result.ndim - ndim if axis >= taken else None
+    if not all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
+        return None
+    named = sum(part is not None and part is not Ellipsis for part in parts)
+    full = [slice(None)] * (ndim - named)
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts = (*parts[:at], *full, *parts[at + 1 :])
+    else:
+        parts = (*parts, *full)
+    old = new = 0
+    for part in parts:
+        if part is not None:
+            if old == axis:
+                return None if isinstance(part, int) else new
+            old += 1
+        new += not isinstance(part, int)
+    return None
+
+
+class LogProbs(torch.Tensor):
+    """Log-probabilities of the mixture. ``axis`` is where the classes are, None when that is lost."""
+
+    axis: int | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, axis: int | None) -> LogProbs:
+        """Mark ``tensor``; its values are normalised log-probabilities along ``axis``."""
+        marked = tensor.as_subclass(cls)
+        marked.axis = axis
+        return marked
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Send softmax and cross-entropy to what they mean here; keep the type through changes of shape."""
+        kwargs = kwargs or {}
+        source = args[0] if args else kwargs.get("input")
+        with torch._C.DisableTorchFunctionSubclass():
+            if not isinstance(source, LogProbs):
+                result = func(*args, **kwargs)
+                if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
+                    return _joined(func, result, *args, **kwargs)
+                return result
+            if source.axis is not None and func in _ROUTES:
+                rest = args[1:] if args else ()
+                return _ROUTES[func](source, *rest, **{k: v for k, v in kwargs.items() if k != "input"})
+            result = func(*args, **kwargs)
+            if func in _KEEP and source.axis is not None and isinstance(result, Tensor):
+                axis = _axis_after(func, source, source.axis, args[1:], kwargs, result)
+                if axis is not None and result.shape[axis] == source.shape[source.axis]:
+                    return cls.of(result, axis)
+            return result
+
+
+def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
+    """``cat`` or ``stack`` of log-probabilities along another axis than the classes'."""
+    axes = {part.axis if isinstance(part, LogProbs) else None for part in tensors}
+    axis = axes.pop()
+    if axes or axis is None:
+        return result
+    dim = dim % result.ndim
+    if func is torch.cat:
+        return LogProbs.of(result, axis) if dim != axis else result
+    return LogProbs.of(result, axis + (dim <= axis))
+
+
+def _log_softmax(x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    if dim is None or dim % x.ndim != x.axis:
+        return F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
+    return LogProbs.of(x.to(dtype) if dtype is not None else x.as_subclass(Tensor), x.axis)
+
+
+def _softmax(x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    if dim is None or dim % x.ndim != x.axis:
+        return F.softmax(x.as_subclass(Tensor), dim, dtype=dtype)
+    return x.as_subclass(Tensor).to(dtype or x.dtype).exp()
+
+
+def _cross_entropy(
+    x: LogProbs,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """``F.cross_entropy`` of log-probabilities: what it computes once its own log-softmax is done."""
+    if x.axis != min(1, x.ndim - 1):
+        plain = x.as_subclass(Tensor)
+        return F.cross_entropy(
+            plain, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        )
+    if size_average is not None or reduce is not None:
+        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+    axis, classes, log_p = x.axis, x.shape[x.axis], x.as_subclass(Tensor)
+    by_class = weight.view([-1] + [1] * (x.ndim - 1 - axis)) if weight is not None else None
+    if target.shape == x.shape and target.is_floating_point():
+        soft = target * (1 - label_smoothing) + label_smoothing / classes
+        losses = -(log_p * (soft if by_class is None else soft * by_class)).sum(axis)
+        count = losses.numel()
+        return losses.sum() / count if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+    hard = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
+    if label_smoothing == 0.0:
+        return hard
+    if not 0.0 < label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    ignored = target == ignore_index
+    smooth = -(log_p if by_class is None else log_p * by_class).sum(axis).masked_fill(ignored, 0.0)
+    if reduction == "mean":
+        kept = target.masked_select(~ignored)
+        smooth = smooth.sum() / (kept.numel() if weight is None else weight[kept].sum())
+    elif reduction == "sum":
+        smooth = smooth.sum()
+    return (1 - label_smoothing) * hard + label_smoothing / classes * smooth
+
+
+_ROUTES: dict[Op, Op] = {
+    F.cross_entropy: _cross_entropy,
+    F.log_softmax: _log_softmax,
+    torch.log_softmax: _log_softmax,
+    _T.log_softmax: _log_softmax,
+    F.softmax: _softmax,
+    torch.softmax: _softmax,
+    _T.softmax: _softmax,
+}
+
+
+class Members(NamedTuple):
+    """The outputs of all copies behind a prediction, copies first, and what a criterion needs to know."""
+
+    own: Tensor
+    """What flows back into these reaches the copies alone."""
+    mixed: Tensor
+    """What flows back into these reaches the body alone. The values are those of ``own``."""
+    weights: Tensor
+    """The copies' weights in the mixture."""
+    evidence: Tensor
+    """The leaf whose gradient is the evidence."""
+    likelihood: str
+
+
+class Prediction(torch.Tensor):
+    """The mixture's prediction; ``members`` holds those of the copies, changed in shape along with it.
+
+    ``axis`` is where the outputs are, None when they are no longer one axis.
+    """
+
+    axis: int | None = None
+    members: Members | None = None
+
+    @classmethod
+    def of(cls, tensor: Tensor, axis: int | None, members: Members) -> Prediction:
+        """Mark ``tensor``, the prediction that ``members`` make together."""
+        marked = tensor.as_subclass(cls)
+        marked.axis = axis
+        marked.members = members
+        return marked
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Do to the copies' outputs what is done to the shape of the prediction."""
+        kwargs = kwargs or {}
+        source = args[0] if args else None
+        if func is F.binary_cross_entropy_with_logits and isinstance(source, Prediction):
+            from .criteria import binary_cross_entropy
+
+            return binary_cross_entropy(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            if func not in _KEEP or not isinstance(source, Prediction) or not isinstance(result, Tensor):
+                return result
+            members = source.members
+            if members is None:
+                return result
+            axis = source.axis
+            if axis is not None:
+                axis = _axis_after(func, source, axis, args[1:], kwargs, result)
+            follow = torch.vmap(lambda member: func(member, *args[1:], **kwargs))
+            members = members._replace(own=follow(members.own), mixed=follow(members.mixed))
+            return cls.of(result, axis, members)
