@@ -74,7 +74,7 @@ class AdaptiveHead(Head):
             log_p = torch.cat(parts, -1).movedim(1, 0)
             log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
             log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
-        return watched(log_m, self.evidence)
+        return watched(log_m, self.copies, self.evidence)
 
     def predict(self, z: Tensor) -> Tensor:
         """The class that the mixture finds most probable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from math import log
+from math import isfinite, log
 from typing import Any
 
 import torch
@@ -37,23 +37,25 @@ class Averaging(nn.Module):
         self.evidence = evidence
         self._add_state("weights", copies)
 
-    def _add_state(self, name: str, *shape: int) -> None:
-        self.register_buffer(name, torch.empty(shape, dtype=torch.float64))
+    def _add_state(self, name: str, *shape: int, persistent: bool = True) -> None:
+        self.register_buffer(name, torch.empty(shape, dtype=torch.float64), persistent)
 
     @abstractmethod
     def reset(self) -> None:
         """Return to the prior: every copy is believed alike."""
 
     @abstractmethod
-    def _absorb(self, log_likelihood: Tensor, alive: Tensor) -> None:
-        """Move the state by one observation, ``-inf`` where a copy is not alive; some copy is."""
+    def _absorb(self, log_likelihood: Tensor, factor: float, alive: Tensor | None) -> None:
+        """Move the state by an observation with the log-likelihoods ``factor * log_likelihood``.
+
+        They are finite, except where ``alive`` says that a copy is not: ``-inf`` there.
+        """
 
     @property
     def log_weights(self) -> Tensor:
         """The logarithm of ``weights``; ``-inf`` for a copy that is out."""
         return self.weights.log()
 
-    @torch.no_grad()
     def update(self, log_likelihood: Tensor) -> None:
         """Take in one observation: the log-likelihood that each copy gave to what happened.
 
@@ -66,12 +68,23 @@ class Averaging(nn.Module):
             )
         log_likelihood = log_likelihood.detach().to(self.weights)
         alive = log_likelihood.isfinite()  # +inf too is a failure of the copy, not evidence for it
-        living = int(alive.sum())
-        if living == 0:
-            return
-        if living < self.copies:
-            log_likelihood = log_likelihood.masked_fill(~alive, -torch.inf)
-        self._absorb(log_likelihood, alive)
+        if alive.all():
+            self._absorb(log_likelihood, 1.0, None)
+        elif alive.any():
+            self._absorb(log_likelihood.masked_fill(~alive, -torch.inf), 1.0, alive)
+
+    def update_with_sums(self, evidence: Tensor) -> None:
+        """Take in the evidence of some backward passes: the leaf's gradient (see :mod:`alrao.fused`)."""
+        numbers = evidence.tolist()
+        total = numbers[self.copies]
+        if total == 0:
+            return  # nothing was observed: an empty batch, or all of it ignored
+        factor = (numbers[-1] if self.evidence == "sum" else 1.0) / total
+        scores = evidence[: self.copies]
+        if isfinite(sum(numbers) * factor):
+            self._absorb(scores, factor, None)  # the usual case, in few operations
+        else:
+            self.update(scores * factor)
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""
@@ -132,8 +145,8 @@ class BayesianAverage(Averaging):
         """The logarithm of ``weights``, exact also where ``weights`` underflows."""
         return self._log_weights.clone()
 
-    def _absorb(self, log_likelihood: Tensor, alive: Tensor) -> None:
-        joint = (self._log_weights + log_likelihood).log_softmax(0)
+    def _absorb(self, log_likelihood: Tensor, factor: float, alive: Tensor | None) -> None:
+        joint = torch.add(self._log_weights, log_likelihood, alpha=factor).log_softmax(0)
         if joint.isnan().all():
             return  # every copy that still had weight failed on this batch: it says nothing of the others
         self._log_weights.copy_(joint)
@@ -148,15 +161,13 @@ class Switch(Averaging):
     switching. The posterior weight of a copy is that of all sequences which use it next, computed
     exactly by the forward recursion of a hidden Markov model. Of each copy's weight, :math:`w^a`
     belongs to sequences that may still switch and :math:`w^b` to those that never will again. With
-    likelihoods :math:`p_j` and :math:`h = 1/(t+1)`:
+    likelihoods :math:`p_j`, the sum over :math:`w^a` after the first line, and :math:`h = 1/(t+1)`:
 
     .. math::
         w^a_j, w^b_j &\leftarrow w^a_j p_j,\; w^b_j p_j \\
-        w^a_j &\leftarrow (1-h)\, w^a_j + \theta\, h \textstyle\sum_i w^a_i / N \\
-        w^b_j &\leftarrow w^b_j + (1-\theta)\, h \textstyle\sum_i w^a_i / N \\
+        w^a_j &\leftarrow (1-h)\, w^a_j + h\, \theta \textstyle\sum_i w^a_i / N \\
+        w^b_j &\leftarrow w^b_j + h\, (1-\theta) \textstyle\sum_i w^a_i / N \\
         a_j &\propto w^a_j + w^b_j, \qquad t \leftarrow t + 1
-
-    (the sums over the values before the second line).
 
     Args:
         copies: number of models averaged, :math:`N`.
@@ -174,49 +185,44 @@ class Switch(Averaging):
     Reference: van Erven, Grünwald, de Rooij, "Catching up faster by switching sooner", 2012.
     """
 
-    _joint: Tensor
-    _prior: Tensor
-    _clock: Tensor
+    t: Tensor
+    _log_joint: Tensor
+    _switching: Tensor
 
     def __init__(self, copies: int, theta: float = 0.999, *, evidence: str = "mean") -> None:
         super().__init__(copies, evidence=evidence)
         if not 0.0 < theta < 1.0:
             raise ValueError(f"theta must lie strictly between 0 and 1, got {theta!r}")
         self.theta = theta
-        self._add_state("_joint", 2, copies)  # wa, wb
-        self._add_state("_prior", 2, 1)  # theta/N, (1-theta)/N
-        self.register_buffer("_clock", torch.empty(2, 1, dtype=torch.int64))  # t, t+1
+        self._add_state("t")
+        self._add_state("_log_joint", 2, copies)  # log wa, log wb
+        self._add_state("_switching", 2 * copies, 2 * copies, persistent=False)
         self.reset()
-
-    @property
-    def t(self) -> Tensor:
-        """The number of observations so far, plus one."""
-        return self._clock[0, 0]
 
     @torch.no_grad()
     def reset(self) -> None:
         """Return to the prior: uniform, ``t = 1``."""
-        self._prior[0] = self.theta / self.copies
-        self._prior[1] = (1 - self.theta) / self.copies
-        self._joint.copy_(self._prior.expand_as(self._joint))
-        self._clock[0] = 1
-        self._clock[1] = 2
+        self.t.fill_(1)
+        self._log_joint[0] = log(self.theta / self.copies)
+        self._log_joint[1] = log((1 - self.theta) / self.copies)
         self.weights.fill_(1 / self.copies)
+        # What becomes of (wa, wb) at a moment of switching: wb stays, wa is shared out.
+        self._switching.zero_().fill_diagonal_(1)
+        self._switching[: self.copies, : self.copies] = self.theta / self.copies
+        self._switching[self.copies :, : self.copies] = (1 - self.theta) / self.copies
 
-    def _absorb(self, log_likelihood: Tensor, alive: Tensor) -> None:
-        # Probabilities, not logarithms, are safe here and half the work: the pool gives every copy at
-        # least theta / (N (t+1)) of the undecided weight at each step, so what underflows could never
-        # have come back with a weight that matters. All is multiplied by t + 1, which the
-        # normalisation removes: (1 - h) becomes t, and h becomes 1.
-        joint = self._joint * log_likelihood.softmax(0)
-        pool = joint[0].sum()
-        joint = torch.addcmul(self._prior * pool, joint, self._clock.to(joint.dtype))
-        torch.div(joint, joint.sum(), out=self._joint)
-        self._clock += 1
-        # A copy that failed is refilled from the pool like the others, so that it can come back, but it
-        # predicts nothing now: the sequences that use it next have likelihood 0.
-        weights = self._joint.sum(0).mul_(alive)
-        torch.div(weights, weights.sum(), out=self.weights)
+    def _absorb(self, log_likelihood: Tensor, factor: float, alive: Tensor | None) -> None:
+        joint = torch.add(self._log_joint, log_likelihood, alpha=factor).view(-1).softmax(0)
+        h = 1 / (self.t.item() + 1)
+        joint = torch.addmv(joint, self._switching, joint, beta=1 - h, alpha=h).view(2, -1)
+        torch.log(joint, out=self._log_joint)
+        torch.sum(joint, 0, out=self.weights)
+        self.t.add_(1)
+        if alive is not None:
+            # A copy that failed has its share of the pool like the others, so that it can come back, but it
+            # predicts nothing now: the sequences that use it next have likelihood 0.
+            weights = self.weights * alive
+            torch.div(weights, weights.sum(), out=self.weights)
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""

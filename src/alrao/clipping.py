@@ -7,12 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["clip_grads_", "finite_grads"]
-
-
-def finite_grads(grads: Sequence[Tensor]) -> list[Tensor]:
-    """The same gradients with 0 in the place of every entry that is not finite."""
-    return [grad.nan_to_num(0.0, 0.0, 0.0) for grad in grads]
+__all__ = ["clip_grads_"]
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from .fused import EVIDENCE_EXTRA, refuse_second_derivative
 from .outputs import LogProbs, Members, Prediction
 
 __all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy", "mixture_nll"]
@@ -44,18 +44,21 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, losses: Tensor, own: Tensor, evidence: Tensor) -> Tensor:
+        ctx.counts_rows = len(evidence) > len(own) + EVIDENCE_EXTRA
         ctx.save_for_backward(own)
         return losses.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        refuse_second_derivative()
         (own,) = ctx.saved_tensors
         alive = own.isfinite()
         grad_own = torch.where(alive, -g, 0)
         scores = torch.where(alive, own * -g, torch.inf).masked_fill(g == 0, 0).flatten(1).sum(1)
-        sums = torch.stack([-g.sum(), (-g).relu().sum(), (g != 0).sum().to(g.dtype)])
-        return g, grad_own, torch.cat([scores, sums])
+        sums = [-g.sum(), (-g).relu().sum()]
+        if ctx.counts_rows:
+            sums.append((g != 0).sum().to(g.dtype))
+        return g, grad_own, torch.cat([scores, torch.stack(sums)])
 
 
 def _reduce(losses: Tensor, reduction: str) -> Tensor:

@@ -22,12 +22,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["EVIDENCE_EXTRA", "categorical_mixture", "shared_linear", "watched"]
 
-EVIDENCE_EXTRA = 3
-"""Numbers in the evidence behind the copies' own: sum(g), sum(relu(g)), rows with g != 0."""
+EVIDENCE_EXTRA = 2
+"""Numbers in the evidence behind the copies' own: sum(g) and sum(relu(g))."""
 
 TINY = 1e-30
 """Below this, a mixture probability in float32 is computed in logarithms instead."""
@@ -41,7 +40,8 @@ def categorical_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tenso
         weight: stacked weights, ``(copies, classes, d)``.
         bias: stacked biases, ``(copies, classes)``, or None.
         a: the copies' weights in the mixture, ``(copies,)``.
-        evidence: leaf of ``copies + EVIDENCE_EXTRA`` numbers whose gradient receives the evidence.
+        evidence: leaf of ``copies + EVIDENCE_EXTRA`` numbers whose gradient receives the evidence; with one
+            more, that receives the number of rows with ``g != 0``.
     """
     return _CategoricalMixture.apply(z, weight, bias, a, evidence)
 
@@ -57,74 +57,91 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _log_softmax_of_copies(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    copies, classes, _ = weight.shape
-    logits = F.linear(z, weight.flatten(0, 1), None if bias is None else bias.flatten())
+    copies, classes, d = weight.shape
+    logits = F.linear(z, weight.view(-1, d), None if bias is None else bias.view(-1))
     return logits.view(-1, copies, classes).log_softmax(-1, dtype=_wide(z.dtype))
 
 
 class _CategoricalMixture(torch.autograd.Function):
+    # On a small network the time of a step is the number of operations, so they are few here.
+
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
     ) -> Tensor:
-        a = a.to(_wide(z.dtype))
+        copies = len(a)
+        a = a.to(_wide(z.dtype)).unsqueeze(1)
         log_p = _log_softmax_of_copies(z, weight, bias)
         p = log_p.exp()
-        m = a @ p
-        if _surely((m > TINY).all()):
-            # A single copy keeps its own log_softmax, to the bit.
-            log_m = m.log() if len(a) > 1 else log_p[:, 0].clone()
-            ctx.careful = False
-        else:  # a copy or a feature is wrecked, or a probability underflows
-            log_p, log_m = _careful_mixture(z, weight, bias, a)
+        m = (p * a).sum(1)
+        ctx.careful = not _surely(m, TINY)
+        if ctx.careful:  # a copy or a feature is wrecked, or a probability underflows
+            log_p, m = _careful_mixture(z, weight, bias, a)
             p = log_p.exp()
-            ctx.careful = True
+            log_m = m.clone()
+        else:
+            log_m = m.log() if copies > 1 else log_p[:, 0].clone()  # a single copy: to the bit
         ctx.has_bias = bias is not None
-        ctx.save_for_backward(z, weight, a, log_p, p, log_m)
+        ctx.counts_rows = len(evidence) > copies + EVIDENCE_EXTRA
+        ctx.save_for_backward(z, weight, a, log_p, p, m)
         return log_m
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        z, weight, a, log_p, p, log_m = ctx.saved_tensors
+        refuse_second_derivative()
+        z, weight, a, log_p, p, m = ctx.saved_tensors
         copies, classes, d = weight.shape
+        g_of_all = g.unsqueeze(1)
         total = g.sum(-1)
-        g_of_all = g[:, None, :]
 
-        own = torch.addcmul(g_of_all, p, total[:, None, None], value=-1)
+        own = torch.addcmul(g_of_all, p, total.view(-1, 1, 1), value=-1)
         scores = log_p * g_of_all
         if ctx.careful:  # what is wrecked takes no part: exact zeros, where 0 times nan would be nan
             own = own * (log_p[..., :1] > -torch.inf)
             scores = scores.masked_fill(g_of_all == 0, 0)
-            weight = weight.nan_to_num(0, 0, 0)
+            weight, healthy = weight.nan_to_num(0, 0, 0), sane(z)
+            z = torch.where(healthy, z, 0)
         if copies == 1:
             mixed = own
         elif ctx.careful:
-            mixed = (log_p + a.log()[:, None] - log_m[:, None, :]).exp() * g_of_all
+            mixed = (log_p + a.log() - m.unsqueeze(1)).exp() * g_of_all
             mixed = mixed - p * mixed.sum(-1, keepdim=True)
-        else:
-            mixed = (p * (g / log_m.exp())[:, None, :]).mul_(a[:, None])
-            mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
+        else:  # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
+            mixed = torch._softmax_backward_data((g / m).unsqueeze(1) * a, p, -1, p.dtype)
 
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_z = mixed.view(-1, copies * classes).to(z.dtype) @ weight.view(-1, d)
+            grad_z = torch.mm(_flat(mixed, z.dtype), weight.view(-1, d))
             if ctx.careful:
-                grad_z = torch.where(sane(z), grad_z, 0)
+                grad_z = torch.where(healthy, grad_z, 0)
         if ctx.needs_input_grad[1]:
-            inputs = torch.where(sane(z), z, 0) if ctx.careful else z
-            grad_weight = (own.view(-1, copies * classes).to(z.dtype).t() @ inputs).view_as(weight)
+            grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, d)
         if ctx.has_bias and ctx.needs_input_grad[2]:
-            grad_bias = own.sum(0).to(weight.dtype)
-        sums = torch.stack([total.sum(), g.relu().sum(), (total != 0).sum().to(g.dtype)])
-        return grad_z, grad_weight, grad_bias, None, torch.cat([scores.sum((0, 2)), sums])
+            grad_bias = own.sum(0)
+        evidence = torch.cat([scores, g_of_all, g_of_all.relu()], 1).sum((0, 2))
+        if ctx.counts_rows:
+            evidence = torch.cat([evidence, (total != 0).sum().view(1)])
+        return grad_z, grad_weight, grad_bias, None, evidence
 
 
-def _surely(condition: Tensor) -> bool:
-    """The truth of a condition where asking is cheap; False where it would stop a queue or split a graph."""
-    if torch.compiler.is_compiling() or condition.device.type != "cpu":
+def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
+    flat = of_copies.flatten(1)
+    return flat if flat.dtype == dtype else flat.to(dtype)
+
+
+def refuse_second_derivative() -> None:
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            "the gradient of an Alrao output layer cannot be differentiated again (create_graph=True): "
+            "what flows back is not the derivative of one function"
+        )
+
+
+def _surely(values: Tensor, above: float) -> bool:
+    """Whether all values exceed a bound; False where asking would stop a queue or split a graph."""
+    if torch.compiler.is_compiling() or values.device.type != "cpu":
         return False
-    return bool(condition)
+    return values.numel() == 0 or values.amin().item() > above
 
 
 def _careful_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +152,7 @@ def _careful_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) 
     """
     log_p = _log_softmax_of_copies(torch.where(sane(z), z, 0), weight, bias)
     log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
-    joint = log_p + a.log()[:, None]
+    joint = log_p + a.log()
     highest = joint.amax(1).clamp(min=torch.finfo(log_p.dtype).min)
     log_m = (joint - highest[:, None, :]).exp().sum(1).log() + highest
     nobody = log_m.amin(-1, keepdim=True) == -torch.inf
@@ -164,8 +181,8 @@ class _SharedLinear(torch.autograd.Function):
         return out, out.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, own: Tensor, mixed: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         z, weight = ctx.saved_tensors
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
@@ -178,24 +195,23 @@ class _SharedLinear(torch.autograd.Function):
         return grad_z, grad_weight, grad_bias
 
 
-def watched(prediction: Tensor, evidence: Tensor) -> Tensor:
+def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
     """A prediction for looking at: a loss that is computed from it, past the criterion, is reported.
 
     Such a loss would train nothing; what flows back counts as positive parts in the evidence, which the
     optimizer refuses.
     """
-    return _Watched.apply(prediction, evidence)
+    return _Watched.apply(prediction, copies, evidence)
 
 
 class _Watched(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, prediction: Tensor, evidence: Tensor) -> Tensor:
-        ctx.shape = evidence.shape
+    def forward(ctx: Any, prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
+        ctx.copies, ctx.shape = copies, evidence.shape
         return prediction.clone()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
         report = g.new_zeros(ctx.shape)
-        report[-2] = g.abs().sum()
-        return None, report
+        report[ctx.copies + 1] = g.abs().sum()
+        return None, None, report

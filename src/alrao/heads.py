@@ -49,7 +49,8 @@ class Head(nn.Module):
 
     def _new_evidence(self, device: torch.device) -> None:
         # A leaf that is no parameter of the model; its gradient is the evidence (see alrao.fused).
-        self.evidence = torch.zeros(self.copies + EVIDENCE_EXTRA, device=device, requires_grad=True)
+        size = self.copies + EVIDENCE_EXTRA + (self.averaging.evidence == "sum")
+        self.evidence = torch.zeros(size, device=device, requires_grad=True)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -182,7 +183,7 @@ class GaussianHead(LinearHead):
         own, mixed = shared_linear(z, weight, bias)
         a = self.averaging.weights.to(own.dtype, copy=True)
         members = Members(own, mixed, a, self.evidence, self.likelihood)
-        return Prediction.of(watched(self._average(own.detach(), a), self.evidence), 1, members)
+        return Prediction.of(watched(self._average(own.detach(), a), self.copies, self.evidence), 1, members)
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         # 0 times the output of a copy that has failed must be 0. If all have, predict nothing: 0.

@@ -62,6 +62,9 @@ class Alrao(nn.Module):
 
     _version = 1
 
+    head: Head
+    """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
+
     def __init__(
         self,
         net: nn.Module,
@@ -96,6 +99,7 @@ class Alrao(nn.Module):
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
         self._put(head)
+        self.__dict__["head"] = head  # not a second child: the network has it already
         self._statistics = FiniteStatistics(net)
         self._show_signature()
 
@@ -139,13 +143,6 @@ class Alrao(nn.Module):
             return getattr(self.net, name)
 
     # The copies and their posterior.
-
-    @property
-    def head(self) -> Head:
-        """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
-        head = self.net.get_submodule(self.output_name) if self.output_name else self.net
-        assert isinstance(head, Head)
-        return head
 
     @property
     def posterior(self) -> Tensor:

@@ -97,6 +97,9 @@ class SGD(AlraoOptimizer):
             grads = self._momentum(group, u.params, grads)
         u.move(grads)
 
+    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+        return group["weight_decay"] == 0 and group["momentum"] == 0 and not group["maximize"]
+
     def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         momentum = group["momentum"]
         old = [p for p in params if "momentum_buffer" in self.state[p]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Generator, Tensor, nn
 from torch import distributed as dist
 from torch.optim import Optimizer
 
-from .clipping import finite_grads
 from .features import features_of
+from .fused import sane
 from .model import unwrap
 from .rates import Constant, Law, LogUniform, PerWeight, Rate, Redrawn, as_law
 
@@ -21,6 +21,9 @@ __all__ = ["AlraoOptimizer", "GroupUpdate"]
 
 VERSION = 1
 """Of the format of ``state_dict()``."""
+
+MOST = 1e15
+"""The largest norm of a gradient that is applied without a look at its entries."""
 
 NOT_NLL = 1e-5
 """The largest part of a loss's weight on log-probabilities that may be positive: rounding."""
@@ -64,6 +67,12 @@ class GroupUpdate:
             return
         decay = [(1 - rate * (self.factor * weight_decay)).clamp_(min=0) for rate in self.rates]
         torch._foreach_mul_(self.params, decay)
+
+
+def _largest(norms: Sequence[Tensor]) -> float:
+    if norms[0].device.type == "cpu":
+        return sum(norm.item() for norm in norms)  # not below the largest; nan and inf stay
+    return torch.stack([norm.float() for norm in norms]).amax().item()
 
 
 class AlraoOptimizer(Optimizer):
@@ -211,20 +220,20 @@ class AlraoOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        log_likelihood = self._log_likelihood()
-        for group, law in zip(self.param_groups, self._laws, strict=True):
-            if isinstance(law, Redrawn):
+        evidence = self._evidence()
+        for i, group in enumerate(self.param_groups):
+            if group["redraws"] is not None:
                 group["redraws"] += 1
-                self._draw(law, group, [p for p in group["params"] if p not in self._of_copies])
+                self._draw(self._laws[i], group, [p for p in group["params"] if p not in self._of_copies])
             self._step_group(group)
-        if log_likelihood is not None:
-            self.model.head.averaging.update(log_likelihood)
+        if evidence is not None:
+            self.model.head.averaging.update_with_sums(evidence)
         self.model.head.evidence.grad = None
         self.model._statistics.mend()
         return loss
 
-    def _log_likelihood(self) -> Tensor | None:
-        """What the backward passes since the last step said of each copy, over all processes."""
+    def _evidence(self) -> Tensor | None:
+        """What the backward passes since the last step said of the copies, over all processes."""
         head = self.model.head
         evidence = head.evidence.grad
         if self._processes() > 1:
@@ -232,53 +241,46 @@ class AlraoOptimizer(Optimizer):
             dist.all_reduce(evidence, group=self.process_group)
         if evidence is None:
             return None
-        total, positive, rows = evidence[-3:].tolist()
+        total, positive = evidence[head.copies : head.copies + 2].tolist()
         wrong = positive - total if self.param_groups[0]["maximize"] else positive
-        weight = 2 * positive - total
-        if wrong > NOT_NLL * abs(weight):
+        if wrong > NOT_NLL * abs(2 * positive - total):
             raise RuntimeError(
                 "the loss is not a negative log-likelihood, linear in the model's output, so the copies cannot "
                 f"be trained with it: {head.remedy}. Nothing has been changed"
             )
-        if total == 0:  # nothing was observed: an empty batch, or all of it ignored
-            return None
-        mean = evidence[:-3] / total
-        return mean * rows if head.averaging.evidence == "sum" else mean
+        return evidence
 
     def _step_group(self, group: dict[str, Any]) -> None:
-        params = [p for p in group["params"] if p.grad is not None]
-        grads = [p.grad for p in params]
-        sparse = [i for i, grad in enumerate(grads) if grad.is_sparse]
-        for i in sparse:
-            rate = self.state[params[i]]["rate"] if group["constant"] is None else group["constant"]
-            self._update_sparse(group, params[i], -grads[i] if group["maximize"] else grads[i], rate)
-        if sparse:
-            params = [p for p in params if not p.grad.is_sparse]
-            grads = [p.grad for p in params]
-        if not params:
-            return
-        grads = self._guarded(params, grads)
+        constant, factor = group["constant"], float(group["lr"])
+        params, grads, rates, of_body = [], [], [], []
+        for p in group["params"]:
+            grad = p.grad
+            if grad is None:
+                continue
+            rate = self.state[p]["rate"] if constant is None else constant
+            if grad.is_sparse:
+                self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
+                continue
+            params.append(p)
+            grads.append(grad)
+            rates.append(rate)
+            if p not in self._of_copies:
+                of_body.append(grad)
+        # One norm over all of the body. The gradients of the copies are finite by construction.
+        if of_body and not _largest(torch._foreach_norm(of_body)) <= MOST:
+            grads = [torch.where(sane(grad), grad, 0) for grad in grads]
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
-        rates = [] if group["constant"] is not None else [self.state[p]["rate"] for p in params]
-        constant, factor = group["constant"], float(group["lr"])
-        if group["foreach"] or (group["foreach"] is None and self._in_place(group)):
-            self._update(group, GroupUpdate(params, grads, rates, constant, factor))
+        if group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group)):
+            if params:
+                self._update(group, GroupUpdate(params, grads, rates, constant, factor))
             return
-        for i in range(len(params)):  # one at a time, so that what is set aside is no larger than a parameter
-            one = slice(i, i + 1)
-            self._update(group, GroupUpdate(params[one], grads[one], rates[one], constant, factor))
+        for p, grad, rate in zip(params, grads, rates, strict=True):
+            self._update(group, GroupUpdate([p], [grad], [rate], constant, factor))
 
-    def _in_place(self, group: dict[str, Any]) -> bool:
-        """Whether the update sets nothing aside, so that all parameters can go at once."""
+    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+        """Whether an update of all parameters at once needs no more memory than one by one."""
         return False
-
-    def _guarded(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """The gradients, without what is not finite. Those of the copies are finite by construction."""
-        body = [grad for p, grad in zip(params, grads, strict=True) if p not in self._of_copies]
-        if not body or bool(torch.stack(torch._foreach_norm(body)).isfinite().all()):
-            return grads
-        return finite_grads(grads)
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         raise NotImplementedError

@@ -24,7 +24,6 @@ class FiniteStatistics:
         buffers = (buffer for layer in self._layers for buffer in (layer.running_mean, layer.running_var))
         return [buffer for buffer in buffers if buffer is not None and not buffer.is_meta]
 
-    @torch.no_grad()
     def mend(self) -> None:
         """Put back what was finite last, then remember what is finite now."""
         running = self._running()
