@@ -1,6 +1,6 @@
 """Time of one training step, as a ratio to torch.optim.SGD on the same plain network.
 
-All methods take turns, step by step, in one process, so that whatever else the machine does hits them alike.
+All methods take turns in one process, ten steps each, so that whatever else the machine does hits them alike.
 *The limit* is SGD on the network whose output layer has copies x classes units: the same arithmetic without
 the bookkeeping. Usage: python benchmarks/step.py [--rounds 300] [--threads 1] [--workloads mlp,cnn]
 """
@@ -26,6 +26,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import alrao
+
+
+BLOCK = 10
+"""Steps that a method takes before it is the next one's turn."""
 
 
 class CharacterLSTM(nn.Module):
@@ -136,17 +140,18 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
     batches = [workload.batch() for _ in range(8)]
     times: dict[str, list[float]] = {name: [] for name in running}
     gc.disable()
-    for i in track(range(rounds + 10), description=workload.title, transient=True):
-        x, y = batches[i % len(batches)]
+    for turn in track(range(rounds // BLOCK + 1), description=workload.title, transient=True):
         for name, (model, optimizer) in running.items():
-            start = time.perf_counter()
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            if i >= 10:
-                times[name].append(time.perf_counter() - start)
-        gc.collect(0)
+            for i in range(BLOCK):
+                x, y = batches[i % len(batches)]
+                start = time.perf_counter()
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                if turn > 0:
+                    times[name].append(time.perf_counter() - start)
+            gc.collect(0)
     gc.enable()
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 

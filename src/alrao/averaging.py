@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from math import isfinite, log
+from collections.abc import Callable, Sequence
+from math import exp, inf, isfinite, log
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ __all__ = ["Averaging", "BayesianAverage", "Switch"]
 class Averaging(nn.Module):
     """A probability over ``copies`` models, moved by the evidence each of them earns.
 
-    All state is in buffers, so it is saved, moved and restored with the model. It stays in float64
+    All state is in one buffer, so it is saved, moved and restored with the model. It stays in float64
     (float32 on devices that have nothing wider) whatever the rest of the model is cast to.
+
+    The recursions run on plain numbers: there are a few tens of them, the optimizer has just read the evidence
+    from the device anyway, and a single small tensor operation takes as long as all of them.
 
     Args:
         copies: number of models averaged.
@@ -25,7 +28,7 @@ class Averaging(nn.Module):
             (as in the published results), ``"sum"`` their sum.
     """
 
-    weights: Tensor
+    _state: Tensor
 
     def __init__(self, copies: int, *, evidence: str = "mean") -> None:
         super().__init__()
@@ -35,56 +38,49 @@ class Averaging(nn.Module):
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.copies = copies
         self.evidence = evidence
-        self._add_state("weights", copies)
-
-    def _add_state(self, name: str, *shape: int, persistent: bool = True) -> None:
-        self.register_buffer(name, torch.empty(shape, dtype=torch.float64), persistent)
 
     @abstractmethod
-    def reset(self) -> None:
-        """Return to the prior: every copy is believed alike."""
+    def _prior(self) -> list[float]:
+        """The state before any observation; the weights come first in it."""
 
     @abstractmethod
-    def _absorb(self, log_likelihood: Tensor, factor: float, alive: Tensor | None) -> None:
-        """Move the state by an observation with the log-likelihoods ``factor * log_likelihood``.
+    def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
+        """The state after an observation; ``-inf`` for copies that failed, which not all did."""
 
-        They are finite, except where ``alive`` says that a copy is not: ``-inf`` there.
-        """
+    @property
+    def weights(self) -> Tensor:
+        """The probability of each copy; sums to 1."""
+        return self._state[: self.copies]
 
     @property
     def log_weights(self) -> Tensor:
         """The logarithm of ``weights``; ``-inf`` for a copy that is out."""
         return self.weights.log()
 
-    def update(self, log_likelihood: Tensor) -> None:
+    def reset(self) -> None:
+        """Return to the prior: every copy is believed alike."""
+        prior = torch.tensor(self._prior(), dtype=torch.float64)
+        if "_state" in self._buffers:
+            self._state.copy_(prior)
+        else:
+            self.register_buffer("_state", prior)
+
+    def update(self, log_likelihood: Tensor | Sequence[float]) -> None:
         """Take in one observation: the log-likelihood that each copy gave to what happened.
 
         ``-inf`` or nan takes a copy out: its weight is exactly 0. If all are out, nothing changes.
         """
-        if log_likelihood.shape != (self.copies,):
+        numbers = log_likelihood.tolist() if isinstance(log_likelihood, Tensor) else log_likelihood
+        if not isinstance(numbers, Sequence) or len(numbers) != self.copies:
             raise ValueError(
                 f"log_likelihood must hold one number for each of the {self.copies} copies, "
-                f"shape ({self.copies},), got {tuple(log_likelihood.shape)}"
+                f"got {log_likelihood!r}"
             )
-        log_likelihood = log_likelihood.detach().to(self.weights)
-        alive = log_likelihood.isfinite()  # +inf too is a failure of the copy, not evidence for it
-        if alive.all():
-            self._absorb(log_likelihood, 1.0, None)
-        elif alive.any():
-            self._absorb(log_likelihood.masked_fill(~alive, -torch.inf), 1.0, alive)
-
-    def update_with_sums(self, evidence: Tensor) -> None:
-        """Take in the evidence of some backward passes: the leaf's gradient (see :mod:`alrao.fused`)."""
-        numbers = evidence.tolist()
-        total = numbers[self.copies]
-        if total == 0:
-            return  # nothing was observed: an empty batch, or all of it ignored
-        factor = (numbers[-1] if self.evidence == "sum" else 1.0) / total
-        scores = evidence[: self.copies]
-        if isfinite(sum(numbers) * factor):
-            self._absorb(scores, factor, None)  # the usual case, in few operations
-        else:
-            self.update(scores * factor)
+        # +inf too is a failure of the copy, not evidence for it.
+        numbers = [number if isfinite(number) else -inf for number in numbers]
+        if max(numbers) > -inf:
+            state = self._posterior(self._state.tolist(), numbers)
+            self._state.copy_(torch.tensor(state, dtype=torch.float64))
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""
@@ -92,19 +88,13 @@ class Averaging(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # Follow the model to another device, never to a narrower type.
-        unmaterialised = self.weights.is_meta
-        wide = {name: buffer for name, buffer in self.named_buffers() if buffer.is_floating_point()}
-        for name, buffer in wide.items():
-            self._buffers[name] = buffer.float()
+        state = self._state
+        self._buffers["_state"] = state.float()
         super()._apply(fn, recurse)
-        device = self.weights.device
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        if unmaterialised and device.type != "meta":
-            wide = {name: torch.empty_like(buffer, device=device) for name, buffer in wide.items()}
-        for name, buffer in wide.items():
-            self._buffers[name] = buffer.to(device, dtype)
-        if unmaterialised and device.type != "meta":
-            self.reset()
+        device = self._state.device
+        if state.is_meta and device.type != "meta":
+            state = torch.tensor(self._prior())
+        self._buffers["_state"] = state.to(device, torch.float32 if device.type == "mps" else torch.float64)
         return self
 
 
@@ -127,30 +117,25 @@ class BayesianAverage(Averaging):
         [0.9, 0.1]
     """
 
-    _log_weights: Tensor
-
     def __init__(self, copies: int, *, evidence: str = "mean") -> None:
         super().__init__(copies, evidence=evidence)
-        self._add_state("_log_weights", copies)
         self.reset()
-
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Return to the uniform prior."""
-        self._log_weights.fill_(-log(self.copies))
-        self.weights.fill_(1 / self.copies)
 
     @property
     def log_weights(self) -> Tensor:
         """The logarithm of ``weights``, exact also where ``weights`` underflows."""
-        return self._log_weights.clone()
+        return self._state[self.copies :].clone()
 
-    def _absorb(self, log_likelihood: Tensor, factor: float, alive: Tensor | None) -> None:
-        joint = torch.add(self._log_weights, log_likelihood, alpha=factor).log_softmax(0)
-        if joint.isnan().all():
-            return  # every copy that still had weight failed on this batch: it says nothing of the others
-        self._log_weights.copy_(joint)
-        torch.exp(joint, out=self.weights)
+    def _prior(self) -> list[float]:
+        return [1 / self.copies] * self.copies + [-log(self.copies)] * self.copies
+
+    def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
+        joint = [w + p for w, p in zip(state[self.copies :], log_likelihood, strict=True)]
+        top = max(joint)
+        if top == -inf:
+            return state  # every copy that still had weight failed: this says nothing of the others
+        total = top + log(sum(exp(w - top) for w in joint))
+        return [exp(w - total) for w in joint] + [w - total for w in joint]
 
 
 class Switch(Averaging):
@@ -185,44 +170,44 @@ class Switch(Averaging):
     Reference: van Erven, Grünwald, de Rooij, "Catching up faster by switching sooner", 2012.
     """
 
-    t: Tensor
-    _log_joint: Tensor
-    _switching: Tensor
-
     def __init__(self, copies: int, theta: float = 0.999, *, evidence: str = "mean") -> None:
         super().__init__(copies, evidence=evidence)
         if not 0.0 < theta < 1.0:
             raise ValueError(f"theta must lie strictly between 0 and 1, got {theta!r}")
         self.theta = theta
-        self._add_state("t")
-        self._add_state("_log_joint", 2, copies)  # log wa, log wb
-        self._add_state("_switching", 2 * copies, 2 * copies, persistent=False)
         self.reset()
 
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Return to the prior: uniform, ``t = 1``."""
-        self.t.fill_(1)
-        self._log_joint[0] = log(self.theta / self.copies)
-        self._log_joint[1] = log((1 - self.theta) / self.copies)
-        self.weights.fill_(1 / self.copies)
-        # What becomes of (wa, wb) at a moment of switching: wb stays, wa is shared out.
-        self._switching.zero_().fill_diagonal_(1)
-        self._switching[: self.copies, : self.copies] = self.theta / self.copies
-        self._switching[self.copies :, : self.copies] = (1 - self.theta) / self.copies
+    @property
+    def t(self) -> int:
+        """The number of observations so far, plus one."""
+        return int(self._state[-1])
 
-    def _absorb(self, log_likelihood: Tensor, factor: float, alive: Tensor | None) -> None:
-        joint = torch.add(self._log_joint, log_likelihood, alpha=factor).view(-1).softmax(0)
-        h = 1 / (self.t.item() + 1)
-        joint = torch.addmv(joint, self._switching, joint, beta=1 - h, alpha=h).view(2, -1)
-        torch.log(joint, out=self._log_joint)
-        torch.sum(joint, 0, out=self.weights)
-        self.t.add_(1)
-        if alive is not None:
-            # A copy that failed has its share of the pool like the others, so that it can come back, but it
-            # predicts nothing now: the sequences that use it next have likelihood 0.
-            weights = self.weights * alive
-            torch.div(weights, weights.sum(), out=self.weights)
+    def _prior(self) -> list[float]:
+        n, theta = self.copies, self.theta
+        return [1 / n] * n + [theta / n] * n + [(1 - theta) / n] * n + [1.0]
+
+    def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
+        # Probabilities are safe, without logarithms: every copy gets its share of the pool at each step, so
+        # what underflows could never have come back with a weight that matters.
+        n, theta, t = self.copies, self.theta, state[-1]
+        top = max(log_likelihood)
+        p = [exp(x - top) for x in log_likelihood]
+        wa = [w * x for w, x in zip(state[n : 2 * n], p, strict=True)]
+        wb = [w * x for w, x in zip(state[2 * n : -1], p, strict=True)]
+        h = 1 / (t + 1)
+        pool = h * sum(wa) / n
+        wa = [(1 - h) * w + theta * pool for w in wa]
+        wb = [w + (1 - theta) * pool for w in wb]
+        if 0.0 in p:
+            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0. It can
+            # come back, with its next share of the pool.
+            alive = [x > -inf for x in log_likelihood]
+            wa, wb = ([w * x for w, x in zip(ws, alive, strict=True)] for ws in (wa, wb))
+        total = sum(wa) + sum(wb)
+        if total == 0.0:  # all who had weight failed: the others start again
+            return self._posterior([*self._prior()[:-1], t], log_likelihood)
+        wa, wb = ([w / total for w in ws] for ws in (wa, wb))
+        return [x + y for x, y in zip(wa, wb, strict=True)] + wa + wb + [t + 1]
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .outputs import LogProbs
+
 __all__ = ["EVIDENCE_EXTRA", "categorical_mixture", "shared_linear", "watched"]
 
 EVIDENCE_EXTRA = 2
@@ -32,7 +34,9 @@ TINY = 1e-30
 """Below this, a mixture probability in float32 is computed in logarithms instead."""
 
 
-def categorical_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor) -> Tensor:
+def categorical_mixture(
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
+) -> LogProbs:
     """Log-probabilities ``(rows, classes)`` of the mixture; see the module for what flows back.
 
     Args:
@@ -43,7 +47,8 @@ def categorical_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tenso
         evidence: leaf of ``copies + EVIDENCE_EXTRA`` numbers whose gradient receives the evidence; with one
             more, that receives the number of rows with ``g != 0``.
     """
-    return _CategoricalMixture.apply(z, weight, bias, a, evidence)
+    log_m = _CategoricalMixture.apply(z, weight, bias, a, evidence)
+    return LogProbs.of(log_m, 1)
 
 
 def sane(z: Tensor) -> Tensor:
@@ -53,7 +58,7 @@ def sane(z: Tensor) -> Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _log_softmax_of_copies(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,22 +74,23 @@ class _CategoricalMixture(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
     ) -> Tensor:
-        copies = len(a)
         a = a.to(_wide(z.dtype)).unsqueeze(1)
         log_p = _log_softmax_of_copies(z, weight, bias)
         p = log_p.exp()
         m = (p * a).sum(1)
-        ctx.careful = not _surely(m, TINY)
-        if ctx.careful:  # a copy or a feature is wrecked, or a probability underflows
+        compiling = torch.compiler.is_compiling()
+        # Asking for a value would split a compiled graph, or stop the queue of a GPU: be careful there always.
+        careful = compiling or not z.is_cpu or not (m.amin().item() > TINY if m.numel() else True)
+        if careful:  # a copy or a feature is wrecked, or a probability underflows
             log_p, m = _careful_mixture(z, weight, bias, a)
             p = log_p.exp()
             log_m = m.clone()
         else:
-            log_m = m.log() if copies > 1 else log_p[:, 0].clone()  # a single copy: to the bit
-        ctx.has_bias = bias is not None
-        ctx.counts_rows = len(evidence) > copies + EVIDENCE_EXTRA
+            log_m = m.log() if weight.shape[0] > 1 else log_p[:, 0].clone()  # a single copy: to the bit
+        ctx.careful, ctx.has_bias, ctx.evidence_size = careful, bias is not None, evidence.shape[0]
         ctx.save_for_backward(z, weight, a, log_p, p, m)
-        return log_m
+        # Marked here, it costs no node in the graph; the compiler wants it done outside.
+        return log_m if compiling else log_m.as_subclass(LogProbs)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -119,7 +125,7 @@ class _CategoricalMixture(torch.autograd.Function):
         if ctx.has_bias and ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
         evidence = torch.cat([scores, g_of_all, g_of_all.relu()], 1).sum((0, 2))
-        if ctx.counts_rows:
+        if ctx.evidence_size > copies + EVIDENCE_EXTRA:
             evidence = torch.cat([evidence, (total != 0).sum().view(1)])
         return grad_z, grad_weight, grad_bias, None, evidence
 
@@ -135,13 +141,6 @@ def refuse_second_derivative() -> None:
             "the gradient of an Alrao output layer cannot be differentiated again (create_graph=True): "
             "what flows back is not the derivative of one function"
         )
-
-
-def _surely(values: Tensor, above: float) -> bool:
-    """Whether all values exceed a bound; False where asking would stop a queue or split a graph."""
-    if torch.compiler.is_compiling() or values.device.type != "cpu":
-        return False
-    return values.numel() == 0 or values.amin().item() > above
 
 
 def _careful_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .averaging import Averaging
 from .features import register_features
 from .fused import EVIDENCE_EXTRA, categorical_mixture, shared_linear, watched
-from .outputs import LogProbs, Members, Prediction
+from .outputs import Members, Prediction
 
 __all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "Head", "LinearHead"]
 
@@ -28,6 +28,10 @@ def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
         for entries in copied.view(copies, -1):
             entries.copy_(entries[torch.randperm(entries.numel()).to(entries.device)])
     return nn.Parameter(copied, requires_grad=parameter.requires_grad)
+
+
+def _autocasts(z: Tensor) -> bool:
+    return torch.is_autocast_enabled(z.device.type)
 
 
 class Head(nn.Module):
@@ -84,7 +88,7 @@ class LinearHead(Head):
         assert isinstance(weight, Tensor)
         self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
         self.weight = stacked(weight.flatten(1), copies, keep)
-        self.bias = stacked(bias, copies, keep) if isinstance(bias, Tensor) else None
+        self.register_parameter("bias", stacked(bias, copies, keep) if isinstance(bias, Tensor) else None)
         self._new_evidence(weight.device)
 
     @property
@@ -104,29 +108,27 @@ class LinearHead(Head):
                 "the gradient of an Alrao output layer is not the derivative of its value, so torch.func "
                 "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or transform model.collapse()"
             )
+        weight, bias = self.weight, self.bias
+        _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
             z = (z[None] if unbatched else z).movedim(1, -1)
-        if z.shape[-1] != self.in_features:
-            raise ValueError(f"the output layer takes {self.in_features} features, got {tuple(z.shape)}")
-        out = self._autocast_rows(z if z.ndim == 2 else z.reshape(-1, self.in_features))
+        if z.shape[-1] != inputs:
+            raise ValueError(f"the output layer takes {inputs} features, got {tuple(z.shape)}")
+        rows = z if z.ndim == 2 else z.reshape(-1, inputs)
+        out = self._autocast(rows, weight, bias) if _autocasts(z) else self._rows(rows, weight, bias)
         if z.ndim != 2:
-            out = out.view(*z.shape[:-1], self.out_features)
+            out = out.view(*z.shape[:-1], outputs)
         if self.spatial:
             out = out.movedim(-1, 1)
             return out[0] if unbatched else out
         return out
 
-    def _autocast_rows(self, z: Tensor) -> Tensor:
-        device = z.device.type
-        if not torch.is_autocast_enabled(device):
-            return self._rows(z, self.weight, self.bias)
+    def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Matrix products in the narrow type, everything else in float32.
-        dtype = torch.get_autocast_dtype(device)
-        with torch.autocast(device, enabled=False):
-            return self._rows(
-                z.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
-            )
+        dtype = torch.get_autocast_dtype(z.device.type)
+        with torch.autocast(z.device.type, enabled=False):
+            return self._rows(z.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The mixture's output for ``z`` of shape ``(rows, d)``."""
@@ -166,7 +168,7 @@ class CategoricalHead(LinearHead):
     )
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return LogProbs.of(categorical_mixture(z, weight, bias, self.averaging.weights, self.evidence), 1)
+        return categorical_mixture(z, weight, bias, self.averaging.weights, self.evidence)
 
     def mixture(self) -> nn.Module:
         """The mixture as a layer that returns log-probabilities."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -117,9 +117,8 @@ class Alrao(nn.Module):
 
     def _show_signature(self) -> None:
         # Tools look at forward's signature to see what the network takes: show them the network's.
-        def forward(self: Alrao, *args: Any, **kwargs: Any) -> Any:
-            return Alrao.forward(self, *args, **kwargs)
-
+        plain = Alrao.forward
+        forward = FunctionType(plain.__code__, plain.__globals__, "forward", None, plain.__closure__)
         inner = inspect.signature(self.net.forward)
         this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if "self" not in inner.parameters:

@@ -69,6 +69,10 @@ class GroupUpdate:
         torch._foreach_mul_(self.params, decay)
 
 
+def _split(numbers: list[float], at: int) -> tuple[list[float], list[float]]:
+    return numbers[:at], numbers[at:]
+
+
 def _largest(norms: Sequence[Tensor]) -> float:
     if norms[0].device.type == "cpu":
         return sum(norm.item() for norm in norms)  # not below the largest; nan and inf stay
@@ -97,6 +101,8 @@ class AlraoOptimizer(Optimizer):
         self.model = unwrap(model)
         self.process_group = process_group
         self._law = as_law(lr)
+        self._laws: list[Law] = []  # one for each group
+        self._plans: dict[int, list[tuple[Tensor, Any, bool]]] = {}
         self._seed = self._common_seed(generator)
         self._of_copies = set(self.model.head.parameters())
         self._features: dict[nn.Parameter, Tensor] = {}
@@ -152,12 +158,14 @@ class AlraoOptimizer(Optimizer):
         group["seed"] = self._seed
         group["redraws"] = 0 if isinstance(law, Redrawn) else None
         self._warn_of_copies(law, group["params"])
-        self._laws = [*getattr(self, "_laws", []), law]
+        self._laws.append(law)
+        self._plans.clear()
         if group["constant"] is None:
             self._draw(law, group, group["params"])
 
     def _draw(self, law: Law, group: dict[str, Any], params: Iterable[Tensor]) -> None:
         """Draw the rates of ``params``: always the same for the same feature and seed, however grouped."""
+        self._plans.clear()
         seed = group["seed"] + (group["redraws"] or 0)
         drawn = None
         for p in params:
@@ -220,20 +228,20 @@ class AlraoOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        evidence = self._evidence()
+        log_likelihood = self._log_likelihood()
         for i, group in enumerate(self.param_groups):
             if group["redraws"] is not None:
                 group["redraws"] += 1
                 self._draw(self._laws[i], group, [p for p in group["params"] if p not in self._of_copies])
-            self._step_group(group)
-        if evidence is not None:
-            self.model.head.averaging.update_with_sums(evidence)
+            self._step_group(i, group)
+        if log_likelihood is not None:
+            self.model.head.averaging.update(log_likelihood)
         self.model.head.evidence.grad = None
         self.model._statistics.mend()
         return loss
 
-    def _evidence(self) -> Tensor | None:
-        """What the backward passes since the last step said of the copies, over all processes."""
+    def _log_likelihood(self) -> list[float] | None:
+        """What the backward passes since the last step said of each copy, over all processes."""
         head = self.model.head
         evidence = head.evidence.grad
         if self._processes() > 1:
@@ -241,30 +249,42 @@ class AlraoOptimizer(Optimizer):
             dist.all_reduce(evidence, group=self.process_group)
         if evidence is None:
             return None
-        total, positive = evidence[head.copies : head.copies + 2].tolist()
+        scores, (total, positive, *rows) = _split(evidence.tolist(), head.copies)
         wrong = positive - total if self.param_groups[0]["maximize"] else positive
         if wrong > NOT_NLL * abs(2 * positive - total):
             raise RuntimeError(
                 "the loss is not a negative log-likelihood, linear in the model's output, so the copies cannot "
                 f"be trained with it: {head.remedy}. Nothing has been changed"
             )
-        return evidence
+        if total == 0:  # nothing was observed: an empty batch, or all of it ignored
+            return None
+        factor = (rows[0] if rows else 1.0) / total
+        return [score * factor for score in scores]
 
-    def _step_group(self, group: dict[str, Any]) -> None:
+    def _planned(self, index: int, group: dict[str, Any]) -> list[tuple[Tensor, Any, bool]]:
+        """A group's parameters with their rates, and whether they are the body's; looked up once."""
+        if index not in self._plans:
+            constant = group["constant"]
+            self._plans[index] = [
+                (p, self.state[p]["rate"] if constant is None else constant, p not in self._of_copies)
+                for p in group["params"]
+            ]
+        return self._plans[index]
+
+    def _step_group(self, index: int, group: dict[str, Any]) -> None:
         constant, factor = group["constant"], float(group["lr"])
         params, grads, rates, of_body = [], [], [], []
-        for p in group["params"]:
+        for p, rate, in_body in self._planned(index, group):
             grad = p.grad
             if grad is None:
                 continue
-            rate = self.state[p]["rate"] if constant is None else constant
             if grad.is_sparse:
                 self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
                 continue
             params.append(p)
             grads.append(grad)
             rates.append(rate)
-            if p not in self._of_copies:
+            if in_body:
                 of_body.append(grad)
         # One norm over all of the body. The gradients of the copies are finite by construction.
         if of_body and not _largest(torch._foreach_norm(of_body)) <= MOST:
@@ -320,6 +340,7 @@ class AlraoOptimizer(Optimizer):
                             f"expected {tuple(expected)}: the state belongs to another model"
                         )
         super().load_state_dict(state_dict)
+        self._plans.clear()
         # torch rounds floating-point state to the parameter's type: not the rates.
         for p, i in zip(params, saved, strict=True):
             rate = state_dict["state"].get(i, {}).get("rate")

@@ -86,7 +86,7 @@ class LogProbs(torch.Tensor):
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None) -> LogProbs:
         """Mark ``tensor``; its values are normalised log-probabilities along ``axis``."""
-        marked = tensor.as_subclass(cls)
+        marked = tensor if isinstance(tensor, cls) else tensor.as_subclass(cls)
         marked.axis = axis
         return marked
 
@@ -129,7 +129,7 @@ def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> T
 def _log_softmax(x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     if dim is None or dim % x.ndim != x.axis:
         return F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
-    return LogProbs.of(x.to(dtype) if dtype is not None else x.as_subclass(Tensor), x.axis)
+    return LogProbs.of(x.to(dtype) if dtype is not None else x.view_as(x), x.axis)
 
 
 def _softmax(x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
@@ -156,7 +156,7 @@ def _cross_entropy(
         )
     if size_average is not None or reduce is not None:
         reduction = F._Reduction.legacy_get_string(size_average, reduce)
-    axis, classes, log_p = x.axis, x.shape[x.axis], x.as_subclass(Tensor)
+    axis, classes, log_p = x.axis, x.shape[x.axis], x
     by_class = weight.view([-1] + [1] * (x.ndim - 1 - axis)) if weight is not None else None
     if target.shape == x.shape and target.is_floating_point():
         soft = target * (1 - label_smoothing) + label_smoothing / classes
