@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 import alrao
 
-
 BLOCK = 10
 """Steps that a method takes before it is the next one's turn."""
 
@@ -157,8 +156,12 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=300, help="steps of each method (fewer for slow workloads)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=300, help="steps of each method (fewer for slow workloads)"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     args = parser.parse_args()

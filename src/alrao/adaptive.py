@@ -19,7 +19,7 @@ __all__ = ["AdaptiveHead", "AdaptiveOutput"]
 
 
 class AdaptiveOutput(NamedTuple):
-    """As :class:`torch.nn.AdaptiveLogSoftmaxWithLoss` returns: the target's log-probabilities, and the loss."""
+    """As in torch: the log-probabilities of the targets, and the loss."""
 
     output: Tensor
     loss: Tensor
@@ -49,9 +49,13 @@ class AdaptiveHead(Head):
         batched = z.dim() == 2
         z, target = (z, target) if batched else (z[None], target[None])
         if z.shape[:1] != target.shape:
-            raise ValueError(f"one target for each row: got {tuple(z.shape)} rows, {tuple(target.shape)} targets")
+            raise ValueError(
+                f"one target for each row: got {tuple(z.shape)} rows, {tuple(target.shape)} targets"
+            )
         if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < self.n_classes:
-            raise ValueError(f"targets must lie in [0, {self.n_classes - 1}], got {target.min()}..{target.max()}")
+            raise ValueError(
+                f"targets must lie in [0, {self.n_classes - 1}], got {target.min()}..{target.max()}"
+            )
         z = torch.where(sane(z), z, 0)
         parameters = dict(self.named_parameters(recurse=False))
         frozen = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -69,8 +73,10 @@ class AdaptiveHead(Head):
             frequent = self._frequent(z, parameters)
             shortlist = self.cutoffs[0]
             parts = [frequent[..., :shortlist]]
-            for i in range(len(self.cutoffs) - 1):
-                parts.append(self._rare(z, i, parameters) + frequent[..., shortlist + i, None])
+            parts += [
+                self._rare(z, i, parameters) + frequent[..., shortlist + i, None]
+                for i in range(len(self.cutoffs) - 1)
+            ]
             log_p = torch.cat(parts, -1).movedim(1, 0)
             log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
             log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
@@ -111,14 +117,16 @@ class AdaptiveHead(Head):
         """Copy number ``copy`` as an adaptive softmax."""
         layer = nn.AdaptiveLogSoftmaxWithLoss(
             self.in_features, self.n_classes, self.cutoffs[:-1], self.div_value, self.head_bias
-        ).to(self.head_weight)
+        ).to(next(self.parameters()))
         for name, parameter in layer.named_parameters():
             parameter.data.copy_(getattr(self, name.replace(".", "_"))[copy])
         return layer
 
     def mixture(self) -> nn.Module:
         """Refused: the mixture of adaptive softmaxes has no plain form."""
-        raise ValueError("a mixture of adaptive softmaxes cannot be collapsed whole: collapse() to the winner")
+        raise ValueError(
+            "a mixture of adaptive softmaxes cannot be collapsed whole: collapse() to the winner"
+        )
 
     def extra_repr(self) -> str:
         """The size, as in the layer that this one replaces."""

@@ -19,8 +19,8 @@ class Averaging(nn.Module):
     All state is in one buffer, so it is saved, moved and restored with the model. It stays in float64
     (float32 on devices that have nothing wider) whatever the rest of the model is cast to.
 
-    The recursions run on plain numbers: there are a few tens of them, the optimizer has just read the evidence
-    from the device anyway, and a single small tensor operation takes as long as all of them.
+    The recursions run on plain numbers: there are a few tens of them, the optimizer has just read the
+    evidence from the device anyway, and a small tensor operation or two take as long as all of them.
 
     Args:
         copies: number of models averaged.
@@ -199,8 +199,8 @@ class Switch(Averaging):
         wa = [(1 - h) * w + theta * pool for w in wa]
         wb = [w + (1 - theta) * pool for w in wb]
         if 0.0 in p:
-            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0. It can
-            # come back, with its next share of the pool.
+            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0.
+            # It can come back, with its next share of the pool.
             alive = [x > -inf for x in log_likelihood]
             wa, wb = ([w * x for w, x in zip(ws, alive, strict=True)] for ws in (wa, wb))
         total = sum(wa) + sum(wb)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import _reduction as _Reduction
 
 from .fused import EVIDENCE_EXTRA, refuse_second_derivative
 from .outputs import LogProbs, Members, Prediction
@@ -183,10 +184,10 @@ def binary_cross_entropy(
     *,
     name: str = "binary_cross_entropy_with_logits",
 ) -> Tensor:
-    """``F.binary_cross_entropy_with_logits`` for the output of a model built with ``likelihood="bernoulli"``."""
+    """``F.binary_cross_entropy_with_logits`` for the output of a model with Bernoulli outputs."""
     members = _check(name, "bernoulli", prediction, target)
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = _Reduction.legacy_get_string(size_average, reduce)
     target = target.to(prediction.dtype)
     if members is None:
         plain = prediction.as_subclass(Tensor)

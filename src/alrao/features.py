@@ -45,7 +45,9 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
     """
     for layer_type in layer_types:
         if not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
-            raise TypeError(f"register_features takes layer types such as torch.nn.Linear, got {layer_type!r}")
+            raise TypeError(
+                f"register_features takes layer types such as torch.nn.Linear, got {layer_type!r}"
+            )
 
     def register(rule: RuleT) -> RuleT:
         _RULES.update(dict.fromkeys(layer_types, rule))
@@ -71,7 +73,9 @@ def features_of(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Tensor]
         seen.update(own.values())
         described = _rule_for(module)(module)
         numbers: dict[str, Tensor] = {}
-        free = 1 + max((_highest(own[name], where) for name, where in described.items() if name in own), default=-1)
+        free = 1 + max(
+            (_highest(own[name], where) for name, where in described.items() if name in own), default=-1
+        )
         for name, parameter in own.items():
             if name in described:
                 numbers[name] = _numbers(module, name, parameter, described[name])

@@ -79,7 +79,7 @@ class _CategoricalMixture(torch.autograd.Function):
         p = log_p.exp()
         m = (p * a).sum(1)
         compiling = torch.compiler.is_compiling()
-        # Asking for a value would split a compiled graph, or stop the queue of a GPU: be careful there always.
+        # Asking for a value would split a compiled graph, or stop a GPU's queue: be careful there always.
         careful = compiling or not z.is_cpu or not (m.amin().item() > TINY if m.numel() else True)
         if careful:  # a copy or a feature is wrecked, or a probability underflows
             log_p, m = _careful_mixture(z, weight, bias, a)

@@ -106,7 +106,7 @@ class LinearHead(Head):
         if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
                 "the gradient of an Alrao output layer is not the derivative of its value, so torch.func "
-                "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or transform model.collapse()"
+                "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or use model.collapse()"
             )
         weight, bias = self.weight, self.bias
         _, outputs, inputs = weight.shape

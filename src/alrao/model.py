@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 
 from .adaptive import AdaptiveHead
 from .averaging import Averaging, Switch
@@ -27,9 +27,10 @@ class Alrao(nn.Module):
 
     The output of a classifier is the log-probability of the mixture,
     :math:`\log \sum_j a_j\, \mathrm{softmax}(W_j z + b_j)`. Use it as you would use logits: in
-    ``cross_entropy``, ``nll_loss``, under a ``log_softmax``. On the way back each copy receives the gradient of
-    its own loss, as if it were the only output, and the rest of the network that of the mixture. An optimizer
-    of this library gives every feature a rate of its own and moves the posterior :math:`a` after each step.
+    ``cross_entropy``, ``nll_loss``, under a ``log_softmax``. On the way back each copy receives the gradient
+    of its own loss, as if it were the only output, and the rest of the network that of the mixture. An
+    optimizer of this library gives every feature a rate of its own and moves the posterior :math:`a` after
+    each step.
 
     The network is used as it is, not copied: only its output layer changes.
 
@@ -79,16 +80,20 @@ class Alrao(nn.Module):
         _check_net(net)
         averaging = Switch(copies) if averaging is None else averaging
         if not isinstance(averaging, Averaging):
-            raise TypeError(f"averaging must be an averaging module such as Switch(copies), got {averaging!r}")
+            raise TypeError(
+                f"averaging must be an averaging module such as Switch(copies), got {averaging!r}"
+            )
         if averaging.copies != copies:
-            raise ValueError(f"averaging is over {averaging.copies} copies, but copies={copies}: make them equal")
+            raise ValueError(
+                f"averaging is over {averaging.copies} copies, but copies={copies}: make them equal"
+            )
         name, layer = choose(net, output)
         head = _make_head(layer, name, likelihood, averaging, keep_output)
         tied = tied_elsewhere(net, layer)
         if tied:
             warnings.warn(
-                f"the weights of the output layer {name!r} are tied to {', '.join(tied)}: the copies get weights "
-                "of their own, and those stay with the network (untied)",
+                f"the weights of the output layer {name!r} are tied to {', '.join(tied)}: the copies get "
+                "weights of their own, and those stay with the network (untied)",
                 stacklevel=2,
             )
         # From here on nothing fails, so that a refused network is left as it was.
@@ -201,7 +206,7 @@ class Alrao(nn.Module):
 
     def _put(self, layer: nn.Module) -> None:
         if self.output_name:
-            self.net.set_submodule(self.output_name, layer, strict=True)
+            self.net.set_submodule(self.output_name, layer)
         else:
             self.net = layer
 
@@ -245,21 +250,21 @@ def _check_net(net: nn.Module) -> None:
         raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
     if any(isinstance(module, Alrao | Head) for module in net.modules()):
         raise ValueError("this network has been converted already: use the Alrao model that was made of it")
-    if any(isinstance(parameter, UninitializedTensorMixin) for parameter in net.parameters()):
+    if any(isinstance(parameter, UninitializedParameter) for parameter in net.parameters()):
         raise ValueError("the network has lazy layers of unknown size: run one batch through it first")
 
 
-def _make_head(
-    layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool
-) -> Head:
+def _make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:
     if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
         if likelihood not in (None, "categorical"):
             raise ValueError(f"an adaptive softmax is categorical, got likelihood={likelihood!r}")
         return AdaptiveHead(layer, averaging.copies, averaging, keep=keep)
     likelihood = likelihood or "categorical"
     if likelihood not in LINEAR_HEADS:
-        raise ValueError(f"likelihood must be one of {', '.join(map(repr, LINEAR_HEADS))}, got {likelihood!r}")
-    outputs = layer.weight.shape[0]
+        raise ValueError(
+            f"likelihood must be one of {', '.join(map(repr, LINEAR_HEADS))}, got {likelihood!r}"
+        )
+    outputs = next(layer.parameters()).shape[0]
     if likelihood == "categorical" and outputs == 1:
         raise ValueError(
             f"the output layer {name!r} has a single output, and a softmax over one class is always 1: "

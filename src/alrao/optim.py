@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from .optimizer import AlraoOptimizer, GroupUpdate
+from .optimizer import AlraoOptimizer
 from .rates import Rate
+from .update import GroupUpdate
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -86,13 +87,14 @@ class SGD(AlraoOptimizer):
         }
         super().__init__(
             model, lr, defaults,
-            params=params, generator=generator, maximize=maximize, foreach=foreach, process_group=process_group,
+            params=params, generator=generator, maximize=maximize, foreach=foreach,
+            process_group=process_group,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         grads = u.grads
         if group["weight_decay"] != 0:
-            grads = torch._foreach_add(grads, u.params, alpha=group["weight_decay"])
+            grads = list(torch._foreach_add(grads, u.params, alpha=group["weight_decay"]))
         if group["momentum"] != 0:
             grads = self._momentum(group, u.params, grads)
         u.move(grads)
@@ -101,20 +103,25 @@ class SGD(AlraoOptimizer):
         return group["weight_decay"] == 0 and group["momentum"] == 0 and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        momentum = group["momentum"]
-        old = [p for p in params if "momentum_buffer" in self.state[p]]
-        fresh = [(p, grad) for p, grad in zip(params, grads, strict=True) if "momentum_buffer" not in self.state[p]]
-        if old:
-            buffers = [self.state[p]["momentum_buffer"] for p in old]
-            moved = [grad for p, grad in zip(params, grads, strict=True) if "momentum_buffer" in self.state[p]]
-            torch._foreach_mul_(buffers, momentum)
+        buffers, moved = [], []
+        for p, grad in zip(params, grads, strict=True):
+            state = self.state[p]
+            if "momentum_buffer" in state:
+                buffers.append(state["momentum_buffer"])
+                moved.append(grad)
+            else:
+                state["momentum_buffer"] = grad.clone()
+        if buffers:
+            torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, moved, alpha=1 - group["dampening"])
-        for p, grad in fresh:
-            self.state[p]["momentum_buffer"] = grad.detach().clone()
         buffers = [self.state[p]["momentum_buffer"] for p in params]
-        return torch._foreach_add(grads, buffers, alpha=momentum) if group["nesterov"] else buffers
+        if group["nesterov"]:
+            return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
+        return buffers
 
-    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float) -> None:
+    def _update_sparse(
+        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
+    ) -> None:
         if group["momentum"] != 0 or group["weight_decay"] != 0:
             raise RuntimeError(
                 "sparse gradients go with plain SGD only: momentum and weight decay would make them dense. "
@@ -174,7 +181,8 @@ class Adam(AlraoOptimizer):
         defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
         super().__init__(
             model, lr, defaults,
-            params=params, generator=generator, maximize=maximize, foreach=foreach, process_group=process_group,
+            params=params, generator=generator, maximize=maximize, foreach=foreach,
+            process_group=process_group,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -183,7 +191,7 @@ class Adam(AlraoOptimizer):
             if self._decoupled:
                 u.shrink(group["weight_decay"])
             else:
-                grads = torch._foreach_add(grads, params, alpha=group["weight_decay"])
+                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         states = [self._moments(p, group["amsgrad"]) for p in params]
         for state in states:
             state["step"] += 1
@@ -260,5 +268,3 @@ def _refuse(**flags: bool | None) -> None:
     for name, flag in flags.items():
         if flag:
             raise ValueError(f"{name}=True is not supported: {reasons[name]}. Leave it out")
-
-

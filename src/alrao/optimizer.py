@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,67 +15,19 @@ from .features import features_of
 from .fused import sane
 from .model import unwrap
 from .rates import Constant, Law, LogUniform, PerWeight, Rate, Redrawn, as_law
+from .update import GroupUpdate, in_range
 
-__all__ = ["AlraoOptimizer", "GroupUpdate"]
+__all__ = ["AlraoOptimizer"]
 
 VERSION = 1
 """Of the format of ``state_dict()``."""
-
-MOST = 1e15
-"""The largest norm of a gradient that is applied without a look at its entries."""
 
 NOT_NLL = 1e-5
 """The largest part of a loss's weight on log-probabilities that may be positive: rounding."""
 
 
-@dataclass
-class GroupUpdate:
-    """One update of some parameters of a group: what moves, by what, and how fast.
-
-    ``rates`` broadcast to ``params``; ``constant`` stands for all of them where they are one number.
-    """
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    rates: list[Tensor]
-    constant: float | None
-    factor: float
-
-    def move(self, directions: list[Tensor]) -> None:
-        """Step against ``directions``."""
-        if self.constant is not None:
-            torch._foreach_add_(self.params, directions, alpha=-self.factor * self.constant)
-        else:
-            torch._foreach_addcmul_(self.params, directions, self.rates, -self.factor)
-
-    def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[float]) -> None:
-        """Step against ``above / below / divisors``; ``below`` is overwritten."""
-        if self.constant is not None:
-            lr = self.factor * self.constant
-            torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
-            return
-        torch._foreach_reciprocal_(below)
-        torch._foreach_mul_(below, above)
-        scales = [-(self.factor / divisor) for divisor in divisors]
-        torch._foreach_addcmul_(self.params, below, self.rates, scales)
-
-    def shrink(self, weight_decay: float) -> None:
-        """Decay the weights in proportion to their rates, at most to 0."""
-        if self.constant is not None:
-            torch._foreach_mul_(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
-            return
-        decay = [(1 - rate * (self.factor * weight_decay)).clamp_(min=0) for rate in self.rates]
-        torch._foreach_mul_(self.params, decay)
-
-
 def _split(numbers: list[float], at: int) -> tuple[list[float], list[float]]:
     return numbers[:at], numbers[at:]
-
-
-def _largest(norms: Sequence[Tensor]) -> float:
-    if norms[0].device.type == "cpu":
-        return sum(norm.item() for norm in norms)  # not below the largest; nan and inf stay
-    return torch.stack([norm.float() for norm in norms]).amax().item()
 
 
 class AlraoOptimizer(Optimizer):
@@ -105,7 +56,7 @@ class AlraoOptimizer(Optimizer):
         self._plans: dict[int, list[tuple[Tensor, Any, bool]]] = {}
         self._seed = self._common_seed(generator)
         self._of_copies = set(self.model.head.parameters())
-        self._features: dict[nn.Parameter, Tensor] = {}
+        self._features: dict[Tensor, Tensor] = {}
         self._feature_count = 0
         for module, numbers in features_of(self.model):
             own = dict(module.named_parameters(recurse=False))
@@ -150,8 +101,8 @@ class AlraoOptimizer(Optimizer):
         if strangers:
             self.param_groups.pop()
             raise ValueError(
-                f"{len(strangers)} of the parameters, the first of shape {tuple(strangers[0].shape)}, are not "
-                "the model's: group parameters of the model that the optimizer was given"
+                f"{len(strangers)} of the parameters, the first of shape {tuple(strangers[0].shape)}, are "
+                "not the model's: group parameters of the model that the optimizer was given"
             )
         group["law"] = repr(law)
         group["constant"] = law.lr if isinstance(law, Constant) else None
@@ -189,8 +140,9 @@ class AlraoOptimizer(Optimizer):
         self.model.head.rates = law.grid(copies)
         if isinstance(law, Constant) and copies > 1:
             warnings.warn(
-                f"lr={law.lr:g} gives all {copies} copies of the output layer the same rate, so that there is "
-                "nothing for the posterior to choose from: pass an interval such as lr=(1e-5, 10), or use one copy",
+                f"lr={law.lr:g} gives all {copies} copies of the output layer the same rate, so that there "
+                "is nothing for the posterior to choose from: pass an interval such as lr=(1e-5, 10), or use "
+                "one copy",
                 stacklevel=5,
             )
         if isinstance(law, LogUniform) and copies == 1 and law.lo < law.hi:
@@ -218,7 +170,7 @@ class AlraoOptimizer(Optimizer):
         self.model.head.evidence.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, then the posterior, with the evidence of the outputs before the update.
 
         Raises:
@@ -253,8 +205,8 @@ class AlraoOptimizer(Optimizer):
         wrong = positive - total if self.param_groups[0]["maximize"] else positive
         if wrong > NOT_NLL * abs(2 * positive - total):
             raise RuntimeError(
-                "the loss is not a negative log-likelihood, linear in the model's output, so the copies cannot "
-                f"be trained with it: {head.remedy}. Nothing has been changed"
+                "the loss is not a negative log-likelihood, linear in the model's output, so the copies "
+                f"cannot be trained with it: {head.remedy}. Nothing has been changed"
             )
         if total == 0:  # nothing was observed: an empty batch, or all of it ignored
             return None
@@ -286,8 +238,7 @@ class AlraoOptimizer(Optimizer):
             rates.append(rate)
             if in_body:
                 of_body.append(grad)
-        # One norm over all of the body. The gradients of the copies are finite by construction.
-        if of_body and not _largest(torch._foreach_norm(of_body)) <= MOST:
+        if of_body and not in_range(of_body):
             grads = [torch.where(sane(grad), grad, 0) for grad in grads]
         if group["maximize"]:
             grads = list(torch._foreach_neg(grads))
@@ -305,10 +256,12 @@ class AlraoOptimizer(Optimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         raise NotImplementedError
 
-    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float) -> None:
+    def _update_sparse(
+        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
+    ) -> None:
         raise RuntimeError(
-            f"{type(self).__name__} does not take sparse gradients: use alrao.SGD, or make the embedding with "
-            "sparse=False"
+            f"{type(self).__name__} does not take sparse gradients: use alrao.SGD, or make the embedding "
+            "with sparse=False"
         )
 
     # Checkpoints.
@@ -323,22 +276,17 @@ class AlraoOptimizer(Optimizer):
         version = state_dict.get("alrao")
         if version is None:
             raise ValueError(
-                f"this is not the state of an alrao optimizer (it has {sorted(state_dict)}): load what its own "
-                "state_dict() gave"
+                f"this is not the state of an alrao optimizer (it has {sorted(state_dict)}): load what its "
+                "own state_dict() gave"
             )
         if version > VERSION:
-            raise ValueError(f"the state has format {version}, this version of alrao reads up to {VERSION}: upgrade")
+            raise ValueError(
+                f"the state has format {version}, this version of alrao reads up to {VERSION}: upgrade"
+            )
         params = [p for group in self.param_groups for p in group["params"]]
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         if len(saved) == len(params):
-            for p, i in zip(params, saved, strict=True):
-                for key, value in state_dict["state"].get(i, {}).items():
-                    expected = self.state[p]["rate"].shape if key == "rate" and "rate" in self.state[p] else p.shape
-                    if isinstance(value, Tensor) and key != "step" and value.shape != expected:
-                        raise ValueError(
-                            f"{key!r} of a parameter of shape {tuple(p.shape)} has shape {tuple(value.shape)}, "
-                            f"expected {tuple(expected)}: the state belongs to another model"
-                        )
+            self._check_shapes(dict(zip(saved, params, strict=True)), state_dict["state"])
         super().load_state_dict(state_dict)
         self._plans.clear()
         # torch rounds floating-point state to the parameter's type: not the rates.
@@ -346,6 +294,17 @@ class AlraoOptimizer(Optimizer):
             rate = state_dict["state"].get(i, {}).get("rate")
             if rate is not None:
                 self.state[p]["rate"] = rate.to(p.device, copy=True)
+
+    def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
+        for i, p in params.items():
+            for key, value in state.get(i, {}).items():
+                rate = self.state[p].get("rate") if key == "rate" else None
+                expected = p.shape if rate is None else rate.shape
+                if isinstance(value, Tensor) and key != "step" and value.shape != expected:
+                    raise ValueError(
+                        f"{key!r} of a parameter of shape {tuple(p.shape)} has shape {tuple(value.shape)}, "
+                        f"expected {tuple(expected)}: the state belongs to another model"
+                    )
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "process_group"}

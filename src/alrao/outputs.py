@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import _reduction as _Reduction
 
 __all__ = ["LogProbs", "Members", "Prediction"]
 
@@ -38,7 +39,9 @@ _GATHER: set[Op] = {_T.gather, torch.gather, _T.index_select, torch.index_select
 _KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _GATHER | {_T.__getitem__}
 
 
-def _axis_after(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> int | None:
+def _axis_after(
+    op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
+) -> int | None:
     """Where the outputs are after a shape operation; None when they are no longer one whole axis."""
     if op in _RESHAPE:
         before = prod(source.shape[:axis])
@@ -126,13 +129,17 @@ def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> T
     return LogProbs.of(result, axis + (dim <= axis))
 
 
-def _log_softmax(x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def _log_softmax(
+    x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
     if dim is None or dim % x.ndim != x.axis:
         return F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
     return LogProbs.of(x.to(dtype) if dtype is not None else x.view_as(x), x.axis)
 
 
-def _softmax(x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def _softmax(
+    x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
     if dim is None or dim % x.ndim != x.axis:
         return F.softmax(x.as_subclass(Tensor), dim, dtype=dtype)
     return x.as_subclass(Tensor).to(dtype or x.dtype).exp()
@@ -155,7 +162,7 @@ def _cross_entropy(
             plain, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
         )
     if size_average is not None or reduce is not None:
-        reduction = F._Reduction.legacy_get_string(size_average, reduce)
+        reduction = _Reduction.legacy_get_string(size_average, reduce)
     axis, classes, log_p = x.axis, x.shape[x.axis], x
     by_class = weight.view([-1] + [1] * (x.ndim - 1 - axis)) if weight is not None else None
     if target.shape == x.shape and target.is_floating_point():

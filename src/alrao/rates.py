@@ -62,7 +62,9 @@ class LogUniform(Law):
     def __post_init__(self) -> None:
         lo, hi = _check_rate("the lower end of the interval", self.lo), _check_rate("its upper end", self.hi)
         if lo > hi:
-            raise ValueError(f"an interval of rates goes from low to high, got ({lo:g}, {hi:g}): swap the ends")
+            raise ValueError(
+                f"an interval of rates goes from low to high, got ({lo:g}, {hi:g}): swap the ends"
+            )
         object.__setattr__(self, "lo", lo)
         object.__setattr__(self, "hi", hi)
 

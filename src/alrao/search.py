@@ -13,7 +13,7 @@ from .outputs import LogProbs, Prediction
 
 __all__ = ["candidates", "choose", "tied_elsewhere", "verify"]
 
-_HOW = "name the output layer with Alrao(net, output=\"its.dotted.name\") or output=its_module"
+_HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
 
 
 def can_be_output(module: nn.Module) -> bool:
@@ -63,11 +63,10 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
             )
         return next(reversed(found.items()))
     if isinstance(output, nn.Module):
-        for name, module in net.named_modules():
-            if module is output:
-                break
-        else:
+        names = {module: name for name, module in net.named_modules()}
+        if output not in names:
             raise ValueError(f"output={type(output).__name__}(…) is not a module of {type(net).__name__}")
+        name, module = names[output], output
     elif isinstance(output, str):
         name = output
         modules = dict(net.named_modules())
@@ -130,9 +129,7 @@ def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iter
             handle.remove()
 
 
-def _check_output(
-    out: Any, name: str, produced: list[tuple[Any, str]], others: dict[str, nn.Module]
-) -> None:
+def _check_output(out: Any, name: str, produced: list[tuple[Any, str]], others: dict[str, nn.Module]) -> None:
     tensors = [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
     ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction)]
     if not ours and not any(tensor.ndim == 0 for tensor in tensors):

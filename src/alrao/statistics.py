@@ -16,7 +16,9 @@ class FiniteStatistics:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self._layers = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+        self._layers = [
+            module for module in net.modules() if isinstance(module, nn.modules.batchnorm._NormBase)
+        ]
         self._last: list[Tensor] = []
         self.mend()
 

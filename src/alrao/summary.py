@@ -34,11 +34,20 @@ def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
             low, high = min(float(r.min()) for r in known), max(float(r.max()) for r in known)
             rates = f"{low:.1e} … {high:.1e}"
         rows.append(
-            (names.get(module, "") or "(net)", type(module).__name__, str(count), rates, f"{plain:,}", f"{size:,}")
+            (
+                names.get(module, "") or "(net)",
+                type(module).__name__,
+                str(count),
+                rates,
+                f"{plain:,}",
+                f"{size:,}",
+            )
         )
         before, after, features = before + plain, after + size, features + count
     rows.append(("total", "", str(features), "", f"{before:,}", f"{after:,}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     rule = "-" * max(map(len, lines))
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])

@@ -1,0 +1,62 @@
+"""The arithmetic of one update: parameters, gradients, and a rate for every feature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["GroupUpdate", "in_range"]
+
+MOST = 1e15
+"""The largest norm of a gradient that is applied without a look at its entries."""
+
+
+def in_range(grads: Sequence[Tensor]) -> bool:
+    """Whether all gradients are finite, and so small that no update by them can overflow."""
+    norms = torch._foreach_norm(grads)
+    if norms[0].is_cpu:
+        return sum(norm.item() for norm in norms) <= MOST
+    return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
+
+
+@dataclass
+class GroupUpdate:
+    """One update of some parameters of a group: what moves, by what, and how fast.
+
+    ``rates`` broadcast to ``params``; ``constant`` stands for all of them where they are one number.
+    """
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    rates: list[Tensor]
+    constant: float | None
+    factor: float
+
+    def move(self, directions: list[Tensor]) -> None:
+        """Step against ``directions``."""
+        if self.constant is not None:
+            torch._foreach_add_(self.params, directions, alpha=-self.factor * self.constant)
+        else:
+            torch._foreach_addcmul_(self.params, directions, self.rates, -self.factor)
+
+    def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[float]) -> None:
+        """Step against ``above / below / divisors``; ``below`` is overwritten."""
+        if self.constant is not None:
+            lr = self.factor * self.constant
+            torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
+            return
+        torch._foreach_reciprocal_(below)
+        torch._foreach_mul_(below, above)
+        scales = [-(self.factor / divisor) for divisor in divisors]
+        torch._foreach_addcmul_(self.params, below, self.rates, scales)
+
+    def shrink(self, weight_decay: float) -> None:
+        """Decay the weights in proportion to their rates, at most to 0."""
+        if self.constant is not None:
+            torch._foreach_mul_(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
+            return
+        decay = [(1 - rate * (self.factor * weight_decay)).clamp_(min=0) for rate in self.rates]
+        torch._foreach_mul_(self.params, decay)
