@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .averaging import Averaging
 from .criteria import mixture_nll
-from .fused import sane, watched
+from .fused import finite_gradient, sane, watched
 from .heads import Head, stacked
 from .outputs import Members
 
@@ -39,7 +39,7 @@ class AdaptiveHead(Head):
     ) -> None:
         super().__init__(copies, averaging)
         self.in_features, self.n_classes = layer.in_features, layer.n_classes
-        self.cutoffs, self.div_value, self.head_bias = layer.cutoffs, layer.div_value, layer.head_bias
+        self.cutoffs, self.div_value, self.has_head_bias = layer.cutoffs, layer.div_value, layer.head_bias
         for name, parameter in layer.named_parameters():
             self.register_parameter(name.replace(".", "_"), stacked(parameter, copies, keep))
         self._new_evidence(next(layer.parameters()).device)
@@ -57,10 +57,14 @@ class AdaptiveHead(Head):
                 f"targets must lie in [0, {self.n_classes - 1}], got {target.min()}..{target.max()}"
             )
         z = torch.where(sane(z), z, 0)
-        parameters = dict(self.named_parameters(recurse=False))
+        parameters: dict[str, Tensor] = dict(self.named_parameters(recurse=False))
+        # A copy with a parameter that is not finite is out; its numbers must not touch the others'.
+        failed = ~torch.stack([p.flatten(1).isfinite().all(1) for p in parameters.values()]).all(0)
+        parameters = {n: finite_gradient(torch.where(p.isfinite(), p, 0)) for n, p in parameters.items()}
         frozen = {name: parameter.detach() for name, parameter in parameters.items()}
-        own = self._target_log_probs(z.detach(), target, parameters)
-        mixed = self._target_log_probs(z, target, frozen)
+        own = self._target_log_probs(z.detach(), target, parameters).masked_fill(failed[:, None], -torch.inf)
+        mixed = self._target_log_probs(finite_gradient(z), target, frozen)
+        mixed = mixed.masked_fill(failed[:, None], -torch.inf)
         a = self.averaging.weights.to(own.dtype, copy=True)
         output = -mixture_nll(own, mixed, Members(own, mixed, a, self.evidence, self.likelihood))
         return AdaptiveOutput(output if batched else output[0], -output.mean())
@@ -89,7 +93,7 @@ class AdaptiveHead(Head):
     def _frequent(self, z: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities of the frequent classes and of the clusters, ``(rows, copies, …)``."""
         logits = _of_all_copies(z, parameters["head_weight"])
-        if self.head_bias:
+        if self.has_head_bias:
             logits = logits + parameters["head_bias"]
         return logits.log_softmax(-1)
 
@@ -116,7 +120,7 @@ class AdaptiveHead(Head):
     def layer(self, copy: int) -> nn.Module:
         """Copy number ``copy`` as an adaptive softmax."""
         layer = nn.AdaptiveLogSoftmaxWithLoss(
-            self.in_features, self.n_classes, self.cutoffs[:-1], self.div_value, self.head_bias
+            self.in_features, self.n_classes, self.cutoffs[:-1], self.div_value, self.has_head_bias
         ).to(next(self.parameters()))
         for name, parameter in layer.named_parameters():
             parameter.data.copy_(getattr(self, name.replace(".", "_"))[copy])

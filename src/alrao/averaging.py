@@ -71,7 +71,7 @@ class Averaging(nn.Module):
         ``-inf`` or nan takes a copy out: its weight is exactly 0. If all are out, nothing changes.
         """
         numbers = log_likelihood.tolist() if isinstance(log_likelihood, Tensor) else log_likelihood
-        if not isinstance(numbers, Sequence) or len(numbers) != self.copies:
+        if not isinstance(numbers, Sequence) or len(numbers) != self.copies or isinstance(numbers[0], list):
             raise ValueError(
                 f"log_likelihood must hold one number for each of the {self.copies} copies, "
                 f"got {log_likelihood!r}"
@@ -93,7 +93,7 @@ class Averaging(nn.Module):
         super()._apply(fn, recurse)
         device = self._state.device
         if state.is_meta and device.type != "meta":
-            state = torch.tensor(self._prior())
+            state = torch.tensor(self._prior(), dtype=torch.float64)
         self._buffers["_state"] = state.to(device, torch.float32 if device.type == "mps" else torch.float64)
         return self
 
@@ -190,8 +190,10 @@ class Switch(Averaging):
         # Probabilities are safe, without logarithms: every copy gets its share of the pool at each step, so
         # what underflows could never have come back with a weight that matters.
         n, theta, t = self.copies, self.theta, state[-1]
-        top = max(log_likelihood)
-        p = [exp(x - top) for x in log_likelihood]
+        top = max((x for x, w in zip(log_likelihood, state, strict=False) if w > 0), default=-inf)
+        if top == -inf:
+            return self._posterior([*self._prior()[:-1], t], log_likelihood)
+        p = [exp(min(0.0, x - top)) for x in log_likelihood]
         wa = [w * x for w, x in zip(state[n : 2 * n], p, strict=True)]
         wb = [w * x for w, x in zip(state[2 * n : -1], p, strict=True)]
         h = 1 / (t + 1)

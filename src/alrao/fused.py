@@ -17,6 +17,7 @@ backward has no side effect and several of them add up.
 
 from __future__ import annotations
 
+from math import isfinite, log
 from typing import Any
 
 import torch
@@ -25,7 +26,15 @@ from torch import Tensor
 
 from .outputs import LogProbs
 
-__all__ = ["EVIDENCE_EXTRA", "categorical_mixture", "shared_linear", "watched"]
+__all__ = [
+    "EVIDENCE_EXTRA",
+    "categorical_mixture",
+    "finite_gradient",
+    "refuse_second_derivative",
+    "sane",
+    "shared_linear",
+    "watched",
+]
 
 EVIDENCE_EXTRA = 2
 """Numbers in the evidence behind the copies' own: sum(g) and sum(relu(g))."""
@@ -74,7 +83,7 @@ class _CategoricalMixture(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
     ) -> Tensor:
-        a = a.to(_wide(z.dtype)).unsqueeze(1)
+        a = a.to(_wide(z.dtype), copy=True).unsqueeze(1)
         log_p = _log_softmax_of_copies(z, weight, bias)
         p = log_p.exp()
         m = (p * a).sum(1)
@@ -82,52 +91,65 @@ class _CategoricalMixture(torch.autograd.Function):
         # Asking for a value would split a compiled graph, or stop a GPU's queue: be careful there always.
         careful = compiling or not z.is_cpu or not (m.amin().item() > TINY if m.numel() else True)
         if careful:  # a copy or a feature is wrecked, or a probability underflows
-            log_p, m = _careful_mixture(z, weight, bias, a)
+            log_p, m, a = _careful_mixture(z, weight, bias, a)
             p = log_p.exp()
             log_m = m.clone()
         else:
             log_m = m.log() if weight.shape[0] > 1 else log_p[:, 0].clone()  # a single copy: to the bit
-        ctx.careful, ctx.has_bias, ctx.evidence_size = careful, bias is not None, evidence.shape[0]
-        ctx.save_for_backward(z, weight, a, log_p, p, m)
+        ctx.careful, ctx.evidence_size = careful, evidence.shape[0]
+        ctx.save_for_backward(z, weight, bias, a, log_p, p, m)
         # Marked here, it costs no node in the graph; the compiler wants it done outside.
         return log_m if compiling else log_m.as_subclass(LogProbs)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
-        z, weight, a, log_p, p, m = ctx.saved_tensors
+        z, weight, bias, a, log_p, p, m = ctx.saved_tensors
         copies, classes, d = weight.shape
-        g_of_all = g.unsqueeze(1)
-        total = g.sum(-1)
-
-        own = torch.addcmul(g_of_all, p, total.view(-1, 1, 1), value=-1)
-        scores = log_p * g_of_all
-        if ctx.careful:  # what is wrecked takes no part: exact zeros, where 0 times nan would be nan
-            own = own * (log_p[..., :1] > -torch.inf)
-            scores = scores.masked_fill(g_of_all == 0, 0)
+        g_of_all, total, careful = g.unsqueeze(1), g.sum(-1), ctx.careful
+        if not careful:
+            own = _own_gradient(g_of_all, total, log_p, p)
+            evidence = torch.cat([log_p * g_of_all, g_of_all, g_of_all.relu()], 1).sum((0, 2))
+            if isfinite(sum(evidence.tolist())):
+                # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
+                mixed = own
+                if copies > 1:
+                    mixed = torch._softmax_backward_data((g / m).unsqueeze(1) * a, p, -1, p.dtype)
+            else:  # a copy gives the probability 0: weights of -inf, say
+                log_p, m, a = _careful_mixture(z, weight, bias, a)
+                p, careful = log_p.exp(), True
+        if careful:
+            # What is wrecked takes no part: exact zeros, where 0 times nan would be nan.
             weight, healthy = weight.nan_to_num(0, 0, 0), sane(z)
             z = torch.where(healthy, z, 0)
-        if copies == 1:
+            own = _own_gradient(g_of_all, total, log_p, p)
+            own = torch.where(log_p[..., :1] > -torch.inf, own, 0)
             mixed = own
-        elif ctx.careful:
-            mixed = (log_p + a.log() - m.unsqueeze(1)).exp() * g_of_all
-            mixed = mixed - p * mixed.sum(-1, keepdim=True)
-        else:  # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
-            mixed = torch._softmax_backward_data((g / m).unsqueeze(1) * a, p, -1, p.dtype)
+            if copies > 1:
+                mixed = (log_p + a.log() - m.unsqueeze(1)).exp() * g_of_all
+                mixed = mixed - p * mixed.sum(-1, keepdim=True)
+            scores = (log_p * g_of_all).masked_fill(g_of_all == 0, 0)
+            evidence = torch.cat([scores, g_of_all, g_of_all.relu()], 1).sum((0, 2))
 
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             grad_z = torch.mm(_flat(mixed, z.dtype), weight.view(-1, d))
-            if ctx.careful:
+            if careful:
                 grad_z = torch.where(healthy, grad_z, 0)
         if ctx.needs_input_grad[1]:
             grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, d)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
-        evidence = torch.cat([scores, g_of_all, g_of_all.relu()], 1).sum((0, 2))
         if ctx.evidence_size > copies + EVIDENCE_EXTRA:
             evidence = torch.cat([evidence, (total != 0).sum().view(1)])
         return grad_z, grad_weight, grad_bias, None, evidence
+
+
+def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
+    """The gradient of each copy's own loss by its logits."""
+    if p.shape[1] == 1:  # by torch's own function: a single copy is a plain network, to the bit
+        return torch._log_softmax_backward_data(g, log_p, -1, log_p.dtype)
+    return torch.addcmul(g, p, total.view(-1, 1, 1), value=-1)
 
 
 def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
@@ -136,6 +158,7 @@ def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def refuse_second_derivative() -> None:
+    """Raise in a backward pass that is being recorded."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(
             "the gradient of an Alrao output layer cannot be differentiated again (create_graph=True): "
@@ -143,19 +166,26 @@ def refuse_second_derivative() -> None:
         )
 
 
-def _careful_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> tuple[Tensor, Tensor]:
+def _careful_mixture(
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same in logarithms throughout, without wrecked features and, row by row, without wrecked copies.
 
-    A copy that gives anything but finite log-probabilities has ``log_p = -inf`` in that row; a row in which
-    all copies do is uniform.
+    A copy that gives anything but finite log-probabilities has ``log_p = -inf`` in that row, and the others
+    share its weight; a row in which all copies do is uniform.
+
+    Returns:
+        ``log_p`` of the copies, ``log_m`` of the mixture, and the weights ``a`` in each row.
     """
     log_p = _log_softmax_of_copies(torch.where(sane(z), z, 0), weight, bias)
-    log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
+    alive = log_p.amin(-1, keepdim=True).isfinite()
+    log_p = torch.where(alive, log_p, -torch.inf)
+    a = a * alive
+    a = a / a.sum(1, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
     joint = log_p + a.log()
     highest = joint.amax(1).clamp(min=torch.finfo(log_p.dtype).min)
-    log_m = (joint - highest[:, None, :]).exp().sum(1).log() + highest
-    nobody = log_m.amin(-1, keepdim=True) == -torch.inf
-    return log_p, torch.where(nobody, -torch.tensor(weight.shape[1]).to(log_m).log(), log_m)
+    log_m = (joint - highest.unsqueeze(1)).exp().sum(1).log() + highest
+    return log_p, torch.where(a.sum(1) > 0, log_m, -log(weight.shape[1])), a
 
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -164,7 +194,7 @@ def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
     The values are the same; what flows back into the first reaches ``weight`` and ``bias`` alone, what flows
     back into the second reaches ``z`` alone.
     """
-    own, mixed = _SharedLinear.apply(z, weight, bias)
+    own, mixed = _SharedLinear.apply(torch.where(sane(z), z, 0), weight, bias)
     return own, mixed
 
 
@@ -172,7 +202,6 @@ class _SharedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         copies, outputs, _ = weight.shape
-        z = torch.where(sane(z), z, 0)
         flat = F.linear(z, weight.flatten(0, 1), None if bias is None else bias.flatten())
         out = flat.view(-1, copies, outputs).transpose(0, 1).to(_wide(z.dtype))
         ctx.save_for_backward(z, weight)
@@ -183,15 +212,32 @@ class _SharedLinear(torch.autograd.Function):
     def backward(ctx: Any, own: Tensor, mixed: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         z, weight = ctx.saved_tensors
+        # What comes back from a copy that failed is not finite, and takes no part: exact zeros.
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            flat = mixed.transpose(0, 1).flatten(1).to(z.dtype)
-            grad_z = flat @ weight.flatten(0, 1)
+            flat = mixed.nan_to_num(0, 0, 0).transpose(0, 1).flatten(1).to(z.dtype)
+            grad_z = flat @ weight.flatten(0, 1).nan_to_num(0, 0, 0)
+        own = own.nan_to_num(0, 0, 0)
         if ctx.needs_input_grad[1]:
             grad_weight = own.transpose(1, 2).to(z.dtype) @ z
         if ctx.has_bias and ctx.needs_input_grad[2]:
             grad_bias = own.sum(1).to(weight.dtype)
         return grad_z, grad_weight, grad_bias
+
+
+def finite_gradient(x: Tensor) -> Tensor:
+    """The identity; what flows back is 0 where it is not finite."""
+    return _FiniteGradient.apply(x)
+
+
+class _FiniteGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.nan_to_num(0, 0, 0)
 
 
 def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:

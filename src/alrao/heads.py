@@ -120,7 +120,7 @@ class LinearHead(Head):
         if z.ndim != 2:
             out = out.view(*z.shape[:-1], outputs)
         if self.spatial:
-            out = out.movedim(-1, 1)
+            out = out.movedim(-1, 1).contiguous()
             return out[0] if unbatched else out
         return out
 
@@ -189,7 +189,9 @@ class GaussianHead(LinearHead):
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         # 0 times the output of a copy that has failed must be 0. If all have, predict nothing: 0.
-        return torch.tensordot(a, outputs.nan_to_num(0, 0, 0), 1)
+        alive = outputs.isfinite()
+        a = a.view([-1] + [1] * (outputs.ndim - 1)) * alive
+        return (a * torch.where(alive, outputs, 0)).sum(0) / a.sum(0).clamp(min=torch.finfo(a.dtype).tiny)
 
     def mixture(self) -> nn.Module:
         """The mixture's mean, which is one linear layer."""

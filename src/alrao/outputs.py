@@ -36,7 +36,7 @@ _TRANSPOSE: set[Op] = {
     torch.transpose, torch.swapaxes, torch.permute, torch.movedim, torch.t,
 }  # fmt: skip
 _GATHER: set[Op] = {_T.gather, torch.gather, _T.index_select, torch.index_select, _T.narrow, torch.narrow}
-_KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _GATHER | {_T.__getitem__}
+_KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | {_T.__getitem__}
 
 
 def _axis_after(
@@ -81,6 +81,17 @@ def _axis_after_index(ndim: int, axis: int, index: Any, result: Tensor) -> int |
     return None
 
 
+_HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
+_ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
+
+
+def _changes_values(op: Op) -> bool:
+    """Whether an operation works in place, by torch's convention for names."""
+    name = getattr(op, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+    return in_place or name in _ASSIGNMENTS
+
+
 class LogProbs(torch.Tensor):
     """Log-probabilities of the mixture. ``axis`` is where the classes are, None when that is lost."""
 
@@ -109,8 +120,12 @@ class LogProbs(torch.Tensor):
             if source.axis is not None and func in _ROUTES:
                 rest = args[1:] if args else ()
                 return _ROUTES[func](source, *rest, **{k: v for k, v in kwargs.items() if k != "input"})
+            if func is _T.__deepcopy__:
+                return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
+            if _changes_values(func):
+                source.axis = None
             result = func(*args, **kwargs)
-            if func in _KEEP and source.axis is not None and isinstance(result, Tensor):
+            if source.axis is not None and func in _KEEP and isinstance(result, Tensor):
                 axis = _axis_after(func, source, source.axis, args[1:], kwargs, result)
                 if axis is not None and result.shape[axis] == source.shape[source.axis]:
                     return cls.of(result, axis)
@@ -132,6 +147,7 @@ def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> T
 def _log_softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
     if dim is None or dim % x.ndim != x.axis:
         return F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
     return LogProbs.of(x.to(dtype) if dtype is not None else x.view_as(x), x.axis)
@@ -140,6 +156,7 @@ def _log_softmax(
 def _softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
     if dim is None or dim % x.ndim != x.axis:
         return F.softmax(x.as_subclass(Tensor), dim, dtype=dtype)
     return x.as_subclass(Tensor).to(dtype or x.dtype).exp()
@@ -163,7 +180,11 @@ def _cross_entropy(
         )
     if size_average is not None or reduce is not None:
         reduction = _Reduction.legacy_get_string(size_average, reduce)
-    axis, classes, log_p = x.axis, x.shape[x.axis], x
+    axis, classes, log_p = x.axis, x.shape[x.axis], x.contiguous()
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{reduction} is not a valid value for reduction")
     by_class = weight.view([-1] + [1] * (x.ndim - 1 - axis)) if weight is not None else None
     if target.shape == x.shape and target.is_floating_point():
         soft = target * (1 - label_smoothing) + label_smoothing / classes
@@ -240,10 +261,12 @@ class Prediction(torch.Tensor):
             return binary_cross_entropy(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            if func not in _KEEP or not isinstance(source, Prediction) or not isinstance(result, Tensor):
+            if not isinstance(source, Prediction):
                 return result
+            if _changes_values(func):
+                source.members = None
             members = source.members
-            if members is None:
+            if members is None or func not in _KEEP | _GATHER or not isinstance(result, Tensor):
                 return result
             axis = source.axis
             if axis is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ MOST = 1e15
 """The largest norm of a gradient that is applied without a look at its entries."""
 
 
-def in_range(grads: Sequence[Tensor]) -> bool:
+def in_range(grads: list[Tensor]) -> bool:
     """Whether all gradients are finite, and so small that no update by them can overflow."""
     norms = torch._foreach_norm(grads)
     if norms[0].is_cpu:

@@ -1,0 +1,104 @@
+"""What the package is made of: light imports that point one way, documented names, examples that run."""
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import alrao
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "alrao"
+CORE = sorted(path.stem for path in SOURCE.glob("*.py"))
+EXAMPLES = {"quickstart.py": ["--epochs", "1", "--seeds", "1"]}
+
+
+def imports(module):
+    """The modules that one imports, in functions too; those of the package start with a dot."""
+    found = set()
+    for node in ast.walk(ast.parse((SOURCE / f"{module}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inside = [node.module] if node.module else [alias.name for alias in node.names]
+            found.update("." * node.level + name for name in inside)
+    return found
+
+
+def reachable(module):
+    """The modules of the core that one needs, directly or not."""
+    found, new = set(), {module}
+    while new:
+        new = {name.lstrip(".") for each in new for name in imports(each) if name.startswith(".")} - found
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_torch_and_the_standard_library_alone(module):
+    outside = {name.split(".")[0] for name in imports(module) if not name.startswith(".")}
+    assert outside <= {"torch", *sys.stdlib_module_names}
+
+
+def test_imports_of_modules_are_seen():
+    # Of the helper above: without this, the other tests could pass for nothing.
+    assert {"torch", ".model", ".rates"} <= imports("optimizer")
+    assert {"model", "heads", "averaging", "features"} <= reachable("optim")
+
+
+@pytest.mark.parametrize("module", [name for name in CORE if name != "__init__"])
+def test_imports_go_one_way(module):
+    needed = reachable(module)
+    assert module not in needed, "a circle"
+    assert needed <= set(CORE) - {"__init__"}, "lab and integrations import the core, never the reverse"
+
+
+@pytest.mark.parametrize(
+    ("module", "later"),
+    [
+        ("features", set(CORE)),
+        ("averaging", set(CORE)),
+        ("rates", {"optim", "optimizer", "averaging", "heads", "model"}),
+        ("heads", {"model", "optim", "optimizer", "rates"}),
+        ("model", {"optim", "optimizer", "rates"}),
+    ],
+)
+def test_the_layout(module, later):
+    assert reachable(module).isdisjoint(later)
+
+
+@pytest.mark.parametrize("name", alrao.__all__)
+def test_public_names_have_a_docstring_of_their_own(name):
+    text = getattr(alrao, name).__doc__  # not inherited
+    assert text is not None
+    assert len(text.split()) > 5
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_doctests(module):
+    module = importlib.import_module("alrao" if module == "__init__" else f"alrao.{module}")
+    assert doctest.testmod(module).failed == 0
+
+
+def test_there_are_doctests():
+    finder = doctest.DocTestFinder()
+    with_examples = {
+        name for name in alrao.__all__ for test in finder.find(getattr(alrao, name)) if test.examples
+    }
+    assert {"Alrao", "SGD", "Switch", "LogUniform"} <= with_examples
+
+
+def test_every_example_is_run_here():
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_examples_run(name):
+    command = [sys.executable, "-W", "error::UserWarning", str(ROOT / "examples" / name), *EXAMPLES[name]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Alrao" in done.stdout
