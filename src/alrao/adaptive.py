@@ -42,7 +42,7 @@ class AdaptiveHead(Head):
         self.cutoffs, self.div_value, self.has_head_bias = layer.cutoffs, layer.div_value, layer.head_bias
         for name, parameter in layer.named_parameters():
             self.register_parameter(name.replace(".", "_"), stacked(parameter, copies, keep))
-        self._new_evidence(next(layer.parameters()).device)
+        self._new_evidence(next(layer.parameters()))
 
     def forward(self, z: Tensor, target: Tensor) -> AdaptiveOutput:
         """Log-probability of each ``target`` under the mixture, and the mean negative of it."""

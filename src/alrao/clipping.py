@@ -29,6 +29,8 @@ def clip_grads_(
 
     stacked = [parameter.grad for parameter in of_copies if parameter.grad is not None]
     if stacked:
+        for grad in stacked:
+            grad.nan_to_num_(0.0, 0.0, 0.0)
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), norm_type, 1) for g in stacked])
         factors = (max_norm / (torch.linalg.vector_norm(norms, norm_type, 0) + 1e-6)).clamp(max=1.0)
         for grad in stacked:

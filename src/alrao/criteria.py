@@ -202,3 +202,6 @@ def binary_cross_entropy(
     if weight is not None:
         losses = losses * weight
     return _reduce(losses, reduction)
+
+
+Prediction.routes[F.binary_cross_entropy_with_logits] = binary_cross_entropy

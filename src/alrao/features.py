@@ -8,7 +8,7 @@ or, where that is not enough, a tensor of feature numbers that broadcasts to the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
@@ -56,12 +56,14 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
     return register
 
 
-def features_of(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Tensor]]]:
+@torch.device("cpu")
+def features_of(model: nn.Module) -> list[tuple[nn.Module, dict[str, Tensor]]]:
     """For each module with parameters of its own: the feature number of every entry, from 0 in each module.
 
     A parameter that several modules share (tied weights) belongs to the first of them.
     """
     seen: set[nn.Parameter] = set()
+    found: list[tuple[nn.Module, dict[str, Tensor]]] = []
     for module in model.modules():
         own = {
             name: parameter
@@ -82,7 +84,8 @@ def features_of(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Tensor]
             else:  # a parameter the rule does not speak of: features of its own, along the first axis
                 numbers[name] = free + _along(parameter, 0)
                 free = int(numbers[name].max()) + 1 if numbers[name].numel() else free
-        yield module, numbers
+        found.append((module, numbers))
+    return found
 
 
 def _along(parameter: Tensor, axis: int) -> Tensor:

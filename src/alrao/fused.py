@@ -99,7 +99,7 @@ class _CategoricalMixture(torch.autograd.Function):
         ctx.careful, ctx.evidence_size = careful, evidence.shape[0]
         ctx.save_for_backward(z, weight, bias, a, log_p, p, m)
         # Marked here, it costs no node in the graph; the compiler wants it done outside.
-        return log_m if compiling else log_m.as_subclass(LogProbs)
+        return log_m if compiling else torch.Tensor._make_subclass(LogProbs, log_m)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -203,7 +203,7 @@ class _SharedLinear(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         copies, outputs, _ = weight.shape
         flat = F.linear(z, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        out = flat.view(-1, copies, outputs).transpose(0, 1).to(_wide(z.dtype))
+        out = flat.view(-1, copies, outputs).transpose(0, 1).to(_wide(z.dtype)).contiguous()
         ctx.save_for_backward(z, weight)
         ctx.has_bias = bias is not None
         return out, out.clone()

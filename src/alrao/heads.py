@@ -31,7 +31,7 @@ def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
 
 
 def _autocasts(z: Tensor) -> bool:
-    return torch.is_autocast_enabled(z.device.type)
+    return not z.is_meta and torch.is_autocast_enabled(z.device.type)
 
 
 class Head(nn.Module):
@@ -49,19 +49,22 @@ class Head(nn.Module):
         self.copies = copies
         self.averaging = averaging
         self.rates: Tensor | None = None  # the copies' learning rates, once an optimizer has set them
-        self._new_evidence(torch.device("cpu"))
+        self._new_evidence(torch.empty(0))
 
-    def _new_evidence(self, device: torch.device) -> None:
+    def _new_evidence(self, like: Tensor) -> None:
         # A leaf that is no parameter of the model; its gradient is the evidence (see alrao.fused).
         size = self.copies + EVIDENCE_EXTRA + (self.averaging.evidence == "sum")
-        self.evidence = torch.zeros(size, device=device, requires_grad=True)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        self.evidence = torch.zeros(size, dtype=dtype, device=like.device, requires_grad=True)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        device = next(self.parameters()).device
-        if device != self.evidence.device:
-            self._new_evidence(device)
+        self._new_evidence(next(self.parameters()))
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As for parameters, a copy does not take the gradient along.
+        return {**self.__dict__, "evidence": self.evidence.detach().clone().requires_grad_()}
 
     def layer(self, copy: int) -> nn.Module:
         """Copy number ``copy`` as a plain layer of the original kind."""
@@ -89,7 +92,7 @@ class LinearHead(Head):
         self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
         self.weight = stacked(weight.flatten(1), copies, keep)
         self.register_parameter("bias", stacked(bias, copies, keep) if isinstance(bias, Tensor) else None)
-        self._new_evidence(weight.device)
+        self._new_evidence(weight)
 
     @property
     def in_features(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from .adaptive import AdaptiveHead
 from .averaging import Averaging, Switch
@@ -89,6 +90,11 @@ class Alrao(nn.Module):
             )
         name, layer = choose(net, output)
         head = _make_head(layer, name, likelihood, averaging, keep_output)
+        if is_parametrized(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+            warnings.warn(
+                f"parametrizations and hooks of the output layer {name!r} are not taken over by its copies",
+                stacklevel=2,
+            )
         tied = tied_elsewhere(net, layer)
         if tied:
             warnings.warn(

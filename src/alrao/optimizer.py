@@ -77,7 +77,7 @@ class AlraoOptimizer(Optimizer):
 
     def _common_seed(self, generator: Generator | None) -> int:
         """A seed for the rates: the same in all processes that train the model together."""
-        seed = int(torch.randint(2**62, (), generator=generator))
+        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
         if self._processes() > 1:
             seeds = [seed]
             first = 0 if self.process_group is None else dist.get_global_rank(self.process_group, 0)
@@ -113,6 +113,7 @@ class AlraoOptimizer(Optimizer):
         self._plans.clear()
         if group["constant"] is None:
             self._draw(law, group, group["params"])
+        self._show_rates()
 
     def _draw(self, law: Law, group: dict[str, Any], params: Iterable[Tensor]) -> None:
         """Draw the rates of ``params``: always the same for the same feature and seed, however grouped."""
@@ -122,7 +123,6 @@ class AlraoOptimizer(Optimizer):
         for p in params:
             if p in self._of_copies:
                 rate = law.grid(self.model.head.copies).view([-1] + [1] * (p.ndim - 1))
-                self.model.head.rates = law.grid(self.model.head.copies)
             elif isinstance(law, PerWeight):
                 order = list(self._features).index(p)
                 rate = law.draw(p.numel(), Generator().manual_seed(seed + order)).view(p.shape)
@@ -137,7 +137,6 @@ class AlraoOptimizer(Optimizer):
         copies = self.model.head.copies
         if self._of_copies.isdisjoint(params):
             return
-        self.model.head.rates = law.grid(copies)
         if isinstance(law, Constant) and copies > 1:
             warnings.warn(
                 f"lr={law.lr:g} gives all {copies} copies of the output layer the same rate, so that there "
@@ -152,12 +151,22 @@ class AlraoOptimizer(Optimizer):
                 stacklevel=5,
             )
 
+    def _show_rates(self) -> None:
+        """Tell the head the rates of its copies, for display."""
+        for group in self.param_groups:
+            for p in self._of_copies.intersection(group["params"]):
+                rates = self.rates(p).flatten()
+                self.model.head.rates = rates.expand(self.model.head.copies).clone()
+
     def rates(self, parameter: Tensor) -> Tensor:
         """The drawn rates of a parameter, without the schedule's factor; they broadcast to it."""
         for group in self.param_groups:
             if any(parameter is p for p in group["params"]):
                 if group["constant"] is not None:
-                    return torch.full([1] * parameter.ndim, group["constant"], device=parameter.device)
+                    dtype = torch.promote_types(parameter.dtype, torch.float32)
+                    return torch.full(
+                        [1] * parameter.ndim, group["constant"], dtype=dtype, device=parameter.device
+                    )
                 rate: Tensor = self.state[parameter]["rate"]
                 return rate.clone()
         raise KeyError("this is not a parameter that the optimizer trains")
@@ -294,20 +303,29 @@ class AlraoOptimizer(Optimizer):
             rate = state_dict["state"].get(i, {}).get("rate")
             if rate is not None:
                 self.state[p]["rate"] = rate.to(p.device, copy=True)
+        self._show_rates()
 
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
         for i, p in params.items():
             for key, value in state.get(i, {}).items():
-                rate = self.state[p].get("rate") if key == "rate" else None
-                expected = p.shape if rate is None else rate.shape
-                if isinstance(value, Tensor) and key != "step" and value.shape != expected:
+                if not isinstance(value, Tensor) or key == "step":
+                    continue
+                shape = value.shape
+                if key == "rate":  # one for each feature: it must broadcast
+                    fits = len(shape) == p.ndim and all(
+                        n in (1, m) for n, m in zip(shape, p.shape, strict=True)
+                    )
+                else:
+                    fits = shape == p.shape
+                if not fits:
                     raise ValueError(
-                        f"{key!r} of a parameter of shape {tuple(p.shape)} has shape {tuple(value.shape)}, "
-                        f"expected {tuple(expected)}: the state belongs to another model"
+                        f"{key!r} of shape {tuple(shape)} does not fit a parameter of shape {tuple(p.shape)}: "
+                        "the state belongs to another model"
                     )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "process_group"}
+        # Schedulers put a wrapped step, bound to this very object, into it.
+        return {key: value for key, value in self.__dict__.items() if key not in ("process_group", "step")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

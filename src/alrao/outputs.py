@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -85,17 +85,22 @@ _HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
 _ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 
 
-def _changes_values(op: Op) -> bool:
-    """Whether an operation works in place, by torch's convention for names."""
+def _changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation works in place, by torch's conventions."""
     name = getattr(op, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
-    return in_place or name in _ASSIGNMENTS
+    return in_place or name in _ASSIGNMENTS or bool(kwargs.get("inplace"))
 
 
 class LogProbs(torch.Tensor):
     """Log-probabilities of the mixture. ``axis`` is where the classes are, None when that is lost."""
 
     axis: int | None = None
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was done to it that its meaning has not survived."""
+        return self.axis is not None
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None) -> LogProbs:
@@ -122,7 +127,7 @@ class LogProbs(torch.Tensor):
                 return _ROUTES[func](source, *rest, **{k: v for k, v in kwargs.items() if k != "input"})
             if func is _T.__deepcopy__:
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
-            if _changes_values(func):
+            if _changes_values(func, kwargs):
                 source.axis = None
             result = func(*args, **kwargs)
             if source.axis is not None and func in _KEEP and isinstance(result, Tensor):
@@ -239,6 +244,13 @@ class Prediction(torch.Tensor):
 
     axis: int | None = None
     members: Members | None = None
+    routes: ClassVar[dict[Op, Op]] = {}
+    """Losses of torch's that mean something else here; see :mod:`alrao.criteria`."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was done to it that its meaning has not survived."""
+        return self.members is not None
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None, members: Members) -> Prediction:
@@ -255,15 +267,13 @@ class Prediction(torch.Tensor):
         """Do to the copies' outputs what is done to the shape of the prediction."""
         kwargs = kwargs or {}
         source = args[0] if args else None
-        if func is F.binary_cross_entropy_with_logits and isinstance(source, Prediction):
-            from .criteria import binary_cross_entropy
-
-            return binary_cross_entropy(*args, **kwargs)
+        if func in cls.routes and isinstance(source, Prediction):
+            return cls.routes[func](*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             if not isinstance(source, Prediction):
                 return result
-            if _changes_values(func):
+            if _changes_values(func, kwargs):
                 source.members = None
             members = source.members
             if members is None or func not in _KEEP | _GATHER or not isinstance(result, Tensor):

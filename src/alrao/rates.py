@@ -70,14 +70,14 @@ class LogUniform(Law):
 
     def draw(self, count: int, generator: Generator | None = None) -> Tensor:
         """Draw ``count`` rates."""
-        place = torch.rand(count, generator=generator, dtype=torch.float64)
+        place = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
         return place.mul_(log(self.hi / self.lo)).exp_().mul_(self.lo).clamp_(self.lo, self.hi)
 
     def grid(self, copies: int) -> Tensor:
         """Evenly spaced in the logarithm, both ends included."""
         if copies == 1:
-            return torch.tensor([sqrt(self.lo * self.hi)], dtype=torch.float64)
-        grid = torch.linspace(log(self.lo), log(self.hi), copies, dtype=torch.float64).exp()
+            return torch.tensor([sqrt(self.lo * self.hi)], dtype=torch.float64, device="cpu")
+        grid = torch.linspace(log(self.lo), log(self.hi), copies, dtype=torch.float64, device="cpu").exp()
         grid[0], grid[-1] = self.lo, self.hi
         return grid
 
@@ -97,7 +97,7 @@ class Constant(Law):
 
     def draw(self, count: int, generator: Generator | None = None) -> Tensor:
         """``count`` times the rate."""
-        return torch.full((count,), self.lr, dtype=torch.float64)
+        return torch.full((count,), self.lr, dtype=torch.float64, device="cpu")
 
     def grid(self, copies: int) -> Tensor:
         """``copies`` times the rate."""
@@ -125,7 +125,7 @@ class Bernoulli(Law):
 
     def draw(self, count: int, generator: Generator | None = None) -> Tensor:
         """Draw ``count`` rates, each ``lr`` or 0."""
-        learns = torch.rand(count, generator=generator, dtype=torch.float64) < self.p
+        learns = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu") < self.p
         return learns * self.lr
 
     def grid(self, copies: int) -> Tensor:

@@ -16,11 +16,17 @@ __all__ = ["candidates", "choose", "tied_elsewhere", "verify"]
 _HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
 
 
+_KINDS = (nn.Linear, nn.AdaptiveLogSoftmaxWithLoss, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 def can_be_output(module: nn.Module) -> bool:
     """Whether copies can take the place of this layer."""
-    if isinstance(module, nn.Linear | nn.AdaptiveLogSoftmaxWithLoss):
-        # An attention's output projection is used through its weight, not called.
-        return type(module) is not nn.modules.linear.NonDynamicallyQuantizableLinear
+    kind = next((kind for kind in _KINDS if isinstance(module, kind)), None)
+    if kind is None or type(module).forward is not kind.forward:
+        return False  # a subclass that computes something else, which copies of its weights would not
+    # An attention's output projection is used through its weight, not called.
+    if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
+        return False
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         ones = (1,) * len(module.kernel_size)
         return (
@@ -29,7 +35,7 @@ def can_be_output(module: nn.Module) -> bool:
             and module.groups == 1
             and module.padding in ("valid", "same", (0,) * len(ones))
         )
-    return False
+    return True
 
 
 def candidates(net: nn.Module) -> dict[str, nn.Module]:
@@ -131,7 +137,7 @@ def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iter
 
 def _check_output(out: Any, name: str, produced: list[tuple[Any, str]], others: dict[str, nn.Module]) -> None:
     tensors = [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
-    ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction)]
+    ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
     if not ours and not any(tensor.ndim == 0 for tensor in tensors):
         raise ValueError(
             f"{name!r} was taken for the output layer, as the last layer registered, but what the network "
