@@ -142,6 +142,19 @@ def test_add_param_group_unfreezes_a_layer():
     assert all(1e-3 <= rate <= 1e-2 for rate in optimizer.rates(late[0]).flatten().tolist())
 
 
+def test_a_group_added_after_a_resume_has_the_rates_it_would_have_had():
+    rates, saved = [], None
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = alrao.Alrao(mlp())
+        optimizer = alrao.SGD(model, params=model.head.parameters())
+        saved = saved or optimizer.state_dict()
+        optimizer.load_state_dict(saved)
+        optimizer.add_param_group({"params": model.net[0].parameters()})
+        rates.append(optimizer.rates(model.net[0].bias))
+    assert torch.equal(*rates)
+
+
 def test_strangers_are_refused_and_nothing_changes():
     model, optimizer = make()
     before = snapshot(model, optimizer)
@@ -214,7 +227,8 @@ def test_sparse_gradients_with_sgd_equal_dense_ones(lr, maximize):
 )
 def test_sparse_gradients_are_refused_where_they_would_become_dense(optimizer, options):
     model, [(x, y), *_] = words(sparse=True)
-    chosen = optimizer(model, **options)
+    groups = [{"params": model.head.parameters()}, {"params": model.net[0].parameters()}]
+    chosen = optimizer(model, params=groups, **options)  # the group that can be updated comes first
     before = snapshot(model, chosen)
     F.cross_entropy(model(x), y).backward()
     with pytest.raises(RuntimeError, match=r"sparse.*sparse=False"):

@@ -56,7 +56,6 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
     return register
 
 
-@torch.device("cpu")
 def features_of(model: nn.Module) -> list[tuple[nn.Module, dict[str, Tensor]]]:
     """For each module with parameters of its own: the feature number of every entry, from 0 in each module.
 
@@ -65,27 +64,25 @@ def features_of(model: nn.Module) -> list[tuple[nn.Module, dict[str, Tensor]]]:
     seen: set[nn.Parameter] = set()
     found: list[tuple[nn.Module, dict[str, Tensor]]] = []
     for module in model.modules():
-        own = {
-            name: parameter
-            for name, parameter in module.named_parameters(recurse=False)
-            if parameter not in seen
-        }
-        if not own:
-            continue
-        seen.update(own.values())
-        described = _rule_for(module)(module)
-        numbers: dict[str, Tensor] = {}
-        free = 1 + max(
-            (_highest(own[name], where) for name, where in described.items() if name in own), default=-1
-        )
-        for name, parameter in own.items():
-            if name in described:
-                numbers[name] = _numbers(module, name, parameter, described[name])
-            else:  # a parameter the rule does not speak of: features of its own, along the first axis
-                numbers[name] = free + _along(parameter, 0)
-                free = int(numbers[name].max()) + 1 if numbers[name].numel() else free
-        found.append((module, numbers))
+        own = {name: p for name, p in module.named_parameters(recurse=False) if p not in seen}
+        if own:
+            seen.update(own.values())
+            with torch.device("cpu"):  # whatever the default device is
+                found.append((module, _numbers_of(module, own)))
     return found
+
+
+def _numbers_of(module: nn.Module, own: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    described = _rule_for(module)(module)
+    numbers = {
+        name: _numbers(module, name, own[name], where) for name, where in described.items() if name in own
+    }
+    free = 1 + max((int(n.max()) for n in numbers.values() if n.numel()), default=-1)
+    for name, parameter in own.items():
+        if name not in numbers:  # the rule does not speak of it: features of its own, along the first axis
+            numbers[name] = free + _along(parameter, 0)
+            free += parameter.shape[0] if parameter.ndim else 1
+    return numbers
 
 
 def _along(parameter: Tensor, axis: int) -> Tensor:
@@ -97,14 +94,13 @@ def _along(parameter: Tensor, axis: int) -> Tensor:
     return torch.arange(parameter.shape[axis]).view(shape)
 
 
-def _highest(parameter: Tensor, where: int | Tensor) -> int:
-    if isinstance(where, Tensor):
-        return int(where.max()) if where.numel() else -1
-    return (parameter.shape[where] if parameter.ndim else 1) - 1
-
-
 def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tensor) -> Tensor:
     if not isinstance(where, Tensor):
+        if parameter.ndim and not -parameter.ndim <= where < parameter.ndim:
+            raise ValueError(
+                f"the feature rule of {type(module).__name__} names axis {where} of {name!r}, which has shape "
+                f"{tuple(parameter.shape)}"
+            )
         return _along(parameter, where)
     try:
         fits = torch.broadcast_shapes(where.shape, parameter.shape) == parameter.shape
