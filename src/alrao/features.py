@@ -56,10 +56,14 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
     return register
 
 
-def features_of(model: nn.Module) -> list[tuple[nn.Module, dict[str, Tensor]]]:
+def features_of(model: nn.Module, *, warn: bool = False) -> list[tuple[nn.Module, dict[str, Tensor]]]:
     """For each module with parameters of its own: the feature number of every entry, from 0 in each module.
 
     A parameter that several modules share (tied weights) belongs to the first of them.
+
+    Args:
+        model: where to look.
+        warn: say which layer types have no rule.
     """
     seen: set[nn.Parameter] = set()
     found: list[tuple[nn.Module, dict[str, Tensor]]] = []
@@ -69,6 +73,16 @@ def features_of(model: nn.Module) -> list[tuple[nn.Module, dict[str, Tensor]]]:
             seen.update(own.values())
             with torch.device("cpu"):  # whatever the default device is
                 found.append((module, _numbers_of(module, own)))
+    # A module with children that owns a bare parameter (a class token, a scale) is an everyday thing; a
+    # leaf with parameters is a layer, and its first axis may be the wrong guess.
+    ruled = {module for module, _ in found if _has_rule(module) or any(module.children())}
+    leaves = {type(module).__name__ for module, _ in found if module not in ruled}
+    if warn and leaves:
+        warnings.warn(
+            f"no feature rule for layers of type {', '.join(sorted(leaves))}: the first axis of each of "
+            "their parameters counts their features; alrao.register_features adds a rule of your own",
+            stacklevel=4,
+        )
     return found
 
 
@@ -98,8 +112,8 @@ def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tenso
     if not isinstance(where, Tensor):
         if parameter.ndim and not -parameter.ndim <= where < parameter.ndim:
             raise ValueError(
-                f"the feature rule of {type(module).__name__} names axis {where} of {name!r}, which has shape "
-                f"{tuple(parameter.shape)}"
+                f"the feature rule of {type(module).__name__} names axis {where} of {name!r}, which has "
+                f"shape {tuple(parameter.shape)}"
             )
         return _along(parameter, where)
     try:
@@ -115,18 +129,11 @@ def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tenso
 
 
 def _rule_for(module: nn.Module) -> Rule:
-    for layer_type in type(module).__mro__:
-        if layer_type in _RULES:
-            return _RULES[layer_type]
-    if not any(module.children()):
-        # A module with children that owns a bare parameter (a class token, a scale) is an everyday thing;
-        # a leaf with parameters is a layer, and the guess below may be wrong for it.
-        warnings.warn(
-            f"no feature rule for layers of type {type(module).__name__}: the first axis of each of its "
-            "parameters counts as its features; alrao.register_features adds a rule of your own",
-            stacklevel=2,
-        )
-    return _first_axis
+    return next((_RULES[kind] for kind in type(module).__mro__ if kind in _RULES), _first_axis)
+
+
+def _has_rule(module: nn.Module) -> bool:
+    return any(kind in _RULES for kind in type(module).__mro__)
 
 
 @register_features(

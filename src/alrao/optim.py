@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from .fused import sane
 from .optimizer import AlraoOptimizer
 from .rates import Rate
 from .update import GroupUpdate
@@ -94,7 +95,7 @@ class SGD(AlraoOptimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         grads = u.grads
         if group["weight_decay"] != 0:
-            grads = list(torch._foreach_add(grads, u.params, alpha=group["weight_decay"]))
+            grads = u.decayed(group["weight_decay"])
         if group["momentum"] != 0:
             grads = self._momentum(group, u.params, grads)
         u.move(grads)
@@ -119,17 +120,21 @@ class SGD(AlraoOptimizer):
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         return buffers
 
-    def _update_sparse(
-        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
-    ) -> None:
+    def _check_sparse(self, group: dict[str, Any]) -> None:
         if group["momentum"] != 0 or group["weight_decay"] != 0:
             raise RuntimeError(
                 "sparse gradients go with plain SGD only: momentum and weight decay would make them dense. "
                 "Set both to 0, or make the embedding with sparse=False"
             )
+
+    def _update_sparse(
+        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
+    ) -> None:
         grad = grad.coalesce()
-        values = grad.values() * (rate if isinstance(rate, float) else rate[0])
-        param.add_(torch.sparse_coo_tensor(grad.indices(), values, grad.shape), alpha=-group["lr"])
+        (rows,), values = grad.indices(), grad.values()
+        values = torch.where(sane(values), values, 0)
+        values = values * (rate if isinstance(rate, float) else rate.expand_as(param)[rows])
+        param.index_add_(0, rows, values.to(param.dtype), alpha=-group["lr"])
 
 
 class Adam(AlraoOptimizer):

@@ -58,7 +58,7 @@ class AlraoOptimizer(Optimizer):
         self._of_copies = set(self.model.head.parameters())
         self._features: dict[Tensor, Tensor] = {}
         self._feature_count = 0
-        for module, numbers in features_of(self.model):
+        for module, numbers in features_of(self.model, warn=True):
             own = dict(module.named_parameters(recurse=False))
             count = 0
             for name, number in numbers.items():
@@ -124,7 +124,7 @@ class AlraoOptimizer(Optimizer):
             if p in self._of_copies:
                 rate = law.grid(self.model.head.copies).view([-1] + [1] * (p.ndim - 1))
             elif isinstance(law, PerWeight):
-                order = list(self._features).index(p)
+                order = next(i for i, q in enumerate(self._features) if q is p)
                 rate = law.draw(p.numel(), Generator().manual_seed(seed + order)).view(p.shape)
             else:
                 if drawn is None:
@@ -190,6 +190,9 @@ class AlraoOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         log_likelihood = self._log_likelihood()
+        for group in self.param_groups:
+            if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
+                self._check_sparse(group)
         for i, group in enumerate(self.param_groups):
             if group["redraws"] is not None:
                 group["redraws"] += 1
@@ -249,14 +252,14 @@ class AlraoOptimizer(Optimizer):
                 of_body.append(grad)
         if of_body and not in_range(of_body):
             grads = [torch.where(sane(grad), grad, 0) for grad in grads]
-        if group["maximize"]:
-            grads = list(torch._foreach_neg(grads))
         if group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group)):
             if params:
+                grads = list(torch._foreach_neg(grads)) if group["maximize"] else grads
                 self._update(group, GroupUpdate(params, grads, rates, constant, factor))
             return
         for p, grad, rate in zip(params, grads, rates, strict=True):
-            self._update(group, GroupUpdate([p], [grad], [rate], constant, factor))
+            grads = [-grad if group["maximize"] else grad]
+            self._update(group, GroupUpdate([p], grads, [rate], constant, factor))
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         """Whether an update of all parameters at once needs no more memory than one by one."""
@@ -265,13 +268,17 @@ class AlraoOptimizer(Optimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         raise NotImplementedError
 
-    def _update_sparse(
-        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
-    ) -> None:
+    def _check_sparse(self, group: dict[str, Any]) -> None:
+        """Refuse sparse gradients, where they cannot be applied as such."""
         raise RuntimeError(
             f"{type(self).__name__} does not take sparse gradients: use alrao.SGD, or make the embedding "
             "with sparse=False"
         )
+
+    def _update_sparse(
+        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
+    ) -> None:
+        raise NotImplementedError
 
     # Checkpoints.
 
@@ -303,6 +310,7 @@ class AlraoOptimizer(Optimizer):
             rate = state_dict["state"].get(i, {}).get("rate")
             if rate is not None:
                 self.state[p]["rate"] = rate.to(p.device, copy=True)
+        self._seed = self.param_groups[0]["seed"]
         self._show_rates()
 
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
@@ -319,8 +327,8 @@ class AlraoOptimizer(Optimizer):
                     fits = shape == p.shape
                 if not fits:
                     raise ValueError(
-                        f"{key!r} of shape {tuple(shape)} does not fit a parameter of shape {tuple(p.shape)}: "
-                        "the state belongs to another model"
+                        f"{key!r} of shape {tuple(shape)} does not fit a parameter of shape "
+                        f"{tuple(p.shape)}: the state belongs to another model"
                     )
 
     def __getstate__(self) -> dict[str, Any]:

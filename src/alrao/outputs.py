@@ -35,8 +35,9 @@ _TRANSPOSE: set[Op] = {
     _T.transpose, _T.swapaxes, _T.permute, _T.movedim, _T.t,
     torch.transpose, torch.swapaxes, torch.permute, torch.movedim, torch.t,
 }  # fmt: skip
-_GATHER: set[Op] = {_T.gather, torch.gather, _T.index_select, torch.index_select, _T.narrow, torch.narrow}
-_KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | {_T.__getitem__}
+_GATHER: set[Op] = {_T.gather, torch.gather}
+_PICK: set[Op] = {_T.index_select, torch.index_select, _T.narrow, torch.narrow}
+_KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _PICK | {_T.__getitem__}
 
 
 def _axis_after(
@@ -132,6 +133,8 @@ class LogProbs(torch.Tensor):
             result = func(*args, **kwargs)
             if source.axis is not None and func in _KEEP and isinstance(result, Tensor):
                 axis = _axis_after(func, source, source.axis, args[1:], kwargs, result)
+                if func in _PICK and (args[1] if len(args) > 1 else kwargs["dim"]) % source.ndim == axis:
+                    return result  # some of the classes: no longer a distribution
                 if axis is not None and result.shape[axis] == source.shape[source.axis]:
                     return cls.of(result, axis)
             return result
@@ -211,7 +214,27 @@ def _cross_entropy(
     return (1 - label_smoothing) * hard + label_smoothing / classes * smooth
 
 
+class _Refused(torch.autograd.Function):
+    """The identity, for a loss that must not train: what flows back has both signs, which a step refuses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        signs = torch.ones_like(g)
+        signs.view(-1)[::2] = -1
+        return g.abs() * signs
+
+
+def _refused(loss: Op) -> Op:
+    """A loss of numbers, not of probabilities: fine to look at, but the copies cannot be trained with it."""
+    return lambda x, *args, **kwargs: loss(_Refused.apply(x.as_subclass(Tensor)), *args, **kwargs)
+
+
 _ROUTES: dict[Op, Op] = {
+    **{loss: _refused(loss) for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)},
     F.cross_entropy: _cross_entropy,
     F.log_softmax: _log_softmax,
     torch.log_softmax: _log_softmax,

@@ -126,7 +126,7 @@ class Bernoulli(Law):
     def draw(self, count: int, generator: Generator | None = None) -> Tensor:
         """Draw ``count`` rates, each ``lr`` or 0."""
         learns = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu") < self.p
-        return learns * self.lr
+        return learns.double() * self.lr
 
     def grid(self, copies: int) -> Tensor:
         """``copies`` times the rate."""
@@ -140,6 +140,8 @@ class _Variant(Law):
     law: Law | tuple[float, float]
 
     def __post_init__(self) -> None:
+        if isinstance(self.law, _Variant):
+            raise TypeError(f"{type(self).__name__} takes a plain law or an interval, got {self.law!r}")
         object.__setattr__(self, "law", as_law(self.law))
 
     def draw(self, count: int, generator: Generator | None = None) -> Tensor:

@@ -52,6 +52,17 @@ class GroupUpdate:
         scales = [-(self.factor / divisor) for divisor in divisors]
         torch._foreach_addcmul_(self.params, below, self.rates, scales)
 
+    def decayed(self, weight_decay: float) -> list[Tensor]:
+        """The gradients of the loss with an L2 penalty.
+
+        A feature whose rate is so high that the penalty alone would throw its weights beyond 0, further each
+        time, has as much of it as brings them to 0.
+        """
+        if self.constant is not None:
+            return list(torch._foreach_add(self.grads, self.params, alpha=weight_decay))
+        decay = [(1 / (rate * self.factor)).clamp_(max=weight_decay) for rate in self.rates]
+        return list(torch._foreach_addcmul(self.grads, self.params, decay))
+
     def shrink(self, weight_decay: float) -> None:
         """Decay the weights in proportion to their rates, at most to 0."""
         if self.constant is not None:
