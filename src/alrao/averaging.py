@@ -70,8 +70,10 @@ class Averaging(nn.Module):
 
         ``-inf`` or nan takes a copy out: its weight is exactly 0. If all are out, nothing changes.
         """
-        numbers = log_likelihood.tolist() if isinstance(log_likelihood, Tensor) else log_likelihood
-        if not isinstance(numbers, Sequence) or len(numbers) != self.copies or isinstance(numbers[0], list):
+        numbers = log_likelihood
+        if isinstance(log_likelihood, Tensor):
+            numbers = log_likelihood.tolist() if log_likelihood.ndim == 1 else []
+        if len(numbers) != self.copies:
             raise ValueError(
                 f"log_likelihood must hold one number for each of the {self.copies} copies, "
                 f"got {log_likelihood!r}"
@@ -190,25 +192,25 @@ class Switch(Averaging):
         # Probabilities are safe, without logarithms: every copy gets its share of the pool at each step, so
         # what underflows could never have come back with a weight that matters.
         n, theta, t = self.copies, self.theta, state[-1]
-        top = max((x for x, w in zip(log_likelihood, state, strict=False) if w > 0), default=-inf)
-        if top == -inf:
+        top = max(log_likelihood)
+        if 0.0 in state[:n]:  # a copy that had failed says nothing of how well those who predicted did
+            top = max((x for x, a in zip(log_likelihood, state, strict=False) if a > 0), default=-inf)
+        if top == -inf:  # all who had weight failed: the others start again
             return self._posterior([*self._prior()[:-1], t], log_likelihood)
-        p = [exp(min(0.0, x - top)) for x in log_likelihood]
-        wa = [w * x for w, x in zip(state[n : 2 * n], p, strict=True)]
-        wb = [w * x for w, x in zip(state[2 * n : -1], p, strict=True)]
-        h = 1 / (t + 1)
-        pool = h * sum(wa) / n
-        wa = [(1 - h) * w + theta * pool for w in wa]
-        wb = [w + (1 - theta) * pool for w in wb]
-        if 0.0 in p:
-            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0.
-            # It can come back, with its next share of the pool.
-            alive = [x > -inf for x in log_likelihood]
-            wa, wb = ([w * x for w, x in zip(ws, alive, strict=True)] for ws in (wa, wb))
-        total = sum(wa) + sum(wb)
-        if total == 0.0:  # all who had weight failed: the others start again
-            return self._posterior([*self._prior()[:-1], t], log_likelihood)
-        wa, wb = ([w / total for w in ws] for ws in (wa, wb))
+        p = [exp(x - top) if x < top else 1.0 for x in log_likelihood]
+        joint = [w * x for w, x in zip(state[n:-1], p + p, strict=True)]
+        h, total = 1 / (t + 1), sum(joint)
+        pool = h * sum(joint[:n]) / n
+        wa = [((1 - h) * w + theta * pool) / total for w in joint[:n]]
+        wb = [(w + (1 - theta) * pool) / total for w in joint[n:]]
+        if -inf in log_likelihood:
+            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0. It
+            # can come back, with its next share of the pool.
+            wa, wb = (
+                [w if x > -inf else 0.0 for w, x in zip(ws, log_likelihood, strict=True)] for ws in (wa, wb)
+            )
+            total = sum(wa) + sum(wb)
+            wa, wb = [w / total for w in wa], [w / total for w in wb]
         return [x + y for x, y in zip(wa, wb, strict=True)] + wa + wb + [t + 1]
 
     def extra_repr(self) -> str:

@@ -101,7 +101,7 @@ class SGD(AlraoOptimizer):
         u.move(grads)
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
-        return group["weight_decay"] == 0 and group["momentum"] == 0 and not group["maximize"]
+        return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         buffers, moved = [], []
@@ -120,12 +120,8 @@ class SGD(AlraoOptimizer):
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         return buffers
 
-    def _check_sparse(self, group: dict[str, Any]) -> None:
-        if group["momentum"] != 0 or group["weight_decay"] != 0:
-            raise RuntimeError(
-                "sparse gradients go with plain SGD only: momentum and weight decay would make them dense. "
-                "Set both to 0, or make the embedding with sparse=False"
-            )
+    def _takes_sparse(self, group: dict[str, Any]) -> bool:
+        return group["weight_decay"] == 0 and group["momentum"] == 0
 
     def _update_sparse(
         self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float

@@ -191,8 +191,10 @@ class AlraoOptimizer(Optimizer):
                 loss = closure()
         log_likelihood = self._log_likelihood()
         for group in self.param_groups:
-            if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
-                self._check_sparse(group)
+            if not self._takes_sparse(group) and any(
+                p.grad is not None and p.grad.is_sparse for p in group["params"]
+            ):
+                self._refuse_sparse()
         for i, group in enumerate(self.param_groups):
             if group["redraws"] is not None:
                 group["redraws"] += 1
@@ -268,11 +270,13 @@ class AlraoOptimizer(Optimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         raise NotImplementedError
 
-    def _check_sparse(self, group: dict[str, Any]) -> None:
-        """Refuse sparse gradients, where they cannot be applied as such."""
+    def _takes_sparse(self, group: dict[str, Any]) -> bool:
+        return False
+
+    def _refuse_sparse(self) -> None:
         raise RuntimeError(
-            f"{type(self).__name__} does not take sparse gradients: use alrao.SGD, or make the embedding "
-            "with sparse=False"
+            "sparse gradients go with alrao.SGD without momentum and weight decay, which would make them "
+            "dense: use that, or make the embedding with sparse=False"
         )
 
     def _update_sparse(

@@ -124,8 +124,9 @@ class LogProbs(torch.Tensor):
                     return _joined(func, result, *args, **kwargs)
                 return result
             if source.axis is not None and func in _ROUTES:
-                rest = args[1:] if args else ()
-                return _ROUTES[func](source, *rest, **{k: v for k, v in kwargs.items() if k != "input"})
+                if not args:
+                    kwargs = {key: value for key, value in kwargs.items() if key != "input"}
+                return _ROUTES[func](source, *args[1:], **kwargs)
             if func is _T.__deepcopy__:
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
             if _changes_values(func, kwargs):
