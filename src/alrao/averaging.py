@@ -38,6 +38,7 @@ class Averaging(nn.Module):
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.copies = copies
         self.evidence = evidence
+        self._column: tuple[Tensor, Tensor, int] | None = None  # of which state, and of which version of it
 
     @abstractmethod
     def _prior(self) -> list[float]:
@@ -56,6 +57,19 @@ class Averaging(nn.Module):
     def log_weights(self) -> Tensor:
         """The logarithm of ``weights``; ``-inf`` for a copy that is out."""
         return self.weights.log()
+
+    def column(self, dtype: torch.dtype) -> Tensor:
+        """The weights as a column, ``(copies, 1)``, that later updates leave as it is: for the mixture."""
+        state = self._state
+        if torch.compiler.is_compiling():
+            return state[: self.copies].to(dtype, copy=True).unsqueeze(1)
+        if self._column is not None:
+            column, of, version = self._column
+            if of is state and version == state._version and column.dtype is dtype:
+                return column
+        column = state[: self.copies].to(dtype, copy=True).unsqueeze(1)
+        self._column = column, state, state._version
+        return column
 
     def reset(self) -> None:
         """Return to the prior: every copy is believed alike."""
@@ -81,8 +95,12 @@ class Averaging(nn.Module):
         # +inf too is a failure of the copy, not evidence for it.
         numbers = [number if isfinite(number) else -inf for number in numbers]
         if max(numbers) > -inf:
-            state = self._posterior(self._state.tolist(), numbers)
-            self._state.copy_(torch.tensor(state, dtype=torch.float64))
+            state = self._state
+            numbers = self._posterior(state.tolist(), numbers)
+            state.copy_(torch.tensor(numbers, dtype=torch.float64))
+            if self._column is not None and state.is_cpu:  # from the numbers at hand, it is cheaper
+                column = torch.tensor(numbers[: self.copies], dtype=self._column[0].dtype).unsqueeze(1)
+                self._column = column, state, state._version
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""
@@ -90,7 +108,7 @@ class Averaging(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # Follow the model to another device, never to a narrower type.
-        state = self._state
+        state, self._column = self._state, None
         self._buffers["_state"] = state.float()
         super()._apply(fn, recurse)
         device = self._state.device

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .averaging import Averaging
 from .outputs import LogProbs
 
 __all__ = [
@@ -44,7 +45,7 @@ TINY = 1e-30
 
 
 def categorical_mixture(
-    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
+    z: Tensor, weight: Tensor, bias: Tensor | None, averaging: Averaging, evidence: Tensor
 ) -> LogProbs:
     """Log-probabilities ``(rows, classes)`` of the mixture; see the module for what flows back.
 
@@ -52,12 +53,12 @@ def categorical_mixture(
         z: inputs of the output layer, ``(rows, d)``.
         weight: stacked weights, ``(copies, classes, d)``.
         bias: stacked biases, ``(copies, classes)``, or None.
-        a: the copies' weights in the mixture, ``(copies,)``.
+        averaging: gives the copies' weights in the mixture.
         evidence: leaf of ``copies + EVIDENCE_EXTRA`` numbers whose gradient receives the evidence; with one
             more, that receives the number of rows with ``g != 0``.
     """
-    log_m = _CategoricalMixture.apply(z, weight, bias, a, evidence)
-    return LogProbs.of(log_m, 1)
+    a = averaging.column(_wide(z.dtype))
+    return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence), 1)
 
 
 def sane(z: Tensor) -> Tensor:
@@ -83,7 +84,6 @@ class _CategoricalMixture(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
     ) -> Tensor:
-        a = a.to(_wide(z.dtype), copy=True).unsqueeze(1)
         log_p = _log_softmax_of_copies(z, weight, bias)
         p = log_p.exp()
         m = (p * a).sum(1)

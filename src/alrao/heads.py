@@ -111,7 +111,8 @@ class LinearHead(Head):
                 "the gradient of an Alrao output layer is not the derivative of its value, so torch.func "
                 "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or use model.collapse()"
             )
-        weight, bias = self.weight, self.bias
+        weight, bias = self._parameters["weight"], self._parameters["bias"]  # faster than the attributes
+        assert weight is not None
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
@@ -171,7 +172,7 @@ class CategoricalHead(LinearHead):
     )
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return categorical_mixture(z, weight, bias, self.averaging.weights, self.evidence)
+        return categorical_mixture(z, weight, bias, self.averaging, self.evidence)
 
     def mixture(self) -> nn.Module:
         """The mixture as a layer that returns log-probabilities."""
