@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Callable, Sequence
 from math import exp, inf, isfinite, log
 from typing import Any
@@ -38,7 +39,7 @@ class Averaging(nn.Module):
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.copies = copies
         self.evidence = evidence
-        self._column: tuple[Tensor, Tensor, int] | None = None  # of which state, and of which version of it
+        self._columns: dict[torch.dtype, tuple[Tensor, Tensor, int]] = {}  # with their state, and its version
 
     @abstractmethod
     def _prior(self) -> list[float]:
@@ -63,12 +64,10 @@ class Averaging(nn.Module):
         state = self._state
         if torch.compiler.is_compiling():
             return state[: self.copies].to(dtype, copy=True).unsqueeze(1)
-        if self._column is not None:
-            column, of, version = self._column
-            if of is state and version == state._version and column.dtype is dtype:
-                return column
-        column = state[: self.copies].to(dtype, copy=True).unsqueeze(1)
-        self._column = column, state, state._version
+        column, of, version = self._columns.get(dtype, (state, None, -1))
+        if of is not state or version != state._version:
+            column = state[: self.copies].to(dtype, copy=True).unsqueeze(1)
+            self._columns[dtype] = column, state, state._version
         return column
 
     def reset(self) -> None:
@@ -97,10 +96,12 @@ class Averaging(nn.Module):
         if max(numbers) > -inf:
             state = self._state
             numbers = self._posterior(state.tolist(), numbers)
-            state.copy_(torch.tensor(numbers, dtype=torch.float64))
-            if self._column is not None and state.is_cpu:  # from the numbers at hand, it is cheaper
-                column = torch.tensor(numbers[: self.copies], dtype=self._column[0].dtype).unsqueeze(1)
-                self._column = column, state, state._version
+            state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
+            if torch.float32 in self._columns and state.is_cpu:  # cheaper from the numbers at hand
+                column = torch.frombuffer(array("f", numbers[: self.copies]), dtype=torch.float32).unsqueeze(
+                    1
+                )
+                self._columns[torch.float32] = column, state, state._version
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""
@@ -108,7 +109,7 @@ class Averaging(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # Follow the model to another device, never to a narrower type.
-        state, self._column = self._state, None
+        state = self._state
         self._buffers["_state"] = state.float()
         super()._apply(fn, recurse)
         device = self._state.device
