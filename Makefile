@@ -46,6 +46,7 @@ format: $(STAMP) ## fix what can be fixed, then format
 
 bench: $(STAMP) ## time and memory of a step, beside torch.optim
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/memory.py
 
 build: $(STAMP) ## sdist and wheel into dist/
 	rm -rf dist

@@ -43,14 +43,12 @@ class GroupUpdate:
 
     def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[float]) -> None:
         """Step against ``above / below / divisors``; ``below`` is overwritten."""
+        lr = self.factor
         if self.constant is not None:
-            lr = self.factor * self.constant
-            torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
-            return
-        torch._foreach_reciprocal_(below)
-        torch._foreach_mul_(below, above)
-        scales = [-(self.factor / divisor) for divisor in divisors]
-        torch._foreach_addcmul_(self.params, below, self.rates, scales)
+            lr *= self.constant
+        else:
+            torch._foreach_div_(below, self.rates)  # a rate of 0: no step, by division by infinity
+        torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
 
     def decayed(self, weight_decay: float) -> list[Tensor]:
         """The gradients of the loss with an L2 penalty.

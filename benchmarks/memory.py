@@ -1,0 +1,85 @@
+"""Memory of the rates, beside that of the parameters, and the largest tensor that a step makes.
+
+The network is a VGG19 for 32x32 images. Usage: python benchmarks/memory.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import alrao
+
+VGG19 = [64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0]
+
+
+def vgg19() -> nn.Module:
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in VGG19:
+        if width == 0:
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers the bytes of the largest tensor that any operation returned."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {id(leaf) for leaf in tree_leaves((args, kwargs))}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
+                self.largest = max(self.largest, leaf.untyped_storage().nbytes())
+        return result
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    table = Table(title="VGG19 for 32x32 images, 10 copies of the output layer, float32")
+    for column in (
+        "optimizer",
+        "parameters, MB",
+        "rates, %",
+        "largest parameter, MB",
+        "largest tensor made by step, MB",
+    ):
+        table.add_column(column, justify="left" if column == "optimizer" else "right")
+    for name, make in {
+        "SGD": alrao.SGD,
+        "SGD, momentum, decay": lambda model: alrao.SGD(model, momentum=0.9, weight_decay=1e-4),
+        "Adam": alrao.Adam,
+        "AdamW": alrao.AdamW,
+    }.items():
+        model = alrao.Alrao(vgg19())
+        optimizer = make(model)
+        F.cross_entropy(model(torch.randn(2, 3, 32, 32)), torch.tensor([0, 1])).backward()
+        optimizer.step()  # the state exists from here on
+        with LargestResult() as watch:
+            optimizer.step()
+        sizes = [p.numel() * p.element_size() for p in model.parameters()]
+        rates = sum(optimizer.rates(p).numel() * 4 for p in model.parameters())
+        table.add_row(
+            name,
+            f"{sum(sizes) / 1e6:.2f}",
+            f"{100 * rates / sum(sizes):.3f}",
+            f"{max(sizes) / 1e6:.2f}",
+            f"{watch.largest / 1e6:.2f}",
+        )
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
