@@ -153,8 +153,8 @@ def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
 
 
 def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
-    flat = of_copies.flatten(1)
-    return flat if flat.dtype == dtype else flat.to(dtype)
+    flat = of_copies.view(of_copies.shape[0], of_copies.shape[1] * of_copies.shape[2])
+    return flat if flat.dtype is dtype else flat.to(dtype)
 
 
 def refuse_second_derivative() -> None:

@@ -116,17 +116,17 @@ class LogProbs(torch.Tensor):
     ) -> Any:
         """Send softmax and cross-entropy to what they mean here; keep the type through changes of shape."""
         kwargs = kwargs or {}
-        source = args[0] if args else kwargs.get("input")
+        source = args[0] if args else kwargs.pop("input", None)
         with torch._C.DisableTorchFunctionSubclass():
+            if func in _ROUTES and isinstance(source, LogProbs) and source.axis is not None:
+                return _ROUTES[func](source, *args[1:], **kwargs)
+            if not args and source is not None:
+                args = (source,)
             if not isinstance(source, LogProbs):
                 result = func(*args, **kwargs)
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined(func, result, *args, **kwargs)
                 return result
-            if source.axis is not None and func in _ROUTES:
-                if not args:
-                    kwargs = {key: value for key, value in kwargs.items() if key != "input"}
-                return _ROUTES[func](source, *args[1:], **kwargs)
             if func is _T.__deepcopy__:
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
             if _changes_values(func, kwargs):
@@ -189,24 +189,25 @@ def _cross_entropy(
         )
     if size_average is not None or reduce is not None:
         reduction = _Reduction.legacy_get_string(size_average, reduce)
-    axis, classes, log_p = x.axis, x.shape[x.axis], x.contiguous()
+    log_p = x if x.ndim == 2 else x.contiguous()  # nll_loss needs that of images
+    if not target.is_floating_point():
+        hard = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
+        if label_smoothing == 0.0:
+            return hard
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
-    by_class = weight.view([-1] + [1] * (x.ndim - 1 - axis)) if weight is not None else None
-    if target.shape == x.shape and target.is_floating_point():
-        soft = target * (1 - label_smoothing) + label_smoothing / classes
-        losses = -(log_p * (soft if by_class is None else soft * by_class)).sum(axis)
-        count = losses.numel()
-        return losses.sum() / count if reduction == "mean" else losses.sum() if reduction == "sum" else losses
-    hard = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
-    if label_smoothing == 0.0:
-        return hard
-    if not 0.0 < label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    axis, classes = x.axis, x.shape[x.axis]
+    if weight is not None:
+        log_p = log_p * weight.view([-1] + [1] * (x.ndim - 1 - axis))
+    if target.is_floating_point():
+        losses = -(log_p * (target * (1 - label_smoothing) + label_smoothing / classes)).sum(axis)
+        if reduction == "mean":
+            return losses.sum() / losses.numel()
+        return losses.sum() if reduction == "sum" else losses
     ignored = target == ignore_index
-    smooth = -(log_p if by_class is None else log_p * by_class).sum(axis).masked_fill(ignored, 0.0)
+    smooth = -log_p.sum(axis).masked_fill(ignored, 0.0)
     if reduction == "mean":
         kept = target.masked_select(~ignored)
         smooth = smooth.sum() / (kept.numel() if weight is None else weight[kept].sum())

@@ -28,7 +28,7 @@ class FiniteStatistics:
 
     def mend(self) -> None:
         """Put back what was finite last, then remember what is finite now."""
-        running = self._running()
+        running = self._running() if self._layers else []
         if not running:
             return
         if [last.device for last in self._last] != [now.device for now in running]:
