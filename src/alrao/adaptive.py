@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from .averaging import Averaging
 from .criteria import mixture_nll
-from .fused import finite_gradient, sane, watched
+from .fused import finite_gradient, sane, watched, wide
 from .heads import Head, stacked
 from .outputs import Members
 
@@ -66,7 +67,8 @@ class AdaptiveHead(Head):
         mixed = self._target_log_probs(finite_gradient(z), target, frozen)
         mixed = mixed.masked_fill(failed[:, None], -torch.inf)
         a = self.averaging.weights.to(own.dtype, copy=True)
-        output = -mixture_nll(own, mixed, Members(own, mixed, a, self.evidence, self.likelihood))
+        members = Members(own, mixed, a, self.leaf(), self.likelihood)
+        output = -mixture_nll(own, mixed, members, if_all_fail=log(self.n_classes))
         return AdaptiveOutput(output if batched else output[0], -output.mean())
 
     def log_prob(self, z: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ class AdaptiveHead(Head):
             log_p = torch.cat(parts, -1).movedim(1, 0)
             log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
             log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
-        return watched(log_m, self.copies, self.evidence)
+        return watched(log_m, self.copies, self.leaf())
 
     def predict(self, z: Tensor) -> Tensor:
         """The class that the mixture finds most probable."""
@@ -95,12 +97,12 @@ class AdaptiveHead(Head):
         logits = _of_all_copies(z, parameters["head_weight"])
         if self.has_head_bias:
             logits = logits + parameters["head_bias"]
-        return logits.log_softmax(-1)
+        return logits.log_softmax(-1, dtype=wide(z.dtype))
 
     def _rare(self, z: Tensor, cluster: int, parameters: Mapping[str, Tensor]) -> Tensor:
         hidden = _of_all_copies(z, parameters[f"tail_{cluster}_0_weight"])
         logits = torch.einsum("rch,coh->rco", hidden, parameters[f"tail_{cluster}_1_weight"])
-        return logits.log_softmax(-1)
+        return logits.log_softmax(-1, dtype=wide(z.dtype))
 
     def _target_log_probs(self, z: Tensor, target: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
         frequent = self._frequent(z, parameters)

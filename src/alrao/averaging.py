@@ -6,6 +6,7 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from math import exp, inf, isfinite, log
+from operator import index
 from typing import Any
 
 import torch
@@ -33,13 +34,12 @@ class Averaging(nn.Module):
 
     def __init__(self, copies: int, *, evidence: str = "mean") -> None:
         super().__init__()
-        if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
+        if isinstance(copies, bool) or not hasattr(copies, "__index__") or copies < 1:
             raise ValueError(f"copies must be a whole number of at least 1, got {copies!r}")
         if evidence not in ("mean", "sum"):
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
-        self.copies = copies
+        self.copies = index(copies)
         self.evidence = evidence
-        self._columns: dict[torch.dtype, tuple[Tensor, Tensor, int]] = {}  # with their state, and its version
 
     @abstractmethod
     def _prior(self) -> list[float]:
@@ -52,7 +52,7 @@ class Averaging(nn.Module):
     @property
     def weights(self) -> Tensor:
         """The probability of each copy; sums to 1."""
-        return self._state[: self.copies]
+        return self._state[: self.copies].clone()
 
     @property
     def log_weights(self) -> Tensor:
@@ -61,14 +61,7 @@ class Averaging(nn.Module):
 
     def column(self, dtype: torch.dtype) -> Tensor:
         """The weights as a column, ``(copies, 1)``, that later updates leave as it is: for the mixture."""
-        state = self._state
-        if torch.compiler.is_compiling():
-            return state[: self.copies].to(dtype, copy=True).unsqueeze(1)
-        column, of, version = self._columns.get(dtype, (state, None, -1))
-        if of is not state or version != state._version:
-            column = state[: self.copies].to(dtype, copy=True).unsqueeze(1)
-            self._columns[dtype] = column, state, state._version
-        return column
+        return self._state[: self.copies].to(dtype, copy=True).unsqueeze(1)
 
     def reset(self) -> None:
         """Return to the prior: every copy is believed alike."""
@@ -97,11 +90,6 @@ class Averaging(nn.Module):
             state = self._state
             numbers = self._posterior(state.tolist(), numbers)
             state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
-            if torch.float32 in self._columns and state.is_cpu:  # cheaper from the numbers at hand
-                column = torch.frombuffer(array("f", numbers[: self.copies]), dtype=torch.float32).unsqueeze(
-                    1
-                )
-                self._columns[torch.float32] = column, state, state._version
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""
@@ -222,12 +210,11 @@ class Switch(Averaging):
         pool = h * sum(joint[:n]) / n
         wa = [((1 - h) * w + theta * pool) / total for w in joint[:n]]
         wb = [(w + (1 - theta) * pool) / total for w in joint[n:]]
-        if -inf in log_likelihood:
-            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0. It
-            # can come back, with its next share of the pool.
-            wa, wb = (
-                [w if x > -inf else 0.0 for w, x in zip(ws, log_likelihood, strict=True)] for ws in (wa, wb)
-            )
+        if 0.0 in p:
+            # A copy that failed, or is beaten beyond all numbers, predicts nothing now: the sequences that
+            # use it next count as impossible. Its share of the pool, however small, would ruin the mean of
+            # a regression. It can come back with the next one.
+            wa, wb = ([w if x > 0.0 else 0.0 for w, x in zip(ws, p, strict=True)] for ws in (wa, wb))
             total = sum(wa) + sum(wb)
             wa, wb = [w / total for w in wa], [w / total for w in wb]
         return [x + y for x, y in zip(wa, wb, strict=True)] + wa + wb + [t + 1]

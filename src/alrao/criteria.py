@@ -21,45 +21,51 @@ from .outputs import LogProbs, Members, Prediction
 __all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy", "mixture_nll"]
 
 
-def mixture_nll(own: Tensor, mixed: Tensor, members: Members) -> Tensor:
+def mixture_nll(
+    own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float, alternatives: bool = False
+) -> Tensor:
     """The mixture's negative log-likelihood of each observation.
 
-    A copy whose log-likelihood is not finite is out of that observation: no weight, no gradient. Where all
-    are, the loss is 0.
+    A copy whose log-likelihood is not finite is out of that observation: no weight, no gradient.
 
     Args:
         own: log-likelihoods that each copy gives to the observations, copies first; reaches the copies.
         mixed: the same values; reaches the body.
         members: weights of the copies, and the leaf for the evidence.
+        if_all_fail: the loss where no copy with any weight is left: that of the prediction made then.
+        alternatives: the axis behind the copies' holds the possible outcomes of one observation.
     """
-    alive = mixed.detach().isfinite()
+    weights = members.weights.to(mixed.dtype).view([-1] + [1] * (mixed.ndim - 1))
+    alive = mixed.detach().isfinite() & (weights > 0)
+    joint = torch.where(alive, mixed, 0) + torch.where(alive, weights, 0).log()
+    joint = joint - torch.where(alive, weights, 0).sum(0).log()  # those left share the weight of the others
     someone = alive.any(0)
-    log_a = members.weights.to(mixed.dtype).log().view([-1] + [1] * (mixed.ndim - 1))
-    joint = torch.where(alive, mixed, 0) + log_a.masked_fill(~alive, -torch.inf)
-    losses = -torch.where(someone, joint, 0).logsumexp(0).masked_fill(~someone, 0)
-    return _Attached.apply(losses, own, members.evidence)
+    losses = torch.where(someone, -torch.where(someone, joint, 0).logsumexp(0), if_all_fail)
+    return _Attached.apply(losses, own, members.evidence, alternatives)
 
 
 class _Attached(torch.autograd.Function):
     """The identity on the losses, with the copies' own losses and the evidence hung on behind."""
 
     @staticmethod
-    def forward(ctx: Any, losses: Tensor, own: Tensor, evidence: Tensor) -> Tensor:
+    def forward(ctx: Any, losses: Tensor, own: Tensor, evidence: Tensor, alternatives: bool) -> Tensor:
         ctx.counts_rows = len(evidence) > len(own) + EVIDENCE_EXTRA
+        ctx.alternatives = alternatives
         ctx.save_for_backward(own)
         return losses.clone()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         (own,) = ctx.saved_tensors
         alive = own.isfinite()
         grad_own = torch.where(alive, -g, 0)
-        scores = torch.where(alive, own * -g, torch.inf).masked_fill(g == 0, 0).flatten(1).sum(1)
+        scores = torch.where(alive, own * -g, torch.inf).masked_fill(g == 0, 0).reshape(len(own), -1).sum(1)
         sums = [-g.sum(), (-g).relu().sum()]
         if ctx.counts_rows:
-            sums.append((g != 0).sum().to(g.dtype))
-        return g, grad_own, torch.cat([scores, torch.stack(sums)])
+            seen = g != 0
+            sums.append((seen.any(0) if ctx.alternatives else seen).sum().to(g.dtype))
+        return g, grad_own, torch.cat([scores, torch.stack(sums)]), None
 
 
 def _reduce(losses: Tensor, reduction: str) -> Tensor:
@@ -133,8 +139,9 @@ class MixtureMSELoss(_MixtureLoss):
         else:
             assert isinstance(prediction, Prediction)
             axis = None if prediction.axis is None else prediction.axis - prediction.ndim
-            own = self._log_likelihood(members.own, target, axis)
-            losses = mixture_nll(own, self._log_likelihood(members.mixed, target, axis), members)
+            own, mixed = (self._log_likelihood(x, target, axis) for x in (members.own, members.mixed))
+            at_0 = -self._log_likelihood(torch.zeros_like(target), target, axis)
+            losses = mixture_nll(own, mixed, members, if_all_fail=at_0)
         return _reduce(losses, self.reduction)
 
     def _log_likelihood(self, mean: Tensor, target: Tensor, axis: int | None) -> Tensor:
@@ -194,11 +201,9 @@ def binary_cross_entropy(
         losses = F.binary_cross_entropy_with_logits(plain, target, pos_weight=pos_weight, reduction="none")
     else:
         # log sigma(l) and log sigma(-l), weighted by the target: linear in both, as the mixture needs.
-        importance = target if pos_weight is None else target * pos_weight
-        losses = importance * mixture_nll(F.logsigmoid(members.own), F.logsigmoid(members.mixed), members)
-        losses = losses + (1 - target) * mixture_nll(
-            F.logsigmoid(-members.own), F.logsigmoid(-members.mixed), members
-        )
+        own, mixed = (F.logsigmoid(torch.stack([x, -x], 1)) for x in (members.own, members.mixed))
+        yes, no = mixture_nll(own, mixed, members, if_all_fail=log(2), alternatives=True)
+        losses = (target if pos_weight is None else target * pos_weight) * yes + (1 - target) * no
     if weight is not None:
         losses = losses * weight
     return _reduce(losses, reduction)

@@ -35,6 +35,7 @@ __all__ = [
     "sane",
     "shared_linear",
     "watched",
+    "wide",
 ]
 
 EVIDENCE_EXTRA = 2
@@ -57,7 +58,7 @@ def categorical_mixture(
         evidence: leaf of ``copies + EVIDENCE_EXTRA`` numbers whose gradient receives the evidence; with one
             more, that receives the number of rows with ``g != 0``.
     """
-    a = averaging.column(_wide(z.dtype))
+    a = averaging.column(wide(z.dtype))
     return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence), 1)
 
 
@@ -67,14 +68,15 @@ def sane(z: Tensor) -> Tensor:
     return z.abs() <= (info.max**0.5 if info.max > 1e5 else info.max)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which probabilities are computed: float32, or float64 for float64."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _log_softmax_of_copies(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     copies, classes, d = weight.shape
     logits = F.linear(z, weight.view(-1, d), None if bias is None else bias.view(-1))
-    return logits.view(-1, copies, classes).log_softmax(-1, dtype=_wide(z.dtype))
+    return logits.view(-1, copies, classes).log_softmax(-1, dtype=wide(z.dtype))
 
 
 class _CategoricalMixture(torch.autograd.Function):
@@ -203,7 +205,7 @@ class _SharedLinear(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         copies, outputs, _ = weight.shape
         flat = F.linear(z, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        out = flat.view(-1, copies, outputs).transpose(0, 1).to(_wide(z.dtype)).contiguous()
+        out = flat.view(-1, copies, outputs).transpose(0, 1).to(wide(z.dtype)).contiguous()
         ctx.save_for_backward(z, weight)
         ctx.has_bias = bias is not None
         return out, out.clone()

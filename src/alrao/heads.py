@@ -62,6 +62,11 @@ class Head(nn.Module):
         self._new_evidence(next(self.parameters()))
         return self
 
+    def leaf(self) -> Tensor:
+        """The leaf for the evidence; a frozen head gathers none, and asks for no gradient by itself."""
+        frozen = not any(p is not None and p.requires_grad for p in self._parameters.values())
+        return self.evidence.detach() if frozen else self.evidence
+
     def __getstate__(self) -> dict[str, Any]:
         # As for parameters, a copy does not take the gradient along.
         return {**self.__dict__, "evidence": self.evidence.detach().clone().requires_grad_()}
@@ -151,9 +156,10 @@ class LinearHead(Head):
         else:
             kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial - 1]
             layer = kind(inputs, outputs, 1, bias=has_bias, device="meta")
-        layer.weight = nn.Parameter(weight.detach().clone().view(layer.weight.shape))
+        trained = self.weight.requires_grad
+        layer.weight = nn.Parameter(weight.detach().clone().view(layer.weight.shape), trained)
         if bias is not None:
-            layer.bias = nn.Parameter(bias.detach().clone())
+            layer.bias = nn.Parameter(bias.detach().clone(), trained)
         return layer
 
     def extra_repr(self) -> str:
@@ -172,7 +178,7 @@ class CategoricalHead(LinearHead):
     )
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return categorical_mixture(z, weight, bias, self.averaging, self.evidence)
+        return categorical_mixture(z, weight, bias, self.averaging, self.leaf())
 
     def mixture(self) -> nn.Module:
         """The mixture as a layer that returns log-probabilities."""
@@ -188,8 +194,8 @@ class GaussianHead(LinearHead):
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         own, mixed = shared_linear(z, weight, bias)
         a = self.averaging.weights.to(own.dtype, copy=True)
-        members = Members(own, mixed, a, self.evidence, self.likelihood)
-        return Prediction.of(watched(self._average(own.detach(), a), self.copies, self.evidence), 1, members)
+        members = Members(own, mixed, a, self.leaf(), self.likelihood)
+        return Prediction.of(watched(self._average(own.detach(), a), self.copies, self.leaf()), 1, members)
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         # 0 times the output of a copy that has failed must be 0. If all have, predict nothing: 0.
@@ -252,7 +258,8 @@ class MixtureOfClassifiers(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Log-probabilities of the classes, or the logits of the labels."""
-        z = z.movedim(1, -1) if self.spatial else z
+        channels = z.ndim - 1 - self.spatial  # where they are: unbatched images have no axis before them
+        z = z.movedim(channels, -1) if self.spatial else z
         logits = F.linear(z, self.weight.flatten(0, 1), self.bias.flatten())
         logits = logits.unflatten(-1, self.weight.shape[:2]).movedim(-2, 0)
         if self.likelihood == "bernoulli":
@@ -260,7 +267,7 @@ class MixtureOfClassifiers(nn.Module):
         else:
             log_a = self.a.log().view([-1] + [1] * (logits.ndim - 1))
             out = (logits.log_softmax(-1) + log_a).logsumexp(0)
-        return out.movedim(-1, 1) if self.spatial else out
+        return out.movedim(-1, channels) if self.spatial else out
 
 
 @register_features(Head)

@@ -25,7 +25,8 @@ Op = Callable[..., Any]
 
 _T = torch.Tensor
 _SAME_SHAPE: set[Op] = {
-    _T.contiguous, _T.clone, _T.float, _T.double, _T.half, _T.bfloat16, _T.to, _T.cpu, _T.cuda, torch.clone,
+    _T.contiguous, _T.clone, _T.type_as, torch.clone,
+    _T.float, _T.double, _T.half, _T.bfloat16, _T.to, _T.cpu, _T.cuda,
 }  # fmt: skip
 _RESHAPE: set[Op] = {
     _T.view, _T.reshape, _T.flatten, _T.unflatten, _T.squeeze, _T.unsqueeze,
@@ -116,12 +117,12 @@ class LogProbs(torch.Tensor):
     ) -> Any:
         """Send softmax and cross-entropy to what they mean here; keep the type through changes of shape."""
         kwargs = kwargs or {}
-        source = args[0] if args else kwargs.pop("input", None)
+        source = args[0] if args else kwargs.get("input")
         with torch._C.DisableTorchFunctionSubclass():
             if func in _ROUTES and isinstance(source, LogProbs) and source.axis is not None:
+                if not args:
+                    kwargs = {key: value for key, value in kwargs.items() if key != "input"}
                 return _ROUTES[func](source, *args[1:], **kwargs)
-            if not args and source is not None:
-                args = (source,)
             if not isinstance(source, LogProbs):
                 result = func(*args, **kwargs)
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
@@ -190,7 +191,8 @@ def _cross_entropy(
     if size_average is not None or reduce is not None:
         reduction = _Reduction.legacy_get_string(size_average, reduce)
     log_p = x if x.ndim == 2 else x.contiguous()  # nll_loss needs that of images
-    if not target.is_floating_point():
+    soft = target.is_floating_point() and target.shape == x.shape
+    if not soft:
         hard = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
         if label_smoothing == 0.0:
             return hard
@@ -201,7 +203,7 @@ def _cross_entropy(
     axis, classes = x.axis, x.shape[x.axis]
     if weight is not None:
         log_p = log_p * weight.view([-1] + [1] * (x.ndim - 1 - axis))
-    if target.is_floating_point():
+    if soft:
         losses = -(log_p * (target * (1 - label_smoothing) + label_smoothing / classes)).sum(axis)
         if reduction == "mean":
             return losses.sum() / losses.numel()
