@@ -210,11 +210,12 @@ class Switch(Averaging):
         pool = h * sum(joint[:n]) / n
         wa = [((1 - h) * w + theta * pool) / total for w in joint[:n]]
         wb = [(w + (1 - theta) * pool) / total for w in joint[n:]]
-        if 0.0 in p:
-            # A copy that failed, or is beaten beyond all numbers, predicts nothing now: the sequences that
-            # use it next count as impossible. Its share of the pool, however small, would ruin the mean of
-            # a regression. It can come back with the next one.
-            wa, wb = ([w if x > 0.0 else 0.0 for w, x in zip(ws, p, strict=True)] for ws in (wa, wb))
+        if -inf in log_likelihood:
+            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0. It
+            # can come back, with its next share of the pool.
+            wa, wb = (
+                [w if x > -inf else 0.0 for w, x in zip(ws, log_likelihood, strict=True)] for ws in (wa, wb)
+            )
             total = sum(wa) + sum(wb)
             wa, wb = [w / total for w in wa], [w / total for w in wb]
         return [x + y for x, y in zip(wa, wb, strict=True)] + wa + wb + [t + 1]

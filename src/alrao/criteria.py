@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import _reduction as _Reduction
 
-from .fused import EVIDENCE_EXTRA, refuse_second_derivative
+from .fused import EVIDENCE_EXTRA, HUGE, refuse_second_derivative
 from .outputs import LogProbs, Members, Prediction
 
 __all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy", "mixture_nll"]
@@ -40,7 +40,7 @@ def mixture_nll(
     joint = torch.where(alive, mixed, 0) + torch.where(alive, weights, 0).log()
     joint = joint - torch.where(alive, weights, 0).sum(0).log()  # those left share the weight of the others
     someone = alive.any(0)
-    losses = torch.where(someone, -torch.where(someone, joint, 0).logsumexp(0), if_all_fail)
+    losses = torch.where(someone, -torch.where(someone, joint, 0).logsumexp(0), if_all_fail).clamp(max=HUGE)
     return _Attached.apply(losses, own, members.evidence, alternatives)
 
 

@@ -7,13 +7,14 @@ or, where that is not enough, a tensor of feature numbers that broadcasts to the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+
+from .warn import warn
 
 __all__ = ["features_of", "register_features"]
 
@@ -56,14 +57,14 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
     return register
 
 
-def features_of(model: nn.Module, *, warn: bool = False) -> list[tuple[nn.Module, dict[str, Tensor]]]:
+def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module, dict[str, Tensor]]]:
     """For each module with parameters of its own: the feature number of every entry, from 0 in each module.
 
     A parameter that several modules share (tied weights) belongs to the first of them.
 
     Args:
         model: where to look.
-        warn: say which layer types have no rule.
+        say: warn of layer types that have no rule.
     """
     seen: set[nn.Parameter] = set()
     found: list[tuple[nn.Module, dict[str, Tensor]]] = []
@@ -77,11 +78,10 @@ def features_of(model: nn.Module, *, warn: bool = False) -> list[tuple[nn.Module
     # leaf with parameters is a layer, and its first axis may be the wrong guess.
     ruled = {module for module, _ in found if _has_rule(module) or any(module.children())}
     leaves = {type(module).__name__ for module, _ in found if module not in ruled}
-    if warn and leaves:
-        warnings.warn(
+    if say and leaves:
+        warn(
             f"no feature rule for layers of type {', '.join(sorted(leaves))}: the first axis of each of "
-            "their parameters counts their features; alrao.register_features adds a rule of your own",
-            stacklevel=4,
+            "their parameters counts their features; alrao.register_features adds a rule of your own"
         )
     return found
 

@@ -29,6 +29,7 @@ from .outputs import LogProbs
 
 __all__ = [
     "EVIDENCE_EXTRA",
+    "HUGE",
     "categorical_mixture",
     "finite_gradient",
     "refuse_second_derivative",
@@ -40,6 +41,9 @@ __all__ = [
 
 EVIDENCE_EXTRA = 2
 """Numbers in the evidence behind the copies' own: sum(g) and sum(relu(g))."""
+
+HUGE = 1e30
+"""The largest loss of an observation: such that a batch of them still has a finite sum."""
 
 TINY = 1e-30
 """Below this, a mixture probability in float32 is computed in logarithms instead."""
@@ -187,6 +191,7 @@ def _careful_mixture(
     joint = log_p + a.log()
     highest = joint.amax(1).clamp(min=torch.finfo(log_p.dtype).min)
     log_m = (joint - highest.unsqueeze(1)).exp().sum(1).log() + highest
+    log_m = log_m.clamp(min=-HUGE)
     return log_p, torch.where(a.sum(1) > 0, log_m, -log(weight.shape[1])), a
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from .fused import EVIDENCE_EXTRA, categorical_mixture, shared_linear, watched
 from .outputs import Members, Prediction
 
 __all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "Head", "LinearHead"]
+
+
+BEATEN = 700.0
+"""A log-likelihood that much below the best is nothing beside it, in double precision."""
 
 
 def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
@@ -70,6 +75,10 @@ class Head(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # As for parameters, a copy does not take the gradient along.
         return {**self.__dict__, "evidence": self.evidence.detach().clone().requires_grad_()}
+
+    def verdict(self, log_likelihood: list[float]) -> list[float]:
+        """The evidence of a batch as the posterior is to see it."""
+        return log_likelihood
 
     def layer(self, copy: int) -> nn.Module:
         """Copy number ``copy`` as a plain layer of the original kind."""
@@ -197,6 +206,15 @@ class GaussianHead(LinearHead):
         members = Members(own, mixed, a, self.leaf(), self.likelihood)
         return Prediction.of(watched(self._average(own.detach(), a), self.copies, self.leaf()), 1, members)
 
+    def verdict(self, log_likelihood: list[float]) -> list[float]:
+        """The evidence, in which a copy that is beaten beyond all numbers has failed.
+
+        In a mixture of probabilities the little weight that the switch leaves to it would do no harm; the
+        mean it would ruin.
+        """
+        best = max((x for x in log_likelihood if isfinite(x)), default=0.0)
+        return [x if x > best - BEATEN else -inf for x in log_likelihood]
+
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         # 0 times the output of a copy that has failed must be 0. If all have, predict nothing: 0.
         alive = outputs.isfinite()
@@ -217,6 +235,7 @@ class BernoulliHead(GaussianHead):
 
     likelihood = "bernoulli"
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
+    verdict = Head.verdict
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         return mixture_logit(outputs, a)

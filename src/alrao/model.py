@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
+from collections.abc import Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -19,6 +19,7 @@ from .clipping import clip_grads_
 from .heads import LINEAR_HEADS, Head
 from .search import choose, tied_elsewhere, verify
 from .statistics import FiniteStatistics
+from .warn import warn
 
 __all__ = ["Alrao", "unwrap"]
 
@@ -91,27 +92,26 @@ class Alrao(nn.Module):
         name, layer = choose(net, output)
         head = _make_head(layer, name, likelihood, averaging, keep_output)
         if is_parametrized(layer) or layer._forward_hooks or layer._forward_pre_hooks:
-            warnings.warn(
-                f"parametrizations and hooks of the output layer {name!r} are not taken over by its copies",
-                stacklevel=2,
-            )
+            warn(f"parametrizations and hooks of the output layer {name!r} are not taken over by its copies")
         tied = tied_elsewhere(net, layer)
         if tied:
-            warnings.warn(
+            warn(
                 f"the weights of the output layer {name!r} are tied to {', '.join(tied)}: the copies get "
-                "weights of their own, and those stay with the network (untied)",
-                stacklevel=2,
+                "weights of their own, and those stay with the network (untied)"
             )
-        # From here on nothing fails, so that a refused network is left as it was.
         self.output_name = name
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
-        self.net = net
+        self._statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
-        self._put(head)
+        # A refused network is left as it was: it changes last.
+        self.net = net
+        if name:
+            net.set_submodule(name, head)
+        else:
+            self.net = head
         self.__dict__["head"] = head  # not a second child: the network has it already
-        self._statistics = FiniteStatistics(net)
         self._show_signature()
 
     # The user's network, reachable through the wrapper.
@@ -128,9 +128,12 @@ class Alrao(nn.Module):
 
     def _show_signature(self) -> None:
         # Tools look at forward's signature to see what the network takes: show them the network's.
-        plain = Alrao.forward
+        plain = type(self).forward
         forward = FunctionType(plain.__code__, plain.__globals__, "forward", None, plain.__closure__)
-        inner = inspect.signature(self.net.forward)
+        try:
+            inner = inspect.signature(self.net.forward)
+        except (TypeError, ValueError):  # compiled code has none
+            return
         this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if "self" not in inner.parameters:
             forward.__signature__ = inner.replace(parameters=[this, *inner.parameters.values()])  # type: ignore[attr-defined]
@@ -210,11 +213,22 @@ class Alrao(nn.Module):
         memo: dict[int, Any] = {id(head): layer}  # spares copying the copies
         return copy.deepcopy(self.net, memo)
 
-    def _put(self, layer: nn.Module) -> None:
-        if self.output_name:
-            self.net.set_submodule(self.output_name, layer)
-        else:
-            self.net = layer
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state, as in torch; one of another shape is refused before anything changes."""
+        own = self.state_dict()
+        wrong = [
+            f"{key}: {tuple(value.shape)}, expected {tuple(own[key].shape)}"
+            for key, value in state_dict.items()
+            if isinstance(value, Tensor) and key in own and value.shape != own[key].shape
+        ]
+        if wrong:
+            raise RuntimeError(
+                f"the state belongs to another model, or to another number of copies (here "
+                f"{self.head.copies}); size mismatch for {'; '.join(wrong[:5])}"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
 
     def extra_repr(self) -> str:
         """The posterior of the copies against their rates."""
@@ -252,6 +266,8 @@ def posterior_bar(head: Head) -> str:
 
 
 def _check_net(net: nn.Module) -> None:
+    if isinstance(net, torch.jit.ScriptModule):
+        raise TypeError("scripted and traced networks cannot be converted: pass the original one")
     if not isinstance(net, nn.Module):
         raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
     if any(isinstance(module, Alrao | Head) for module in net.modules()):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
+from math import isfinite
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from .fused import sane
 from .model import unwrap
 from .rates import Constant, Law, LogUniform, PerWeight, Rate, Redrawn, as_law
 from .update import GroupUpdate, in_range
+from .warn import warn
 
 __all__ = ["AlraoOptimizer"]
 
@@ -24,10 +25,6 @@ VERSION = 1
 
 NOT_NLL = 1e-5
 """The largest part of a loss's weight on log-probabilities that may be positive: rounding."""
-
-
-def _split(numbers: list[float], at: int) -> tuple[list[float], list[float]]:
-    return numbers[:at], numbers[at:]
 
 
 class AlraoOptimizer(Optimizer):
@@ -58,7 +55,7 @@ class AlraoOptimizer(Optimizer):
         self._of_copies = set(self.model.head.parameters())
         self._features: dict[Tensor, Tensor] = {}
         self._feature_count = 0
-        for module, numbers in features_of(self.model, warn=True):
+        for module, numbers in features_of(self.model, say=True):
             own = dict(module.named_parameters(recurse=False))
             count = 0
             for name, number in numbers.items():
@@ -95,6 +92,7 @@ class AlraoOptimizer(Optimizer):
         """Add parameters of the model, as in torch; ``lr`` is an interval, a law or a number."""
         group = dict(param_group)
         law = as_law(group.pop("lr")) if "lr" in group else self._law
+        law.draw(0), law.grid(self.model.head.copies)  # a law of the user's that fails does so here
         super().add_param_group(group)
         group = self.param_groups[-1]
         strangers = [p for p in group["params"] if p not in self._features]
@@ -138,17 +136,15 @@ class AlraoOptimizer(Optimizer):
         if self._of_copies.isdisjoint(params):
             return
         if isinstance(law, Constant) and copies > 1:
-            warnings.warn(
+            warn(
                 f"lr={law.lr:g} gives all {copies} copies of the output layer the same rate, so that there "
                 "is nothing for the posterior to choose from: pass an interval such as lr=(1e-5, 10), or use "
-                "one copy",
-                stacklevel=5,
+                "one copy"
             )
         if isinstance(law, LogUniform) and copies == 1 and law.lo < law.hi:
-            warnings.warn(
+            warn(
                 f"with one copy, the output layer gets the middle of the interval, {law.grid(1).item():.3g}: "
-                "several copies cover it",
-                stacklevel=5,
+                "several copies cover it"
             )
 
     def _show_rates(self) -> None:
@@ -169,7 +165,7 @@ class AlraoOptimizer(Optimizer):
                     )
                 rate: Tensor = self.state[parameter]["rate"]
                 return rate.clone()
-        raise KeyError("this is not a parameter that the optimizer trains")
+        raise KeyError("not a parameter that this optimizer trains: ask for one of its param_groups")
 
     # The step.
 
@@ -189,7 +185,7 @@ class AlraoOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        log_likelihood = self._log_likelihood()
+        log_likelihood, sound = self._log_likelihood()
         for group in self.param_groups:
             if not self._takes_sparse(group) and any(
                 p.grad is not None and p.grad.is_sparse for p in group["params"]
@@ -199,23 +195,28 @@ class AlraoOptimizer(Optimizer):
             if group["redraws"] is not None:
                 group["redraws"] += 1
                 self._draw(self._laws[i], group, [p for p in group["params"] if p not in self._of_copies])
-            self._step_group(i, group)
+            self._step_group(i, group, sound)
         if log_likelihood is not None:
             self.model.head.averaging.update(log_likelihood)
         self.model.head.evidence.grad = None
         self.model._statistics.mend()
         return loss
 
-    def _log_likelihood(self) -> list[float] | None:
-        """What the backward passes since the last step said of each copy, over all processes."""
+    def _log_likelihood(self) -> tuple[list[float] | None, bool]:
+        """What the backward passes since the last step said of each copy, over all processes.
+
+        Also whether the loss was finite: then the gradients of the copies are too, by construction.
+        """
         head = self.model.head
         evidence = head.evidence.grad
         if self._processes() > 1:
             evidence = torch.zeros_like(head.evidence) if evidence is None else evidence.clone()
             dist.all_reduce(evidence, group=self.process_group)
         if evidence is None:
-            return None
-        scores, (total, positive, *rows) = _split(evidence.tolist(), head.copies)
+            self._warn_without_evidence()
+            return None, True
+        numbers = evidence.tolist()
+        scores, (total, positive, *rows) = numbers[: head.copies], numbers[head.copies :]
         wrong = positive - total if self.param_groups[0]["maximize"] else positive
         if wrong > NOT_NLL * abs(2 * positive - total):
             raise RuntimeError(
@@ -223,9 +224,17 @@ class AlraoOptimizer(Optimizer):
                 f"cannot be trained with it: {head.remedy}. Nothing has been changed"
             )
         if total == 0:  # nothing was observed: an empty batch, or all of it ignored
-            return None
+            return None, True
         factor = (rows[0] if rows else 1.0) / total
-        return [score * factor for score in scores]
+        return head.verdict([score * factor for score in scores]), isfinite(total)
+
+    def _warn_without_evidence(self) -> None:
+        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if trained and self._of_copies.isdisjoint(trained):
+            warn(
+                "the network has gradients, the copies of its output layer have none: was another layer "
+                "meant by Alrao(net, output=…), or the loss computed without them?"
+            )
 
     def _planned(self, index: int, group: dict[str, Any]) -> list[tuple[Tensor, Any, bool]]:
         """A group's parameters with their rates, and whether they are the body's; looked up once."""
@@ -237,7 +246,7 @@ class AlraoOptimizer(Optimizer):
             ]
         return self._plans[index]
 
-    def _step_group(self, index: int, group: dict[str, Any]) -> None:
+    def _step_group(self, index: int, group: dict[str, Any], sound: bool) -> None:
         constant, factor = group["constant"], float(group["lr"])
         params, grads, rates, of_body = [], [], [], []
         for p, rate, in_body in self._planned(index, group):
@@ -252,7 +261,7 @@ class AlraoOptimizer(Optimizer):
             rates.append(rate)
             if in_body:
                 of_body.append(grad)
-        if of_body and not in_range(of_body):
+        if not sound or (of_body and not in_range(of_body)):
             grads = [torch.where(sane(grad), grad, 0) for grad in grads]
         if group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group)):
             if params:
@@ -307,6 +316,12 @@ class AlraoOptimizer(Optimizer):
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         if len(saved) == len(params):
             self._check_shapes(dict(zip(saved, params, strict=True)), state_dict["state"])
+        for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            if saved_group["redraws"] is not None and saved_group["law"] != group["law"]:
+                raise ValueError(
+                    f"the state redraws its rates from {saved_group['law']}, this optimizer was built with "
+                    f"{group['law']}: build it with the same lr"
+                )
         super().load_state_dict(state_dict)
         self._plans.clear()
         # torch rounds floating-point state to the parameter's type: not the rates.

@@ -186,6 +186,6 @@ def as_law(lr: Rate) -> Law:
         if len(lr) != 2:
             raise ValueError(f"an interval of rates has two ends, such as (1e-5, 10), got {lr!r}")
         return LogUniform(*lr)
-    if isinstance(lr, str) or not hasattr(lr, "__float__"):
+    if isinstance(lr, str | bool) or not hasattr(lr, "__float__"):
         raise TypeError(f"lr must be an interval (lo, hi), a number or a law such as LogUniform, got {lr!r}")
     return Constant(lr)

@@ -141,7 +141,9 @@ def _check_output(out: Any, name: str, produced: list[tuple[Any, str]], others: 
     if not ours and not any(tensor.ndim == 0 for tensor in tensors):
         raise ValueError(
             f"{name!r} was taken for the output layer, as the last layer registered, but what the network "
-            f"returns is not its output: {_HOW}. The other candidates are\n{listed(others)}"
+            "returns is not its output. If a softmax, a sigmoid or the like comes after it, leave that out: "
+            f"the output is log-probabilities already. If another layer is the output, {_HOW}. "
+            f"The other candidates are\n{listed(others) or '  (none)'}"
         )
     if _says_which(out):
         return

@@ -1,0 +1,197 @@
+"""Uses that are easy to get wrong: odd batches, frozen models, losses that are nan, copied models."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import alrao
+
+
+def classifier():
+    torch.manual_seed(0)
+    return alrao.Alrao(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)))
+
+
+def step(model, optimizer, x, y, factor=1.0):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y) * factor
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(12, 6, generator=generator), torch.randint(3, (12,), generator=generator)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_prediction_of_a_regression_is_as_good_as_its_loss(seed):
+    # A copy that diverges but stays finite keeps a share of the switch's pool; it must not ruin the mean.
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    model = alrao.Alrao(net, likelihood="gaussian")
+    optimizer, criterion = alrao.SGD(model), alrao.MixtureMSELoss()
+    x = torch.randn(256, 10)
+    y = x[:, :1] - x[:, 1:2] * x[:, 2:3]
+    for _ in range(300):
+        rows = torch.randint(256, (32,))
+        optimizer.zero_grad()
+        criterion(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert F.mse_loss(model(x), y) < 2 * y.var()
+        assert F.mse_loss(model.collapse(mixture=True)(x), y) < 2 * y.var()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_regression_on_a_large_scale_has_a_loss_that_is_neither_infinite_nor_nothing(seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    model = alrao.Alrao(net, likelihood="gaussian")
+    optimizer, criterion = alrao.SGD(model), alrao.MixtureMSELoss()
+    x = torch.randn(256, 10)
+    y = 100 * x[:, :1]
+    for _ in range(60):
+        rows = torch.randint(256, (32,))
+        optimizer.zero_grad()
+        loss = criterion(model(x[rows]), y[rows])
+        loss.backward()
+        optimizer.step()
+        assert 0 < loss.item() < torch.inf
+
+
+@pytest.mark.parametrize("shape", ["squeeze", "view"])
+def test_a_last_batch_of_one_sample(shape):
+    model = alrao.Alrao(nn.Linear(6, 1), likelihood="gaussian")
+    optimizer = alrao.SGD(model)
+    out = model(torch.randn(1, 6))
+    out = out.squeeze(1) if shape == "squeeze" else out.view(-1)
+    alrao.MixtureMSELoss()(out, torch.randn(1)).backward()
+    before = model.head.weight.clone()
+    optimizer.step()
+    assert not torch.equal(model.head.weight, before)
+
+
+def test_inference_mode_before_training(batch):
+    model = classifier()
+    with torch.inference_mode():
+        model(batch[0])
+    optimizer = alrao.SGD(model)
+    assert step(model, optimizer, *batch) > 0
+
+
+def test_a_copied_model_uses_the_posterior_that_it_loads(batch):
+    model, other = classifier(), classifier()
+    optimizer = alrao.SGD(model)
+    for _ in range(2):
+        step(model, optimizer, *batch)
+    copied = copy.deepcopy(model)
+    for _ in range(5):
+        step(model, optimizer, *batch)
+    copied.load_state_dict(model.state_dict())
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(copied(batch[0]), model(batch[0]))
+    assert torch.equal(other(batch[0]), model(batch[0]))
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_loss_that_is_not_finite_destroys_nothing(batch, factor, apart):
+    model = classifier()
+    groups = [{"params": model.body_parameters()}, {"params": model.head.parameters()}] if apart else None
+    optimizer = alrao.SGD(model, params=groups, momentum=0.9)
+    step(model, optimizer, *batch)
+    posterior = model.posterior
+    step(model, optimizer, *batch, factor=factor)
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert torch.equal(model.posterior, posterior)
+    assert step(model, optimizer, *batch) < torch.inf
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 1), (1, 3), ()])
+def test_soft_targets_of_another_shape_are_refused_as_by_torch(batch, shape):
+    with pytest.raises((RuntimeError, ValueError, IndexError)):
+        F.cross_entropy(classifier()(batch[0]), torch.rand(shape))
+
+
+def test_a_model_state_of_another_number_of_copies_changes_nothing(batch):
+    model = classifier()
+    other = alrao.Alrao(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)), copies=7)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="another number of copies"):
+        model.load_state_dict(other.state_dict())
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+
+
+def test_the_sum_of_evidence_counts_a_soft_label_once():
+    torch.manual_seed(0)
+    averaging = alrao.Switch(4, evidence="sum")
+    model = alrao.Alrao(nn.Linear(6, 2), 4, likelihood="bernoulli", averaging=averaging).double()
+    x, y = torch.randn(5, 6).double(), torch.rand(5, 2).double()
+    alrao.MixtureBCELoss()(model(x), y).backward()
+    *scores, total, _, rows = model.head.evidence.grad.tolist()
+    by_hand = [
+        -F.binary_cross_entropy_with_logits(model.head.layer(j)(x), y, reduction="sum").item()
+        for j in range(4)
+    ]
+    assert rows == 10
+    assert [score * rows / total for score in scores] == pytest.approx(by_hand)
+
+
+def test_a_frozen_model_asks_for_no_gradient_and_gathers_no_evidence(batch):
+    model = classifier()
+    model.requires_grad_(False)
+    assert not model(batch[0]).requires_grad
+    x = batch[0].clone().requires_grad_()  # a generator's output, say
+    F.cross_entropy(model(x), batch[1]).backward()
+    assert model.head.evidence.grad is None
+    assert x.grad.abs().sum() > 0
+
+
+def test_rates_that_are_redrawn_come_from_the_law_that_was_saved():
+    saved = alrao.SGD(classifier(), lr=alrao.Redrawn((1e-4, 1.0))).state_dict()
+    with pytest.raises(ValueError, match="redraws its rates"):
+        alrao.SGD(classifier(), lr=alrao.Redrawn((10.0, 100.0))).load_state_dict(saved)
+
+
+def test_the_forward_of_a_subclass_is_called(batch):
+    class Halved(alrao.Alrao):
+        def forward(self, x):
+            return super().forward(x)[:6]
+
+    assert len(Halved(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)))(batch[0])) == 6
+
+
+def test_weights_that_are_kept_do_not_change_later():
+    switch = alrao.Switch(2)
+    first = switch.weights
+    switch.update(torch.tensor([0.0, -5.0]))
+    assert first.tolist() == [0.5, 0.5]
+    switch.weights[0] = 5
+    assert switch.weights.sum() == pytest.approx(1)
+
+
+def test_copies_that_no_loss_has_gone_through_are_noticed(batch):
+    model = classifier()
+    optimizer = alrao.SGD(model)
+    model.net[0](batch[0]).sum().backward()
+    with pytest.warns(UserWarning, match="copies of its output layer have none"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_losses_of_numbers_are_refused_at_the_step(batch, loss, maximize):
+    model = classifier()
+    optimizer = alrao.SGD(model, maximize=maximize)
+    value = loss(model(batch[0]), F.one_hot(batch[1], 3).float())
+    (-value if maximize else value).backward()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="cross_entropy or nll_loss"):
+        optimizer.step()
+    assert all(torch.equal(model.state_dict()[key], old) for key, old in before.items())
