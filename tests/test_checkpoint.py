@@ -123,7 +123,7 @@ def test_a_new_process_continues_to_the_same_bits(kind, continued):
     assert_same_bits(resumed, uninterrupted)
     model, _ = build(kind, seed=5)
     model.load_state_dict(resumed["model"])
-    assert abs(model.posterior.sum().item() - 1) < 1e-9
+    assert abs(model.posterior.sum().item() - 1) < 1e-6
     assert kind == "bayes" or model.head.averaging.t == 13
 
 

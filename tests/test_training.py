@@ -124,7 +124,7 @@ def test_zero_grad_clears_the_evidence(clear, set_to_none):
     (model if clear == "model" else optimizer).zero_grad(set_to_none)
     optimizer.step()
     assert model.head.averaging.t == 1
-    torch.testing.assert_close(model.posterior, torch.full((4,), 0.25, dtype=torch.float64))
+    torch.testing.assert_close(model.posterior, torch.full((4,), 0.25))
 
 
 def test_averaged_model_and_update_bn():
@@ -260,7 +260,7 @@ def test_it_learns_in_every_type(likelihood, dtype):
     losses = learn(model, seeded_sgd(model), likelihood, dtype)
     assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
     assert all(p.dtype == dtype for p in model.parameters())
-    assert abs(model.posterior.sum().item() - 1) < 1e-9
+    assert abs(model.posterior.sum().item() - 1) < 1e-6
 
 
 @pytest.mark.parametrize("kind", [alrao.SGD, alrao.Adam, alrao.AdamW])

@@ -159,8 +159,8 @@ class Alrao(nn.Module):
 
     @property
     def posterior(self) -> Tensor:
-        """The probability of each copy, lowest rate first; sums to 1."""
-        return self.head.averaging.weights.clone()
+        """The probability of each copy, lowest rate first; ``head.averaging`` has it in float64."""
+        return self.head.averaging.weights.to(self.head.evidence.dtype)
 
     def reset_posterior(self) -> None:
         """Believe all copies alike again, as at the start: after a change of data, say."""

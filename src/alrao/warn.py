@@ -11,9 +11,6 @@ __all__ = ["warn"]
 def warn(message: str) -> None:
     """Warn at the innermost line that is neither ours nor torch's: where the user can act."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
-        "alrao",
-        "torch",
-    ):
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in {"alrao", "torch"}:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
