@@ -76,16 +76,18 @@ class Averaging(nn.Module):
 
         ``-inf`` or nan takes a copy out: its weight is exactly 0. If all are out, nothing changes.
         """
-        numbers = log_likelihood
+        numbers: Sequence[float]
         if isinstance(log_likelihood, Tensor):
             numbers = log_likelihood.tolist() if log_likelihood.ndim == 1 else []
+        else:
+            numbers = log_likelihood
         if len(numbers) != self.copies:
             raise ValueError(
                 f"log_likelihood must hold one number for each of the {self.copies} copies, "
                 f"got {log_likelihood!r}"
             )
-        # +inf too is a failure of the copy, not evidence for it.
-        numbers = [number if isfinite(number) else -inf for number in numbers]
+        if not isfinite(sum(numbers)):  # +inf too is a failure of the copy, not evidence for it
+            numbers = [number if isfinite(number) else -inf for number in numbers]
         if max(numbers) > -inf:
             state = self._state
             numbers = self._posterior(state.tolist(), numbers)
@@ -207,9 +209,10 @@ class Switch(Averaging):
         p = [exp(x - top) if x < top else 1.0 for x in log_likelihood]
         joint = [w * x for w, x in zip(state[n:-1], p + p, strict=True)]
         h, total = 1 / (t + 1), sum(joint)
-        pool = h * sum(joint[:n]) / n
-        wa = [((1 - h) * w + theta * pool) / total for w in joint[:n]]
-        wb = [(w + (1 - theta) * pool) / total for w in joint[n:]]
+        pool = h * sum(joint[:n]) / (n * total)
+        stay, back, out = (1 - h) / total, theta * pool, (1 - theta) * pool
+        wa = [stay * w + back for w in joint[:n]]
+        wb = [w / total + out for w in joint[n:]]
         if -inf in log_likelihood:
             # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0. It
             # can come back, with its next share of the pool.

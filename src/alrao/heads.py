@@ -69,8 +69,10 @@ class Head(nn.Module):
 
     def leaf(self) -> Tensor:
         """The leaf for the evidence; a frozen head gathers none, and asks for no gradient by itself."""
-        frozen = not any(p is not None and p.requires_grad for p in self._parameters.values())
-        return self.evidence.detach() if frozen else self.evidence
+        for p in self._parameters.values():
+            if p is not None and p.requires_grad:
+                return self.evidence
+        return self.evidence.detach()
 
     def __getstate__(self) -> dict[str, Any]:
         # As for parameters, a copy does not take the gradient along.
