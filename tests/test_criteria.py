@@ -6,34 +6,17 @@ from math import log, pi
 import pytest
 import torch
 import torch.nn.functional as F
+from mixtures import COPIES, INPUTS, LABELS, LIKELIHOODS, OUTPUTS, ROWS, batch, converted
 from torch import nn
 
 import alrao
 
-COPIES, ROWS, INPUTS, OUTPUTS = 4, 6, 3, 2
 TARGET = torch.linspace(-2, 2, ROWS * OUTPUTS, dtype=torch.float64).cos().view(ROWS, OUTPUTS) * 2
-LABELS = torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [0, 1], [1, 1]], dtype=torch.float64)
 SOFT_LABELS = torch.linspace(0, 1, ROWS * OUTPUTS, dtype=torch.float64).view(ROWS, OUTPUTS)
 ROW_WEIGHTS = torch.tensor([1.0, 0.5, 3.0, 0.0, 2.0, 0.25], dtype=torch.float64)
 WEIGHT = torch.rand(ROWS, OUTPUTS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 POS_WEIGHT = torch.tensor([0.5, 3.0], dtype=torch.float64)
 ACTION = torch.tensor([0, 1, 1, 0, 1, 0])
-LIKELIHOODS = {"gaussian": alrao.MixtureMSELoss, "bernoulli": alrao.MixtureBCELoss}
-
-
-def converted(likelihood, outputs=OUTPUTS, net=None):
-    """A model in double precision with spread copies and a posterior that is not uniform."""
-    net = nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, outputs)) if net is None else net
-    model = alrao.Alrao(net, COPIES, likelihood=likelihood).double()
-    with torch.no_grad():
-        model.head.weight.mul_(3)
-    for _ in range(3):
-        model.head.averaging.update(torch.randn(COPIES))
-    return model
-
-
-def batch():
-    return torch.randn(ROWS, INPUTS, dtype=torch.float64)
 
 
 def outputs_of_copies(model, z):

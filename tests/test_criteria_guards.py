@@ -6,29 +6,12 @@ from math import inf, nan
 import pytest
 import torch
 import torch.nn.functional as F
+from mixtures import COPIES, LABELS, LIKELIHOODS, OUTPUTS, ROWS, batch, converted
 from torch import nn
 
 import alrao
 
-COPIES, ROWS, INPUTS, OUTPUTS = 4, 6, 3, 2
-LABELS = torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [0, 1], [1, 1]], dtype=torch.float64)
 TARGET = torch.linspace(-2, 2, ROWS * OUTPUTS, dtype=torch.float64).cos().view(ROWS, OUTPUTS) * 2
-LIKELIHOODS = {"gaussian": alrao.MixtureMSELoss, "bernoulli": alrao.MixtureBCELoss}
-
-
-def converted(likelihood, outputs=OUTPUTS):
-    """A model in double precision with spread copies and a posterior that is not uniform."""
-    net = nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, outputs))
-    model = alrao.Alrao(net, COPIES, likelihood=likelihood).double()
-    with torch.no_grad():
-        model.head.weight.mul_(3)
-    for _ in range(3):
-        model.head.averaging.update(torch.randn(COPIES))
-    return model
-
-
-def batch():
-    return torch.randn(ROWS, INPUTS, dtype=torch.float64)
 
 
 def outputs_of_copies(model, x):

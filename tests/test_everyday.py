@@ -15,6 +15,13 @@ def classifier():
     return alrao.Alrao(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)))
 
 
+def regression(seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    model = alrao.Alrao(net, likelihood="gaussian")
+    return model, alrao.SGD(model), alrao.MixtureMSELoss(), torch.randn(256, 10)
+
+
 def step(model, optimizer, x, y, factor=1.0):
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y) * factor
@@ -32,11 +39,7 @@ def batch():
 @pytest.mark.parametrize("seed", range(6))
 def test_the_prediction_of_a_regression_is_as_good_as_its_loss(seed):
     # A copy that diverges but stays finite keeps a share of the switch's pool; it must not ruin the mean.
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-    model = alrao.Alrao(net, likelihood="gaussian")
-    optimizer, criterion = alrao.SGD(model), alrao.MixtureMSELoss()
-    x = torch.randn(256, 10)
+    model, optimizer, criterion, x = regression(seed)
     y = x[:, :1] - x[:, 1:2] * x[:, 2:3]
     for _ in range(300):
         rows = torch.randint(256, (32,))
@@ -50,11 +53,7 @@ def test_the_prediction_of_a_regression_is_as_good_as_its_loss(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_regression_on_a_large_scale_has_a_loss_that_is_neither_infinite_nor_nothing(seed):
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-    model = alrao.Alrao(net, likelihood="gaussian")
-    optimizer, criterion = alrao.SGD(model), alrao.MixtureMSELoss()
-    x = torch.randn(256, 10)
+    model, optimizer, criterion, x = regression(seed)
     y = 100 * x[:, :1]
     for _ in range(60):
         rows = torch.randint(256, (32,))

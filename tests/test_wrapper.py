@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from small import believe, mlp, target_for
 from torch import nn
 
 import alrao
@@ -34,21 +35,6 @@ class Net(nn.Module):
 
     def describe(self):
         return "a small network"
-
-
-def mlp(outputs=3):
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
-
-
-def target_for(likelihood, x, outputs=3):
-    if likelihood == "categorical":
-        return torch.randint(outputs, (len(x),))
-    return torch.randn(len(x), outputs) if likelihood == "gaussian" else torch.rand(len(x), outputs).round()
-
-
-def believe(model, *log_likelihood):
-    """Move the posterior away from uniform."""
-    model.head.averaging.update(torch.tensor(log_likelihood))
 
 
 def everything(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from math import inf, isfinite
 from typing import Any
@@ -82,13 +83,13 @@ class Head(nn.Module):
         """The evidence of a batch as the posterior is to see it."""
         return log_likelihood
 
+    @abstractmethod
     def layer(self, copy: int) -> nn.Module:
         """Copy number ``copy`` as a plain layer of the original kind."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mixture(self) -> nn.Module:
         """The whole mixture as a plain layer."""
-        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """The size, as in the layer that this one replaces."""
@@ -150,9 +151,9 @@ class LinearHead(Head):
         with torch.autocast(z.device.type, enabled=False):
             return self._rows(z.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
+    @abstractmethod
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The mixture's output for ``z`` of shape ``(rows, d)``."""
-        raise NotImplementedError
 
     def layer(self, copy: int) -> nn.Module:
         """Copy number ``copy`` as a linear layer or a convolution."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any
@@ -276,8 +277,9 @@ class AlraoOptimizer(Optimizer):
         """Whether an update of all parameters at once needs no more memory than one by one."""
         return False
 
+    @abstractmethod
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        raise NotImplementedError
+        """Apply one update to some of the group's parameters."""
 
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return False
@@ -291,7 +293,7 @@ class AlraoOptimizer(Optimizer):
     def _update_sparse(
         self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
     ) -> None:
-        raise NotImplementedError
+        self._refuse_sparse()
 
     # Checkpoints.
 
