@@ -1,0 +1,69 @@
+"""Everything that defines a run, in one place: the command line, ``config.json`` and the code share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Settings", "option"]
+
+
+def option(default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = ()) -> Any:
+    """A field of the settings.
+
+    Args:
+        default: its value where the user says nothing.
+        text: its line in ``--help``.
+        repeats: whether a run with another value is another run; False for where and how it is computed.
+        choices: the values it may take.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "repeats": repeats, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of one run. ``None`` means: as the task, or the method, has it."""
+
+    task: str = option("digits", "the task")
+    model: str | None = option(None, "the network; `alrao list` shows those of each task")
+    method: str = option("alrao", "how to train it; `alrao list` shows the methods")
+    lr: str | None = option(None, "an interval 1e-5:10 for Alrao, a rate 0.1 for the other methods")
+    copies: int | None = option(None, "copies of the output layer (Alrao)")
+    averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
+    theta: float = option(0.999, "the switch's prior probability of switching again")
+    evidence: str = option(
+        "mean", "a batch's log-likelihood for the posterior", choices=("mean", "sum")
+    )
+    budget: str = option("mini", "how much to train", choices=("mini", "paper"))
+    epochs: int | None = option(None, "epochs, in place of the budget's")
+    batch: int | None = option(None, "batch size, in place of the budget's")
+    train_size: int | None = option(None, "training examples to use, in place of the budget's")
+    patience: int = option(20, "stop after so many epochs without a better validation loss")
+    seed: int = option(0, "seed of the initial weights, the rates, the order and the augmentation")
+    momentum: float = option(0.0, "momentum (SGD and Alrao; first beta of the Adam family when given)")
+    weight_decay: float = option(0.0, "weight decay")
+    schedule: str = option(
+        "none", "factor on the rates over time", choices=("none", "cosine", "linear", "step")
+    )
+    clip: float | None = option(None, "clip the gradient's norm (each copy and the body on their own)")
+    width: float = option(1.0, "multiplies the width of the network")
+    level: str | None = option(None, "symbols of a text", choices=("char", "word"))
+    dropout: float | None = option(None, "dropout of the LSTM before its decoder")
+    dropout_everywhere: bool = option(False, "dropout on the embedding and between LSTM layers too")
+    target: str | None = option(None, "the column of a CSV file to predict")
+    image_size: int | None = option(None, "side of the images a network sees (image folders)")
+    data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
+    workers: int | None = option(None, "processes that read images (image folders)", repeats=False)
+
+    def key(self) -> dict[str, Any]:
+        """What makes this run the one it is: every field that repeats."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["repeats"]}
+
+    def digest(self, data: str) -> str:
+        """A short name for the settings on the data of that identity."""
+        text = json.dumps([self.key(), data], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
