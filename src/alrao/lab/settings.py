@@ -43,7 +43,7 @@ class Settings:
     train_size: int | None = option(None, "training examples to use, in place of the budget's")
     patience: int = option(20, "stop after so many epochs without a better validation loss")
     seed: int = option(0, "seed of the initial weights, the rates, the order and the augmentation")
-    momentum: float = option(0.0, "momentum (SGD and Alrao; first beta of the Adam family when given)")
+    momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family")
     weight_decay: float = option(0.0, "weight decay")
     schedule: str = option(
         "none", "factor on the rates over time", choices=("none", "cosine", "linear", "step")
@@ -55,6 +55,7 @@ class Settings:
     dropout_everywhere: bool = option(False, "dropout on the embedding and between LSTM layers too")
     target: str | None = option(None, "the column of a CSV file to predict")
     image_size: int | None = option(None, "side of the images a network sees (image folders)")
+    threads: int | None = option(None, "processor threads of torch", repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
     workers: int | None = option(None, "processes that read images (image folders)", repeats=False)

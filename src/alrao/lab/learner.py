@@ -1,0 +1,172 @@
+"""A model in training: the optimizer's step, the weights to evaluate, and what a checkpoint must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+import alrao
+
+from .errors import missing
+
+__all__ = ["Averaged", "Learner", "ScheduleFree"]
+
+
+class Learner:
+    """A model and its optimizer.
+
+    Args:
+        model: what is trained.
+        optimizer: what trains it.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler: LambdaLR | None = None
+
+    def follow(self, schedule: str, steps: int) -> None:
+        """Multiply the rates by a schedule's factor over so many steps."""
+        if schedule != "none":
+            self.scheduler = LambdaLR(self.optimizer, _factor(schedule, steps))
+
+    def step(self, loss: Tensor, clip: float | None = None) -> None:
+        """One step against the gradient of the loss."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        if clip is not None:
+            if isinstance(self.model, alrao.Alrao):
+                self.model.clip_grad_norm_(clip)
+            else:
+                nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def train(self) -> None:
+        """Make ready for steps."""
+        self.model.train()
+
+    @contextmanager
+    def evaluating(self, inputs: Callable[[], Iterable[Tensor]]) -> Iterator[nn.Module]:
+        """The model to evaluate, in evaluation mode.
+
+        Args:
+            inputs: gives training inputs, for statistics that belong to the weights evaluated.
+        """
+        self.model.eval()
+        yield self.model
+        self.train()
+
+    @property
+    def posterior(self) -> list[float] | None:
+        """The weights of the copies, of an Alrao model."""
+        return self.model.posterior.tolist() if isinstance(self.model, alrao.Alrao) else None
+
+    @property
+    def rates(self) -> list[float] | None:
+        """The rates of the copies, of an Alrao model."""
+        if not isinstance(self.model, alrao.Alrao) or self.model.head.rates is None:
+            return None
+        return self.model.head.rates.tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that further training depends on, the random generators aside."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+
+
+def _factor(schedule: str, steps: int) -> Callable[[int], float]:
+    if schedule == "cosine":
+        return lambda step: 0.5 * (1 + cos(pi * min(1.0, step / steps)))
+    if schedule == "linear":
+        return lambda step: max(0.0, 1 - step / steps)
+    # step: a tenth after half of the time, a hundredth after three quarters
+    return lambda step: 1.0 if step < 0.5 * steps else 0.1 if step < 0.75 * steps else 0.01
+
+
+class Averaged(Learner):
+    """DoG: the model to evaluate is the average of all iterates, weighted towards the last."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(model, optimizer)
+        try:
+            from dog import PolynomialDecayAverager
+        except ImportError:
+            raise missing("dog-optimizer", "peers", "the method dog") from None
+        self.averager = PolynomialDecayAverager(model)
+
+    def step(self, loss: Tensor, clip: float | None = None) -> None:
+        """One step, which the average takes in."""
+        super().step(loss, clip)
+        self.averager.step()
+
+    @contextmanager
+    def evaluating(self, inputs: Callable[[], Iterable[Tensor]]) -> Iterator[nn.Module]:
+        """The averaged model."""
+        yield self.averager.averaged_model.eval()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average included."""
+        return {**super().state_dict(), "averager": self.averager.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        super().load_state_dict(state)
+        self.averager.load_state_dict(state["averager"])
+
+
+class ScheduleFree(Learner):
+    """Schedule-Free: steps and evaluations happen at different weights, and the optimizer must be told."""
+
+    RECALIBRATION = 50
+    """Training batches from which BatchNorm statistics are taken at the weights that are evaluated."""
+
+    def train(self) -> None:
+        """Make ready for steps."""
+        super().train()
+        self.optimizer.train()  # type: ignore[attr-defined]
+
+    @contextmanager
+    def evaluating(self, inputs: Callable[[], Iterable[Tensor]]) -> Iterator[nn.Module]:
+        """The model at the weights to evaluate; BatchNorm statistics are those of these weights."""
+        self.optimizer.eval()  # type: ignore[attr-defined]
+        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+        if norms:
+            self._recalibrate(norms, inputs())
+        self.model.eval()
+        yield self.model
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm.load_state_dict(buffers, strict=False)
+        self.train()
+
+    @torch.no_grad()
+    def _recalibrate(self, norms: list[Any], inputs: Iterable[Tensor]) -> None:
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over the batches
+        self.model.train()
+        with torch.random.fork_rng():  # dropout must not move the generator of the training
+            for batch in islice(inputs, self.RECALIBRATION):
+                self.model(batch)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum

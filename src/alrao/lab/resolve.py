@@ -1,0 +1,79 @@
+"""From what a user said to the settings of one run, complete and in one spelling."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .errors import LabError, unknown
+from .methods import METHODS, canonical
+from .settings import Settings
+from .tasks import Task, get_task
+
+__all__ = ["of_alrao", "resolve"]
+
+POSITIVE = ("copies", "epochs", "batch", "train_size", "patience", "clip", "width", "image_size", "threads")
+OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "workers")
+OF_ALRAO = ("copies", "averaging", "theta", "evidence")
+
+
+def of_alrao(method: str) -> bool:
+    """Whether a method takes an interval and copies."""
+    return METHODS[method.partition("@")[0]].rate == "never"
+
+
+def resolve(settings: Settings) -> tuple[Task, Settings]:
+    """The task, and the settings with every default filled in: two spellings of one run become equal.
+
+    Raises:
+        LabError: a name is unknown, a value out of range, or an option does not apply.
+    """
+    task = get_task(settings.task)
+    _check(settings, task)
+    budget = task.budgets[settings.budget]
+    method, lr = canonical(settings.method, settings.lr)
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    changes: dict[str, object] = {
+        "method": method,
+        "lr": lr,
+        "model": settings.model or task.models[0],
+        "epochs": settings.epochs or budget.epochs,
+        "batch": settings.batch or task.batch(settings),
+    }
+    if of_alrao(method):
+        low, high = task.adam_interval if method == "alrao-adam" else task.interval
+        changes["lr"] = lr or f"{low:g}:{high:g}"
+        changes["copies"] = settings.copies or task.copies
+    else:
+        changes |= {name: defaults[name] for name in OF_ALRAO}
+    return task, dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def _check(settings: Settings, task: Task) -> None:
+    for field in dataclasses.fields(Settings):
+        value, choices = getattr(settings, field.name), field.metadata["choices"]
+        flag = f"--{field.name.replace('_', '-')}"
+        if choices and value is not None and value not in choices:
+            raise unknown(f"value of {flag}", str(value), choices)
+        if field.name in POSITIVE and value is not None and not value > 0:
+            raise LabError(f"{flag} must be positive, got {value}")
+        if field.name in OF_SOME_TASKS and field.name not in task.options and value != field.default:
+            apply = ", ".join(sorted(task.options)).replace("_", "-") or "none"
+            raise LabError(f"{flag} does not apply to {task.name}; of such options, these do: {apply}")
+    if settings.seed < 0:
+        raise LabError(f"--seed must not be negative, got {settings.seed}")
+    if settings.weight_decay < 0:
+        raise LabError(f"--weight-decay must not be negative, got {settings.weight_decay}")
+    if settings.momentum is not None and not 0 <= settings.momentum < 1:
+        raise LabError(f"--momentum must be at least 0 and less than 1, got {settings.momentum}")
+    if settings.dropout is not None and not 0 <= settings.dropout < 1:
+        raise LabError(f"--dropout must be at least 0 and less than 1, got {settings.dropout}")
+    if not 0 < settings.theta < 1:
+        raise LabError(f"--theta must lie strictly between 0 and 1, got {settings.theta}")
+    if settings.model is not None and settings.model not in task.models:
+        known = list(task.models)
+        if "*" in known:
+            from .zoo.vision import classifiers
+
+            known = [*known[:-1], *classifiers()]
+        if settings.model not in known:
+            raise unknown("model", settings.model, known)

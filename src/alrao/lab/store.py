@@ -1,0 +1,166 @@
+"""Run directories: what is in them, and how it is written so that a kill at any moment loses nothing.
+
+A run is a directory with ``config.json`` (what would repeat it), ``metrics.jsonl`` (a line for each epoch),
+``checkpoint.pt`` (the last state and the best weights) and, once it has ended, ``result.json``. Each file is
+replaced as a whole: written beside, flushed to the disk, renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from filelock import FileLock, Timeout
+
+from .errors import LabError
+from .settings import Settings
+
+__all__ = ["RunDirectory", "find_runs", "locate", "replace_file"]
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file as a whole or not at all.
+
+    Raises:
+        LabError: the disk is full or the place cannot be written; the old file is as it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise LabError(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no nan and no infinity: a number that is not one is null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _encode(value: Any, indent: int | None = None) -> bytes:
+    return (json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n").encode()
+
+
+class RunDirectory:
+    """One run on the disk.
+
+    Args:
+        path: the directory; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lock(self) -> FileLock:
+        """Hold the run, or say that another process does. Released when the process ends, however it does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise LabError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
+        except OSError as error:
+            raise LabError(f"{self.path} could not be written: {error.strerror or error}") from error
+        for leftover in self.path.glob(".*-*"):  # of writes that were cut off
+            leftover.unlink(missing_ok=True)
+        return lock
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """What defines the run, or None before it has begun."""
+        return self._read("config.json")
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What came out, or None while it has not ended."""
+        return self._read("result.json")
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise LabError(f"{path} is damaged ({error}): delete the run's directory to run it again") from None
+        if not isinstance(found, dict):
+            raise LabError(f"{path} is damaged (it holds no object): delete the run's directory to run it again")
+        return found
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Store what defines the run."""
+        replace_file(self.path / "config.json", lambda file: file.write(_encode(config, 2)))
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Store what came out; the run has ended."""
+        replace_file(self.path / "result.json", lambda file: file.write(_encode(result, 2)))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of the epochs so far; one that cannot be read ends the list."""
+        lines: list[dict[str, Any]] = []
+        try:
+            with (self.path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    entry = json.loads(line)
+                    if not isinstance(entry, dict):
+                        break
+                    lines.append(entry)
+        except (FileNotFoundError, ValueError):
+            pass
+        return lines
+
+    def write_metrics(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Store the lines of all epochs."""
+        content = b"".join(_encode(line) for line in lines)
+        replace_file(self.path / "metrics.jsonl", lambda file: file.write(content))
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Store the state to go on from."""
+        replace_file(self.path / "checkpoint.pt", lambda file: torch.save(state, file))
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """The state to go on from, or None."""
+        path = self.path / "checkpoint.pt"
+        if not path.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        except Exception as error:
+            raise LabError(f"{path} is damaged ({type(error).__name__}): delete it to start the run again") from error
+        return state
+
+
+def locate(settings: Settings, data: str, roots: Iterable[Path]) -> RunDirectory:
+    """The directory of a run: the one that has a result, in the order of the roots, else in the first root."""
+    name = Path(settings.task, settings.model or "", f"{settings.method}-{settings.seed}-{settings.digest(data)}")
+    candidates = [RunDirectory(root / name) for root in roots]
+    return next((run for run in candidates if run.result is not None), candidates[0])
+
+
+def find_runs(roots: Iterable[Path]) -> Iterator[RunDirectory]:
+    """All runs below some directories, in the order of their names; a run of the same name only once."""
+    seen: set[Path] = set()
+    for root in roots:
+        for config in sorted(root.rglob("config.json")):
+            name = config.parent.relative_to(root)
+            if name not in seen:
+                seen.add(name)
+                yield RunDirectory(config.parent)
