@@ -40,7 +40,7 @@ class Problem(ABC):
 
     likelihood: ClassVar[str] = "categorical"
     measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    """What :meth:`score` gives; the first decides which epoch is best, and lower is better."""
+    """What :meth:`measure` gives; the first decides which epoch is best, and lower is better."""
 
     steps: int
     """Training batches in an epoch."""
@@ -71,7 +71,11 @@ class Problem(ABC):
 
     @abstractmethod
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over the batch for each of the measures, and ``"count"``: how many terms they have."""
+        """Sums over the batch that :meth:`measure` needs, and ``"count"``: how many terms they have."""
+
+    def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The measures, from the sums of all batches of a pass: by default, the mean of each."""
+        return {name: sums[name] / sums["count"] for name in self.measures}
 
 
 class Classification(Problem):
