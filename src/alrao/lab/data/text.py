@@ -1,0 +1,236 @@
+"""Texts as streams of symbols: the Penn Treebank's three files, or any text file."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import LabError, unknown
+
+__all__ = ["LEVELS", "PTB_SYMBOLS", "Parts", "Streams", "Vocabulary", "ptb", "read_text", "split", "tokens"]
+
+LEVELS = ("char", "word")
+PTB_SYMBOLS = {"char": 50, "word": 9_999}
+"""Symbols behind the paper's parameter counts. The words of the training file are 9,999 without ``<eos>``;
+a network trained on it has that symbol too."""
+
+PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
+PTB_PLACES = ("", "ptb", "simple-examples/data")
+"""Where in the directory the files may be; the last is what the distributed archive unpacks to."""
+
+UNKNOWN, END = "<unk>", "<eos>"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The symbols of each part of an experiment.
+
+    Args:
+        train: symbols to train on; ``valid`` and ``test`` likewise.
+        place: the file or directory they are from.
+        source: which text is which part, in a sentence for ``config.json``.
+    """
+
+    train: Sequence[str]
+    valid: Sequence[str]
+    test: Sequence[str]
+    place: Path
+    source: str
+
+
+def read_text(path: Path) -> str:
+    """A text file, with newlines as its line ends and without a byte-order mark.
+
+    Raises:
+        LabError: there is no such file, or it is not text in UTF-8, or nothing is in it.
+    """
+    if path.is_dir():
+        inside = sorted(each.name for each in path.iterdir() if each.is_file())[:5]
+        hint = f"; in it are {', '.join(inside)}" if inside else ""
+        raise LabError(f"{path} is a directory, and a file is needed: name the file itself{hint}")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise LabError(f"there is no file {path}: check the name, or point at it with --data FILE") from None
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from error
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise LabError(f"{path} is not UTF-8 but UTF-16: convert it, as with `iconv -f UTF-16 -t UTF-8`")
+    if b"\0" in data:
+        raise LabError(f"{path} is a binary file, and plain text is needed")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise LabError(
+            f"{path} is not UTF-8 (byte 0x{data[error.start]:02x} on line {line}): convert it, as with "
+            "`iconv -f LATIN1 -t UTF-8`"
+        ) from None
+    if not text.strip():
+        raise LabError(f"{path} is empty")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def ptb(data: str | None, level: str, *, mini: bool) -> Parts:
+    """The Penn Treebank's three files, in their usual pre-processed form.
+
+    Args:
+        data: the directory they are in; by default ``$ALRAO_DATA``.
+        level: what the symbols are, ``"char"`` or ``"word"``.
+        mini: do without the training file: train on the validation file, validate on the first half of
+            the test file and test on its second half.
+
+    Raises:
+        LabError: a file is missing or damaged.
+    """
+    names = {part: name for part, name in PTB_FILES.items() if not (mini and part == "train")}
+    folder = _ptb_folder(data, list(names.values()))
+    texts = {part: tokens(read_text(folder / name), level) for part, name in names.items()}
+    if not mini:
+        return Parts(
+            **texts, place=folder, source="train: ptb.train.txt; valid: ptb.valid.txt; test: ptb.test.txt"
+        )
+    test = texts["test"]
+    half = len(test) // 2
+    return Parts(
+        train=texts["valid"],
+        valid=test[:half],
+        test=test[half:],
+        place=folder,
+        source="train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half",
+    )
+
+
+def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
+    """Where the files are."""
+    remedy = (
+        f"put {', '.join(names)} (the usual text, as in simple-examples.tgz of the RNNLM toolkit) into a "
+        "directory and name it with --data DIR or $ALRAO_DATA"
+    )
+    given = data or os.environ.get("ALRAO_DATA")
+    if not given:
+        raise LabError(f"no directory is named for the Penn Treebank: {remedy}")
+    root = Path(given).expanduser()
+    if root.is_file():
+        raise LabError(f"{root} is a file, and a directory is needed: {remedy}")
+    folders = [root / place for place in PTB_PLACES]
+    absent = {folder: [name for name in names if not (folder / name).exists()] for folder in folders}
+    folder = min(folders, key=lambda folder: len(absent[folder]))
+    if not absent[folder]:
+        return folder
+    if len(absent[folder]) == len(names):
+        looked = f"{root} (nor in its {' or '.join(PTB_PLACES[1:])})"
+    else:
+        looked = str(folder)
+    also = "; --budget mini does without the training file" if absent[folder] == [PTB_FILES["train"]] else ""
+    raise LabError(f"there is no {', no '.join(absent[folder])} in {looked}: {remedy}{also}")
+
+
+def split(path: Path, level: str) -> Parts:
+    """Any text file: the first 90 % of its symbols to train, 5 % to validate, the last 5 % to test.
+
+    Raises:
+        LabError: there is no such file, or it is not text.
+    """
+    text = tokens(read_text(path), level)
+    valid, test = len(text) * 90 // 100, len(text) * 95 // 100
+    return Parts(
+        train=text[:valid],
+        valid=text[valid:test],
+        test=text[test:],
+        place=path,
+        source=f"train: the first 90 % of {path.name}; valid: the next 5 %; test: the last 5 %",
+    )
+
+
+def tokens(text: str, level: str) -> Sequence[str]:
+    """The symbols of a text.
+
+    Characters are those of the file, blanks and line ends included; a ``<unk>`` in it is five characters.
+    The usual Penn Treebank files have 50. Words are what blanks separate, with ``<eos>`` for each line end.
+    """
+    if level == "char":
+        return text
+    if level != "word":
+        raise unknown("level", level, LEVELS)
+    lines = text.removesuffix("\n").split("\n")
+    return [token for line in lines for token in (*line.split(), END)]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The symbols a network knows, the most frequent first."""
+
+    symbols: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, train: Sequence[str], *others: Sequence[str], least: int = 1, most: int | None = None
+    ) -> Vocabulary:
+        """The symbols of the training text.
+
+        ``<unk>``, which stands for all others, is among them where the training text has it, and where
+        there are others.
+
+        Args:
+            train: the training text.
+            others: the texts to evaluate.
+            least: a symbol that is rarer in the training text is unknown.
+            most: so many are known, the most frequent, ``<unk>`` included.
+        """
+        counts = Counter(train)
+        ranked = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+        known = [symbol for symbol in ranked if counts[symbol] >= least][:most]
+        if not set().union(train, *others) <= set(known) and UNKNOWN not in known:
+            known = [*known[: None if most is None else most - 1], UNKNOWN]
+        return cls(tuple(known))
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def encode(self, text: Sequence[str]) -> Tensor:
+        """The numbers of the symbols of a text."""
+        numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
+        other = numbers.get(UNKNOWN, -1)
+        encoded = torch.tensor([numbers.get(symbol, other) for symbol in text], dtype=torch.long)
+        if (encoded < 0).any():
+            raise ValueError("the text has symbols that are not in the vocabulary, which is without <unk>")
+        return encoded
+
+
+class Streams:
+    """A text cut into parallel streams, read side by side, some symbols at a time.
+
+    Stream ``b`` of ``B`` predicts the symbols ``b L + 1 .. (b + 1) L`` of the text, ``L`` being the largest
+    length for which there are enough: each symbol is predicted at most once, from those right before it, and
+    all are but the first and at most ``B - 1`` at the end.
+
+    Args:
+        text: the numbers of the symbols.
+        count: streams.
+        window: symbols of each stream in a batch; the last batch may have fewer.
+    """
+
+    def __init__(self, text: Tensor, count: int, window: int) -> None:
+        length = (len(text) - 1) // count
+        if length < 1:
+            raise ValueError(f"{len(text)} symbols are too few for {count} streams")
+        self.inputs = text[: count * length].view(count, length)
+        self.targets = text[1 : count * length + 1].view(count, length)
+        self.window = window
+
+    def __len__(self) -> int:
+        return -(-self.inputs.shape[1] // self.window)
+
+    def batches(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs (streams, window), and targets in a row, from batch ``start`` on."""
+        for first in range(start * self.window, self.inputs.shape[1], self.window):
+            now = slice(first, first + self.window)
+            yield self.inputs[:, now], self.targets[:, now].flatten()
