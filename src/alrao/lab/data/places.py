@@ -1,0 +1,49 @@
+"""Where data is looked for, and where what was made of it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from ..errors import LabError
+
+__all__ = ["cache_folder", "data_path", "short_digest"]
+
+
+def data_path(where: str | Path | None, wanted: str) -> Path:
+    """The place the user named, or ``$ALRAO_DATA``.
+
+    Args:
+        where: a directory or a file; None if the user named none.
+        wanted: what to download and how it must lie there, for the error.
+
+    Raises:
+        LabError: no place was named, or it does not exist.
+    """
+    named = where if where is not None else os.environ.get("ALRAO_DATA") or None
+    if named is None:
+        raise LabError(f"no data: neither --data nor ALRAO_DATA is set; {wanted}")
+    path = Path(named).expanduser()
+    if not path.exists():
+        origin = "--data" if where is not None else "ALRAO_DATA"
+        raise LabError(f"{path}, which {origin} names, does not exist; {wanted}")
+    return path
+
+
+def cache_folder() -> Path:
+    """``$ALRAO_CACHE``, else ``$XDG_CACHE_HOME/alrao``, else ``~/.cache/alrao``; it need not exist."""
+    if named := os.environ.get("ALRAO_CACHE"):
+        return Path(named).expanduser()
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named).expanduser() / "alrao"
+    return Path.home() / ".cache" / "alrao"
+
+
+def short_digest(*parts: object) -> str:
+    """Sixteen hexadecimal digits that stand for the parts; bytes and tensors' buffers count as they are."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes | memoryview) else repr(part).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
