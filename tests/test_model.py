@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from vision import torchvision
 
 import alrao
+from alrao.lab.zoo.vision import torchvision
 
 
 def mlp(outputs=3):
