@@ -24,13 +24,11 @@ def flip_and_frame(images: Tensor, generator: torch.Generator) -> Tensor:
         New images of the same type and shape.
     """
     n, _, height, width = images.shape
-    flips = torch.randint(2, (n, 1, 1, 1), generator=generator, dtype=torch.bool)
-    bands = torch.randint(BAND + 1, (4, n, 1), generator=generator)
-    flips, bands = flips.to(images.device), bands.to(images.device)
-    top, bottom, left, right = bands
-    rows = torch.arange(height, device=images.device)
-    columns = torch.arange(width, device=images.device)
-    keep_rows = (rows >= top) & (rows < height - bottom)
-    keep_columns = (columns >= left) & (columns < width - right)
-    keep = keep_rows[:, None, :, None] & keep_columns[:, None, None, :]
-    return torch.where(flips, images.flip(-1), images) * keep
+    flips = torch.randint(2, (n,), generator=generator)
+    top, bottom, left, right = torch.randint(BAND + 1, (4, n, 1), generator=generator)
+    rows, columns = torch.arange(height), torch.arange(width)
+    keep_rows = ((rows >= top) & (rows < height - bottom)).to(images)
+    keep_columns = ((columns >= left) & (columns < width - right)).to(images)
+    keep = keep_rows[:, None, :, None] * keep_columns[:, None, None, :]
+    chosen = (torch.arange(n) + n * flips).to(images.device)
+    return torch.cat([images, images.flip(-1)]).index_select(0, chosen).mul_(keep)

@@ -30,7 +30,7 @@ class Part:
 
     def take(self, indices: Tensor) -> Part:
         """Those of the indices, in their order."""
-        return Part(self.images[indices], self.labels[indices])
+        return Part(self.images.index_select(0, indices), self.labels.index_select(0, indices))
 
 
 def cut(size: int, batch: int) -> list[tuple[int, int]]:
@@ -132,7 +132,7 @@ class ImagesInMemory(Classification):
             yield self._normalised(images), labels
 
     def _normalised(self, images: Tensor) -> Tensor:
-        return torch.addcmul(self.shift, images.float(), self.scale)
+        return images.float().mul_(self.scale).add_(self.shift)
 
 
 def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
