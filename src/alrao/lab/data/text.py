@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +12,11 @@ import torch
 from torch import Tensor
 
 from ..errors import LabError, unknown
+from .places import data_path
 
-__all__ = ["LEVELS", "PTB_SYMBOLS", "Parts", "Streams", "Vocabulary", "ptb", "read_text", "split", "tokens"]
+__all__ = ["LEVELS", "Parts", "Streams", "Vocabulary", "ptb", "read_text", "split", "tokens"]
 
 LEVELS = ("char", "word")
-PTB_SYMBOLS = {"char": 50, "word": 9_999}
-"""Symbols behind the paper's parameter counts. The words of the training file are 9,999 without ``<eos>``;
-a network trained on it has that symbol too."""
-
 PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
 PTB_PLACES = ("", "ptb", "simple-examples/data")
 """Where in the directory the files may be; the last is what the distributed archive unpacks to."""
@@ -114,10 +110,7 @@ def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
         f"put {', '.join(names)} (the usual text, as in simple-examples.tgz of the RNNLM toolkit) into a "
         "directory and name it with --data DIR or $ALRAO_DATA"
     )
-    given = data or os.environ.get("ALRAO_DATA")
-    if not given:
-        raise LabError(f"no directory is named for the Penn Treebank: {remedy}")
-    root = Path(given).expanduser()
+    root = data_path(data, remedy)
     if root.is_file():
         raise LabError(f"{root} is a file, and a directory is needed: {remedy}")
     folders = [root / place for place in PTB_PLACES]
@@ -154,7 +147,8 @@ def tokens(text: str, level: str) -> Sequence[str]:
     """The symbols of a text.
 
     Characters are those of the file, blanks and line ends included; a ``<unk>`` in it is five characters.
-    The usual Penn Treebank files have 50. Words are what blanks separate, with ``<eos>`` for each line end.
+    The usual Penn Treebank files have 50. Words are what blanks separate, with ``<eos>`` for each line end;
+    the Penn Treebank's training file has 9,999, as the paper counts, and ``<eos>``.
     """
     if level == "char":
         return text

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from math import exp, inf, log
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ..data.places import data_path, short_digest
 from ..data.text import Parts, Streams, Vocabulary, ptb, split
 from ..errors import LabError
 from ..settings import Settings
@@ -64,8 +62,7 @@ class TextProblem(Classification):
             for part, text in texts.items()
         }
         self.steps = len(self.streams["train"])
-        content = "\0\0".join("\0".join(text) for text in texts.values())
-        self.identity = hashlib.sha256(content.encode()).hexdigest()[:12]
+        self.identity = short_digest(*("\0".join(text).encode() for text in texts.values()))
         self.about: Mapping[str, Any] = {
             "source": parts.source,
             "symbols": len(vocabulary),
@@ -167,10 +164,7 @@ class Text(_TextTask):
     summary: ClassVar[str] = "a text file of your own (--data FILE), the next character or word"
 
     def _parts(self, settings: Settings, level: str) -> Parts:
-        given = settings.data or os.environ.get("ALRAO_DATA")
-        if not given:
-            raise LabError("the task text needs a text file: name one with --data FILE")
-        return split(Path(given).expanduser(), level)
+        return split(data_path(settings.data, "name a text file of your own with --data FILE"), level)
 
     def _vocabulary(self, parts: Parts, level: str) -> Vocabulary:
         if level == "char":
