@@ -22,4 +22,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> LabError:
 
 def missing(package: str, extra: str, purpose: str) -> LabError:
     """The error for an optional package that is not installed."""
-    return LabError(f"{purpose} needs the package {package}, which is not installed: pip install 'alrao[{extra}]'")
+    return LabError(
+        f"{purpose} needs the package {package}, which is not installed: pip install 'alrao[{extra}]'"
+    )

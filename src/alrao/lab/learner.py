@@ -56,11 +56,11 @@ class Learner:
         self.model.train()
 
     @contextmanager
-    def evaluating(self, inputs: Callable[[], Iterable[Tensor]]) -> Iterator[nn.Module]:
+    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """The model to evaluate, in evaluation mode.
 
         Args:
-            inputs: gives training inputs, for statistics that belong to the weights evaluated.
+            inputs: training inputs, for statistics that belong to the weights evaluated.
         """
         self.model.eval()
         yield self.model
@@ -108,7 +108,7 @@ class Averaged(Learner):
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(model, optimizer)
         try:
-            from dog import PolynomialDecayAverager
+            from dog import PolynomialDecayAverager  # type: ignore[import-untyped]
         except ImportError:
             raise missing("dog-optimizer", "peers", "the method dog") from None
         self.averager = PolynomialDecayAverager(model)
@@ -119,7 +119,7 @@ class Averaged(Learner):
         self.averager.step()
 
     @contextmanager
-    def evaluating(self, inputs: Callable[[], Iterable[Tensor]]) -> Iterator[nn.Module]:
+    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """The averaged model."""
         yield self.averager.averaged_model.eval()
 
@@ -145,13 +145,13 @@ class ScheduleFree(Learner):
         self.optimizer.train()  # type: ignore[attr-defined]
 
     @contextmanager
-    def evaluating(self, inputs: Callable[[], Iterable[Tensor]]) -> Iterator[nn.Module]:
+    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """The model at the weights to evaluate; BatchNorm statistics are those of these weights."""
         self.optimizer.eval()  # type: ignore[attr-defined]
         norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
         if norms:
-            self._recalibrate(norms, inputs())
+            self._recalibrate(norms, inputs)
         self.model.eval()
         yield self.model
         for norm, buffers in zip(norms, kept, strict=True):

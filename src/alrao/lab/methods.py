@@ -47,7 +47,9 @@ def canonical(method: str, lr: str | None = None) -> tuple[str, str | None]:
     kind = METHODS[name].rate
     if kind == "never":
         if rate:
-            raise LabError(f"{name} takes its rates with --lr, an interval such as --lr 1e-5:10; got {method!r}")
+            raise LabError(
+                f"{name} takes its rates with --lr, an interval such as --lr 1e-5:10; got {method!r}"
+            )
         return name, None if lr is None else "{:g}:{:g}".format(*parse_interval(lr))
     if rate and lr is not None:
         raise LabError(f"the rate is given twice, by {method!r} and by --lr {lr}: leave one out")
@@ -148,7 +150,9 @@ def _betas(settings: Settings) -> tuple[float, float]:
     return (0.9 if settings.momentum is None else settings.momentum, 0.999)
 
 
-def _plain(module: str, name: str, *, betas: bool = False, momentum: bool = True, kind: type[Learner] = Learner) -> Any:
+def _plain(
+    module: str, name: str, *, betas: bool = False, momentum: bool = True, kind: type[Learner] = Learner
+) -> Any:
     """A method that is an optimizer from a package, at its published defaults."""
 
     def build(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:
@@ -178,12 +182,20 @@ PACKAGES = {"prodigyopt": "prodigyopt", "dadaptation": "dadaptation", "dog": "do
 METHODS: dict[str, Method] = {
     "alrao": Method("Alrao, the paper's: SGD with a random rate for every feature", _alrao, "never"),
     "alrao-adam": Method("the same on Adam (appendix E)", _alrao_adam, "never"),
-    "sgd": Method("SGD at a rate; in a comparison, the best of seven on validation", _plain("torch.optim", "SGD"), "needed"),
+    "sgd": Method(
+        "SGD at a rate; in a comparison, the best of seven on validation",
+        _plain("torch.optim", "SGD"),
+        "needed",
+    ),
     "adam": Method("Adam, at 0.001 or at a rate", _plain("torch.optim", "Adam", betas=True)),
-    "frozen": Method("SGD on a random fraction of the features, frozen@RATE:P (appendix G)", _frozen, "needed"),
+    "frozen": Method(
+        "SGD on a random fraction of the features, frozen@RATE:P (appendix G)", _frozen, "needed"
+    ),
     "prodigy": Method("Prodigy", _plain("prodigyopt", "Prodigy", betas=True)),
     "dadapt-sgd": Method("D-Adaptation of SGD", _plain("dadaptation", "DAdaptSGD")),
     "dadapt-adam": Method("D-Adaptation of Adam", _plain("dadaptation", "DAdaptAdam", betas=True)),
     "dog": Method("DoG, with its polynomial averaging", _plain("dog", "DoG", momentum=False, kind=Averaged)),
-    "schedulefree": Method("Schedule-Free AdamW", _plain("schedulefree", "AdamWScheduleFree", betas=True, kind=ScheduleFree)),
+    "schedulefree": Method(
+        "Schedule-Free AdamW", _plain("schedulefree", "AdamWScheduleFree", betas=True, kind=ScheduleFree)
+    ),
 }

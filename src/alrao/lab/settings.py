@@ -34,9 +34,7 @@ class Settings:
     copies: int | None = option(None, "copies of the output layer (Alrao)")
     averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
     theta: float = option(0.999, "the switch's prior probability of switching again")
-    evidence: str = option(
-        "mean", "a batch's log-likelihood for the posterior", choices=("mean", "sum")
-    )
+    evidence: str = option("mean", "a batch's log-likelihood for the posterior", choices=("mean", "sum"))
     budget: str = option("mini", "how much to train", choices=("mini", "paper"))
     epochs: int | None = option(None, "epochs, in place of the budget's")
     batch: int | None = option(None, "batch size, in place of the budget's")
@@ -61,8 +59,15 @@ class Settings:
     workers: int | None = option(None, "processes that read images (image folders)", repeats=False)
 
     def key(self) -> dict[str, Any]:
-        """What makes this run the one it is: every field that repeats."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata["repeats"]}
+        """What makes this run the one it is: every field that repeats and is not the default.
+
+        A field that is added later so leaves the runs of before what they were.
+        """
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.metadata["repeats"] and getattr(self, field.name) != field.default
+        }
 
     def digest(self, data: str) -> str:
         """A short name for the settings on the data of that identity."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from pathlib import Path
@@ -32,15 +31,15 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise LabError(f"{path} could not be written: {error.strerror or error}") from error
@@ -76,7 +75,9 @@ class RunDirectory:
             lock = FileLock(self.path / ".lock")
             lock.acquire(timeout=0)
         except Timeout:
-            raise LabError(f"another process is working on the run {self.path}: wait for it, or stop it") from None
+            raise LabError(
+                f"another process is working on the run {self.path}: wait for it, or stop it"
+            ) from None
         except OSError as error:
             raise LabError(f"{self.path} could not be written: {error.strerror or error}") from error
         for leftover in self.path.glob(".*-*"):  # of writes that were cut off
@@ -100,9 +101,13 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise LabError(f"{path} is damaged ({error}): delete the run's directory to run it again") from None
+            raise LabError(
+                f"{path} is damaged ({error}): delete the run's directory to run it again"
+            ) from None
         if not isinstance(found, dict):
-            raise LabError(f"{path} is damaged (it holds no object): delete the run's directory to run it again")
+            raise LabError(
+                f"{path} is damaged (it holds no object): delete the run's directory to run it again"
+            )
         return found
 
     def write_config(self, config: dict[str, Any]) -> None:
@@ -144,13 +149,16 @@ class RunDirectory:
         try:
             state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         except Exception as error:
-            raise LabError(f"{path} is damaged ({type(error).__name__}): delete it to start the run again") from error
+            raise LabError(
+                f"{path} is damaged ({type(error).__name__}): delete it to start the run again"
+            ) from error
         return state
 
 
 def locate(settings: Settings, data: str, roots: Iterable[Path]) -> RunDirectory:
-    """The directory of a run: the one that has a result, in the order of the roots, else in the first root."""
-    name = Path(settings.task, settings.model or "", f"{settings.method}-{settings.seed}-{settings.digest(data)}")
+    """The directory of a run: the first among the roots that has a result, else in the first root."""
+    method = settings.method.replace(":", "_")  # no file system forbids that one
+    name = Path(settings.task, settings.model or "", f"{method}-{settings.seed}-{settings.digest(data)}")
     candidates = [RunDirectory(root / name) for root in roots]
     return next((run for run in candidates if run.result is not None), candidates[0])
 

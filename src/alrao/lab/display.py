@@ -1,0 +1,190 @@
+"""What is seen in the terminal: a progress bar for a run, a live table for many, tables at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.console import Group as Stack
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import alrao
+from alrao.model import posterior_bar
+
+from .compare import Comparison
+from .run import Moment
+from .table import Group, Row, spread
+
+__all__ = ["TrainingBar", "comparison_table", "describe", "live_table"]
+
+AS_PERCENT = ("accuracy",)
+
+
+def measure_text(name: str, value: float | None) -> str:
+    """A measure for reading: accuracy in per cent."""
+    return f"{name} {value_text(name, value)}"
+
+
+def value_text(name: str, value: float | None) -> str:
+    """Its value alone."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f} %" if name in AS_PERCENT else f"{value:.4g}"
+
+
+def _values(measures: dict[str, float | None]) -> str:
+    return ", ".join(value_text(*item) for item in measures.items())
+
+
+class TrainingBar:
+    """A progress bar over the steps of a run, with its losses and the posterior; a line for each epoch.
+
+    Args:
+        console: where it is drawn. Where that is no terminal, only the lines are printed.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar: Any = None
+        self._last: dict[str, Any] | None = None
+
+    def __enter__(self) -> TrainingBar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, moment: Moment) -> None:
+        """Show where the run stands."""
+        if self._bar is None:
+            total = moment.epochs * moment.steps
+            self._bar = self.progress.add_task("", total=total, epoch="", state="")
+        if moment.last is not None and moment.last is not self._last:
+            self._last = moment.last
+            self.epoch(moment.last)
+        if self.console.is_terminal and not self.progress.finished:
+            state = f"loss {moment.loss:.4g}"
+            if moment.last is not None:
+                state += f"  valid {_values(moment.last['valid'])}"
+            if isinstance(moment.learner.model, alrao.Alrao):
+                state += f"  {posterior_bar(moment.learner.model.head)}"
+            self.progress.update(
+                self._bar,
+                completed=(moment.epoch - 1) * moment.steps + moment.step,
+                epoch=f"{moment.epoch}/{moment.epochs}",
+                state=state,
+            )
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """Print the line of an epoch."""
+        parts = [f"epoch {line['epoch']:>3}", f"train {line['train']['loss']:.4g}"]
+        parts += [f"{part} {_values(line[part])}" for part in ("valid", "test")]
+        self.progress.console.print("  ".join(parts), highlight=False)
+
+
+def describe(console: Console, result: dict[str, Any]) -> None:
+    """Print what came out of a run."""
+    if result["status"] != "finished":
+        console.print(f"diverged at step {result['diverged_at']}", style="red")
+    if result["test"] is not None:
+        values = ", ".join(measure_text(*item) for item in result["test"].items())
+        console.print(
+            f"test, at the best epoch on validation ({result['best_epoch']}): {values}", highlight=False
+        )
+
+
+def live_table(comparison: Comparison) -> RenderableType:
+    """Where all runs stand, read from their directories."""
+    table = Table(title=f"{len(comparison.planned)} runs")
+    for column in ("method", "seed", "epoch", "validation", "state"):
+        table.add_column(column, justify="left" if column in ("method", "state") else "right")
+    waiting = 0
+    for path, planned in comparison.planned.items():
+        directory = planned.directory
+        lines, result = directory.metrics(), directory.result
+        if not lines and result is None and path not in comparison.failed:
+            waiting += 1
+            continue
+        state = Text("running", "yellow")
+        if path in comparison.failed:
+            state = Text("failed", "red")
+        elif result is not None:
+            diverged = result["status"] != "finished"
+            state = (
+                Text(f"diverged at step {result['diverged_at']}", "red")
+                if diverged
+                else Text("done", "green")
+            )
+        last = lines[-1]["valid"] if lines else {}
+        name, value = next(iter(last.items()), ("", None))
+        shown = measure_text(name, value) if last else ""
+        epoch = f"{len(lines)}/{planned.settings.epochs}"
+        table.add_row(planned.settings.method, str(planned.settings.seed), epoch, shown, state)
+    return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
+
+
+def columns(measures: Sequence[str]) -> list[str]:
+    """Headings of the measures' columns."""
+    return [f"test {name}, %" if name in AS_PERCENT else f"test {name}" for name in measures]
+
+
+def cells(row: Row, measures: Iterable[str]) -> list[str]:
+    """A row's measures, mean ± deviation."""
+    return [
+        spread(row.values("test", name), 1, 100.0) if name in AS_PERCENT else spread(row.values("test", name))
+        for name in measures
+    ]
+
+
+def row_name(row: Row) -> str:
+    """A row's method, for reading."""
+    if row.searched > 1:
+        return f"sgd, best of {row.searched} rates ({row.label.partition('@')[2]})"
+    return row.label
+
+
+def comparison_table(group: Group) -> Table:
+    """The rows of the paper's table, and every other method."""
+    table = Table(
+        title=group.title, caption="best epoch on validation; mean ± standard deviation over the seeds"
+    )
+    headings = [
+        "method",
+        *columns(group.measures),
+        "seeds",
+        "failed",
+        "time of a run",
+        "runs to find the rate",
+    ]
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in group.rows:
+        style = "bold green" if row.label.startswith("alrao") else None
+        failed = str(len(row.failures)) if row.failures else ""
+        table.add_row(
+            row_name(row), *cells(row, group.measures), str(len(row.runs)), failed,
+            f"{row.seconds:.1f} s", str(row.searched), style=style,
+        )  # fmt: skip
+    if group.grid:
+        table.add_section()
+        for row in group.grid:
+            said = "diverged" if row.failures and not row.good else str(len(row.failures) or "")
+            table.add_row(
+                row.label, *cells(row, group.measures), str(len(row.runs)), said, f"{row.seconds:.1f} s", "",
+                style="dim",
+            )  # fmt: skip
+    return table

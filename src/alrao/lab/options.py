@@ -1,0 +1,50 @@
+"""Command-line options made from the fields of the settings: one list for all commands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import click
+
+from .settings import Settings
+
+__all__ = ["collect", "settings_options"]
+
+
+def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
+    """Add an option for every setting but some."""
+    hints = get_type_hints(Settings)
+    skipped = set(skip)
+
+    def add(command: Any) -> Any:
+        for field in reversed(dataclasses.fields(Settings)):
+            if field.name in skipped:
+                continue
+            kind = next((t for t in get_args(hints[field.name]) if t is not NoneType), hints[field.name])
+            flag = f"--{field.name.replace('_', '-')}"
+            text, choices = field.metadata["help"], field.metadata["choices"]
+            if kind is bool:
+                command = click.option(flag, is_flag=True, help=text)(command)
+                continue
+            if choices:
+                text = f"{text}: {', '.join(choices)}"
+            shown = field.default is not None
+            command = click.option(
+                flag, type=kind, default=field.default, show_default=shown, help=text, metavar=_metavar(kind)
+            )(command)
+        return command
+
+    return add
+
+
+def _metavar(kind: type) -> str:
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def collect(values: dict[str, Any]) -> Settings:
+    """The settings among the values of a command, which are taken out."""
+    names = [field.name for field in dataclasses.fields(Settings) if field.name in values]
+    return Settings(**{name: values.pop(name) for name in names})

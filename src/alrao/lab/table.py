@@ -1,0 +1,197 @@
+"""Tables of runs: one group for each experiment, one row for each method, mean and deviation over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from .errors import LabError
+from .resolve import OF_ALRAO
+from .settings import Settings
+from .store import RunDirectory
+from .tasks import get_task
+
+__all__ = ["Finished", "Group", "Row", "groups", "spread"]
+
+OF_METHOD = ("method", "lr", *OF_ALRAO)
+ORDER = ("sgd", "adam", "alrao", "alrao-adam")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended."""
+
+    settings: dict[str, Any]
+    result: dict[str, Any]
+    about: dict[str, Any]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it failed."""
+        return bool(self.result["status"] != "finished")
+
+
+@dataclass
+class Row:
+    """A method, with all its seeds."""
+
+    label: str
+    runs: list[Finished] = field(default_factory=list)
+    searched: int = 1
+    """Runs that it takes to find its rate."""
+    search_seconds: float = 0.0
+    """What these took, with one seed each."""
+
+    @property
+    def good(self) -> list[Finished]:
+        """The runs that did not fail."""
+        return [run for run in self.runs if not run.diverged]
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each run that failed."""
+        said = []
+        for run in self.runs:
+            if run.diverged:
+                step = run.result["diverged_at"]
+                when = f"at step {step}" if step else "(no finite validation loss)"
+                said.append(f"{self.label}, seed {run.settings['seed']}: diverged {when}")
+        return said
+
+    def values(self, part: str, measure: str) -> list[float]:
+        """A measure of every run that did not fail."""
+        return [run.result[part][measure] for run in self.good if run.result[part][measure] is not None]
+
+    @property
+    def seconds(self) -> float:
+        """Mean time of a run."""
+        return mean(run.result["seconds"] for run in self.runs)
+
+
+@dataclass
+class Group:
+    """Runs that differ in method and seed alone."""
+
+    task: str
+    model: str
+    title: str
+    measures: list[str]
+    about: dict[str, Any]
+    rows: list[Row]
+    """The methods, SGD at its best rate only."""
+    grid: list[Row]
+    """SGD at every rate that was tried."""
+
+
+def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0) -> str:
+    """Mean ± standard deviation."""
+    if not values:
+        return "–"
+    scaled = [scale * value for value in values]
+    deviation = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
+    return f"{mean(scaled):.{digits}f}{deviation}"
+
+
+def groups(directories: Iterable[RunDirectory]) -> tuple[list[Group], list[str]]:
+    """The experiments among some runs, and a sentence for each run that had to be left out."""
+    found: dict[tuple[Any, ...], list[Finished]] = {}
+    left_out = []
+    for directory in directories:
+        try:
+            config, result = directory.config, directory.result
+            if config is None or result is None:
+                left_out.append(f"{directory.path}: not finished")
+                continue
+            run = Finished(config["settings"], result, config.get("data", {}))
+            key = _experiment(run.settings)
+        except (LabError, KeyError, TypeError) as error:
+            left_out.append(f"{directory.path}: {error}")
+            continue
+        found.setdefault(key, []).append(run)
+    return [_group(runs) for _, runs in sorted(found.items(), key=lambda item: repr(item[0]))], left_out
+
+
+def _experiment(settings: dict[str, Any]) -> tuple[Any, ...]:
+    known = Settings(
+        **{name: value for name, value in settings.items() if name in Settings.__dataclass_fields__}
+    )
+    return tuple((name, value) for name, value in known.key().items() if name not in (*OF_METHOD, "seed"))
+
+
+def _group(runs: list[Finished]) -> Group:
+    first = runs[0].settings
+    rows: dict[str, Row] = {}
+    for run in sorted(runs, key=lambda run: run.settings["seed"]):
+        label = _label(run.settings)
+        rows.setdefault(label, Row(label)).runs.append(run)
+    grid = sorted((row for label, row in rows.items() if label.startswith("sgd@")), key=_rate)
+    shown = [row for row in rows.values() if row not in grid]
+    if grid:
+        shown.append(_best_of(grid))
+    shown.sort(key=lambda row: (_place(row.label), row.label))
+    return Group(
+        first["task"], first["model"], _title(first), runs[0].result["measures"], runs[0].about, shown, grid
+    )
+
+
+def _label(settings: dict[str, Any]) -> str:
+    """The method, and what was chosen for it that is not the default."""
+    label: str = settings["method"]
+    if label.startswith("alrao"):
+        task = get_task(settings["task"])
+        low, high = task.adam_interval if label == "alrao-adam" else task.interval
+        said = []
+        if settings["lr"] != f"{low:g}:{high:g}":
+            said.append(settings["lr"])
+        if settings["copies"] != task.copies:
+            said.append(f"{settings['copies']} copies")
+        said += [
+            f"{name} {settings[name]}"
+            for name in ("averaging", "theta", "evidence")
+            if settings[name] != Settings.__dataclass_fields__[name].default
+        ]
+        label += f" ({', '.join(said)})" if said else ""
+    return label
+
+
+def _title(settings: dict[str, Any]) -> str:
+    """What the runs of a group have in common, and is not the default."""
+    said = [
+        f"{settings['task']}, {settings['model']}, budget {settings['budget']}, {settings['epochs']} epochs"
+    ]
+    plain = (*OF_METHOD, "task", "model", "budget", "epochs", "batch", "seed")
+    for name, option in Settings.__dataclass_fields__.items():
+        if (
+            name not in plain
+            and option.metadata["repeats"]
+            and settings.get(name, option.default) != option.default
+        ):
+            said.append(f"{name.replace('_', ' ')} {settings[name]}")
+    return ", ".join(said)
+
+
+def _rate(row: Row) -> float:
+    return float(row.label.partition("@")[2])
+
+
+def _place(label: str) -> int:
+    name = label.replace("(", "@").split("@")[0].strip()
+    return ORDER.index(name) if name in ORDER else len(ORDER)
+
+
+def _best_of(grid: list[Row]) -> Row:
+    """SGD at the rate with the best validation loss, over the seeds that every rate has."""
+    common = set.intersection(*({run.settings["seed"] for run in row.runs} for row in grid))
+    measure = grid[0].runs[0].result["measures"][0]
+
+    def validation(row: Row) -> float:
+        values = [
+            run.result["valid"][measure] for run in row.good if run.settings["seed"] in common or not common
+        ]
+        return mean(values) if values else float("inf")
+
+    best = min(grid, key=validation)
+    seconds = sum(row.runs[0].result["seconds"] for row in grid)
+    return Row(best.label, best.runs, searched=len(grid), search_seconds=seconds)
