@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .errors import LabError
 from .learner import Learner
 from .methods import learner as make_learner
+from .movement import Movement
 from .provenance import provenance
 from .resolve import resolve
 from .seeds import seed_of
@@ -121,6 +122,7 @@ def train(
     torch.manual_seed(seed_of(settings.seed, "network"))
     net = problem.network().to(device)
     learner = make_learner(net, settings, problem)
+    movement = Movement(learner)
     learner.follow(settings.schedule, epochs * problem.steps)
     progress, carry, best_weights = _Progress(), None, None
     saved = directory.load(device)
@@ -181,6 +183,7 @@ def train(
         carry = None
         directory.write_metrics(lines)
         save()
+    directory.write_features(movement.layers())
     directory.write_result(_result(problem, learner, progress, lines, net))
 
 

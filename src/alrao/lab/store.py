@@ -1,8 +1,9 @@
 """Run directories: what is in them, and how it is written so that a kill at any moment loses nothing.
 
 A run is a directory with ``config.json`` (what would repeat it), ``metrics.jsonl`` (a line for each epoch),
-``checkpoint.pt`` (the last state and the best weights) and, once it has ended, ``result.json``. Each file is
-replaced as a whole: written beside, flushed to the disk, renamed.
+``checkpoint.pt`` (the last state and the best weights) and, once it has ended, ``result.json``; of Alrao's
+runs also ``features.json`` (rate and movement of each feature). Each file is replaced as a whole: written
+beside, flushed to the disk, renamed.
 """
 
 from __future__ import annotations
@@ -117,6 +118,16 @@ class RunDirectory:
     def write_result(self, result: dict[str, Any]) -> None:
         """Store what came out; the run has ended."""
         replace_file(self.path / "result.json", lambda file: file.write(_encode(result, 2)))
+
+    def features(self) -> list[dict[str, Any]]:
+        """What became of the features of each layer, where that was recorded."""
+        found = self._read("features.json")
+        return found["layers"] if found else []
+
+    def write_features(self, layers: list[dict[str, Any]]) -> None:
+        """Store what became of the features of each layer."""
+        if layers:
+            replace_file(self.path / "features.json", lambda file: file.write(_encode({"layers": layers})))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of the epochs so far; one that cannot be read ends the list."""
