@@ -110,6 +110,10 @@ class Task(ABC):
     options: ClassVar[frozenset[str]] = frozenset()
     """Settings that make sense for this task alone: of level, dropout, target, image_size, width, …"""
 
+    def batch(self, settings: Settings) -> int:
+        """The batch size, where the user names none."""
+        return self.budgets[settings.budget].batch
+
     @abstractmethod
     def load(self, settings: Settings, device: torch.device) -> Problem:
         """Read the data and prepare a run.
