@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import LabError
 from ..store import replace_file
-from .places import cache_folder, short_digest
+from .places import cache_folder, locked, short_digest
 
 __all__ = ["Arrays", "cached"]
 
@@ -59,6 +59,11 @@ def cached(kind: str, source: Path, state: str, read: Callable[[], Arrays]) -> A
     arrays = _load(path, state)
     if arrays is not None:
         return arrays
+    with locked(path):
+        return _load(path, state) or _make(path, state, read)
+
+
+def _make(path: Path, state: str, read: Callable[[], Arrays]) -> Arrays:
     arrays = read()
     content: dict[str, Any] = {part: getattr(arrays, part) for part in PARTS}
     content |= {"classes": list(arrays.classes), "digest": arrays.digest}
@@ -68,7 +73,7 @@ def cached(kind: str, source: Path, state: str, read: Callable[[], Arrays]) -> A
     except LabError as error:
         warnings.warn(
             f"no cache, so the data will be read again: {error} (ALRAO_CACHE names another place)",
-            stacklevel=2,
+            stacklevel=4,
         )
     return arrays
 

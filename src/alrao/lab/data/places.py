@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
 
 from ..errors import LabError
 
-__all__ = ["cache_folder", "data_path", "short_digest"]
+__all__ = ["cache_folder", "data_path", "locked", "short_digest"]
+
+WAIT = 600
+"""Seconds to wait for another process before doing its work again."""
 
 
 def data_path(where: str | Path | None, wanted: str) -> Path:
@@ -47,3 +54,22 @@ def short_digest(*parts: object) -> str:
         digest.update(part if isinstance(part, bytes | memoryview) else repr(part).encode())
         digest.update(b"\0")
     return digest.hexdigest()[:16]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Keep other processes from making the same file of the cache meanwhile.
+
+    They would do no harm, so where there can be no lock, things go on without it, and the value is False.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except (OSError, NotImplementedError):  # Timeout is an OSError
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
