@@ -164,7 +164,7 @@ def _column(path: Path, name: str, fields: Sequence[str], lines: Sequence[int]) 
     if levels > MOST_LEVELS:
         raise LabError(
             f"{path}, line {lines[strange]}: {fields[strange]!r} in column {name} is no number, and "
-            f"{levels} different values are too many for classes ({MOST_LEVELS}): correct or remove the column"
+            f"{levels} different values are too many for classes ({MOST_LEVELS}): correct it or leave it out"
         )
     return Column(name, words=tuple(fields))
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LabError, unknown
+from .files import readable
 from .places import data_path
 
 __all__ = ["LEVELS", "Parts", "Streams", "Vocabulary", "ptb", "read_text", "split", "tokens"]
@@ -47,16 +48,14 @@ def read_text(path: Path) -> str:
     Raises:
         LabError: there is no such file, or it is not text in UTF-8, or nothing is in it.
     """
-    if path.is_dir():
-        inside = sorted(each.name for each in path.iterdir() if each.is_file())[:5]
-        hint = f"; in it are {', '.join(inside)}" if inside else ""
-        raise LabError(f"{path} is a directory, and a file is needed: name the file itself{hint}")
-    try:
+    if not path.exists():
+        raise LabError(f"there is no file {path}: check the name, or point at it with --data FILE")
+    with readable(path):
+        if path.is_dir():
+            inside = sorted(each.name for each in path.iterdir() if each.is_file())[:5]
+            hint = f"; in it are {', '.join(inside)}" if inside else ""
+            raise LabError(f"{path} is a directory, and a file is needed: name the file itself{hint}")
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise LabError(f"there is no file {path}: check the name, or point at it with --data FILE") from None
-    except OSError as error:
-        raise LabError(f"{path} cannot be read: {error.strerror}") from error
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise LabError(f"{path} is not UTF-8 but UTF-16: convert it, as with `iconv -f UTF-16 -t UTF-8`")
     if b"\0" in data:

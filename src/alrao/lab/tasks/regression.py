@@ -127,7 +127,7 @@ class Regression(Task):
             data,
             rows,
             settings,
-            settings.batch or self.budgets[settings.budget].batch,
+            settings.batch or self.batch(settings),
             device,
             identity=table.identity,
             about={

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.places import data_path, short_digest
-from ..data.text import Parts, Streams, Vocabulary, ptb, split
+from ..data.text import LEVELS, Parts, Streams, Vocabulary, ptb, split
 from ..errors import LabError
 from ..settings import Settings
 from ..zoo.recurrent import RecurrentLM
@@ -65,6 +65,7 @@ class TextProblem(Classification):
         self.identity = short_digest(*("\0".join(text).encode() for text in texts.values()))
         self.about: Mapping[str, Any] = {
             "source": parts.source,
+            "level": settings.level or LEVELS[0],
             "symbols": len(vocabulary),
             "streams": streams,
             "window": WINDOW,
@@ -131,13 +132,13 @@ class _TextTask(Task):
 
     def load(self, settings: Settings, device: torch.device) -> TextProblem:
         """Read the text, count its symbols, cut it into streams."""
-        level = settings.level or "char"
+        level = settings.level or LEVELS[0]
         parts = self._parts(settings, level)
         if settings.train_size is not None:
             parts = dataclasses.replace(parts, train=parts.train[: settings.train_size])
         vocabulary = self._vocabulary(parts, level)
-        streams = settings.batch or self.budgets[settings.budget].batch
-        kind = CharacterText if level == "char" else WordText
+        streams = settings.batch or self.batch(settings)
+        kind = WordText if level == "word" else CharacterText
         return kind(parts, vocabulary, settings, streams, device)
 
     @abstractmethod
