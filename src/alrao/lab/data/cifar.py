@@ -158,12 +158,16 @@ def _part(data: Any, labels: Any, title: str) -> Part:
     ):
         shape = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise LabError(f"{title} is no batch of CIFAR-10: images are uint8 (n, {BYTES}), got {shape}")
-    if len(labels) != len(data) or not all(0 <= int(label) < len(CLASSES) for label in labels):
+    try:
+        targets = torch.tensor([int(label) for label in labels])
+        whole = len(targets) == len(data) > 0 and 0 <= int(targets.min()) <= int(targets.max()) < len(CLASSES)
+    except (TypeError, ValueError, RuntimeError):
+        whole = False
+    if not whole:
         raise LabError(
             f"{title} is damaged: {len(data)} images need as many labels from 0 to {len(CLASSES) - 1}"
         )
-    images = torch.from_numpy(data.reshape(-1, 3, SIDE, SIDE).copy())
-    return images, torch.tensor([int(label) for label in labels])
+    return torch.from_numpy(data.reshape(-1, 3, SIDE, SIDE).copy()), targets
 
 
 def _classes(suffix: str, content: bytes, title: str) -> tuple[str, ...]:

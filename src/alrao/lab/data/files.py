@@ -97,7 +97,8 @@ def readable(source: Path) -> Iterator[None]:
 
 
 def _damaged(source: Path, error: Exception) -> LabError:
-    return LabError(f"{source} is damaged or cut off ({error}): get it again")
+    reason = str(error).partition("\n")[0].rstrip(":")
+    return LabError(f"{source} is damaged or cut off ({reason}): get it again")
 
 
 def _require_end(tar: tarfile.TarFile) -> None:
