@@ -67,7 +67,7 @@ class Problem(ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss to train on: a negative log-likelihood in nats, for Alrao's outputs and for plain ones."""
+        """The mean loss to train on: a negative log-likelihood in nats, for Alrao's outputs or plain ones."""
 
     @abstractmethod
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
