@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -11,7 +11,9 @@ from rich.live import Live
 
 from .errors import LabError, unknown
 from .options import collect, settings_options
-from .settings import Settings
+
+if TYPE_CHECKING:
+    from .runset import RunSet  # torch takes seconds to import; --help should not
 
 __all__ = ["cli", "main"]
 
@@ -42,6 +44,9 @@ results_option = click.option(
     "--results", default="results", show_default=True, metavar="DIR",
     help="finished runs to use as well, where it exists",
 )  # fmt: skip
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="runs at a time"
+)
 
 
 def _roots(out_dir: str, results: str) -> list[Path]:
@@ -75,16 +80,14 @@ def train(task: str, out_dir: str, results: str, **values: Any) -> None:
 @click.option(
     "--methods", default="alrao,sgd,adam", show_default=True, metavar="A,B,…", help="methods to compare"
 )
-@click.option("--seeds", type=int, metavar="N", help="runs of each method  [default: the budget's]")
 @click.option(
-    "--grid-seeds",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="runs of each rate of SGD's grid; the best gets all seeds",
+    "--seeds", type=click.IntRange(1), metavar="N", help="runs of each method  [default: the budget's]"
 )
-@click.option("--jobs", type=int, default=1, show_default=True, metavar="N", help="runs at a time")
+@click.option(
+    "--grid-seeds", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    help="runs of each rate of SGD's grid; the best gets all seeds",
+)  # fmt: skip
+@jobs_option
 @settings_options(skip=["task", "method", "seed"])
 @out_option
 @results_option
@@ -104,58 +107,107 @@ def compare(
     data; the figures are those on the test data.
     """
     from .compare import Comparison
-    from .display import comparison_table, live_table
+    from .display import comparison_table
+    from .resolve import resolve
     from .table import groups
-    from .tasks import get_task
 
     settings = collect({"task": task, **values})
-    if min(seeds if seeds is not None else 1, grid_seeds, jobs) < 1:
-        raise LabError("--seeds, --grid-seeds and --jobs must be at least 1")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise LabError("--methods must name at least one method")
-    count = seeds or get_task(task).budgets[_checked_budget(settings)].seeds
-    comparison = Comparison(
-        settings, names, seeds=count, grid_seeds=grid_seeds, roots=_roots(out_dir, results)
-    )
-    if out.is_terminal:
-        with Live(
-            get_renderable=lambda: live_table(comparison), console=out, refresh_per_second=1, transient=True
-        ):
-            comparison.run(jobs)
-    else:
-        comparison.run(jobs, lambda planned, error: out.print(_ended(planned, error), soft_wrap=True))
+    kind, _ = resolve(settings)
+    count = seeds or kind.budgets[settings.budget].seeds
+    roots = _roots(out_dir, results)
+    comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
+    _run_all(comparison, jobs)
     found, _ = groups(comparison.directories)
     for group in found:
         out.print(comparison_table(group))
-        for row in [*group.grid, *(row for row in group.rows if row.searched == 1)]:
-            for failure in row.failures:
-                out.print(failure, style="red")
-    for path, error in comparison.failed.items():
-        err.print(f"failed: {path}: {error}", style="red", soft_wrap=True)
-    if comparison.failed:
+        for failure in group.failures:
+            out.print(failure, style="red")
+    _report_failures(comparison)
+
+
+@cli.command()
+@click.argument("task")
+@click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
+@jobs_option
+@settings_options(skip=["task", "lr"])
+@out_option
+@results_option
+def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str, **values: Any) -> None:
+    """Train Alrao on TASK in every interval of a grid of rates, SGD where both ends are equal."""
+    from .methods import GRID
+    from .triangle import Triangle
+
+    settings = collect({"task": task, **values})
+    grid = GRID if rates is None else tuple(rate.strip() for rate in rates.split(","))
+    runs = Triangle(settings, grid, roots=_roots(out_dir, results))
+    _run_all(runs, jobs)
+    out.print(runs.table())
+    _report_failures(runs)
+
+
+def _run_all(runs: RunSet, jobs: int) -> None:
+    """Run what is missing, before the user's eyes."""
+    from .display import ended, live_table
+
+    if out.is_terminal:
+        with Live(get_renderable=lambda: live_table(runs), console=out, refresh_per_second=1, transient=True):
+            runs.run(jobs)
+    else:
+        runs.run(jobs, lambda planned, error: out.print(ended(planned, error), soft_wrap=True))
+
+
+def _report_failures(runs: RunSet) -> None:
+    for path, error in runs.failed.items():
+        err.print(f"failed: {path}: {error}", style="red", soft_wrap=True, markup=False)
+    if runs.failed:
         raise SystemExit(1)
 
 
-def _checked_budget(settings: Settings) -> str:
-    from .tasks import get_task
-
-    budgets = get_task(settings.task).budgets
-    if settings.budget not in budgets:
-        raise unknown("budget", settings.budget, budgets)
-    return settings.budget
+paths_argument = click.argument(
+    "paths", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 
 
-def _ended(planned: Any, error: str | None) -> str:
-    from .display import measure_text
+def _places(paths: tuple[Path, ...]) -> list[Path]:
+    places = list(paths) or [path for path in (Path("runs"), Path("results")) if path.is_dir()]
+    if not places:
+        raise LabError("no runs here: neither runs/ nor results/ exists; name a directory that has some")
+    return places
 
-    name = f"{planned.settings.method}, seed {planned.settings.seed}"
-    if error is not None:
-        return f"{name}: failed: {error}"
-    result = planned.directory.result
-    if result["status"] != "finished":
-        return f"{name}: diverged at step {result['diverged_at']}"
-    return f"{name}: test " + ", ".join(measure_text(*item) for item in result["test"].items())
+
+@cli.command()
+@paths_argument
+@click.option("--markdown", metavar="FILE", help="write a page of the documentation instead")
+def table(paths: tuple[Path, ...], markdown: str | None) -> None:
+    """Print the tables of all finished runs below PATHS (default: runs and results)."""
+    from .display import comparison_table
+    from .markdown import page
+    from .store import find_runs, replace_file
+    from .table import groups
+
+    found, left_out = groups(find_runs(_places(paths)))
+    if markdown is not None:
+        content = page(found).encode()
+        replace_file(Path(markdown), lambda file: file.write(content))
+    else:
+        for group in found:
+            out.print(comparison_table(group))
+    for line in left_out:
+        err.print(f"left out: {line}", soft_wrap=True, markup=False)
+
+
+@cli.command()
+@paths_argument
+@click.option("--results", default="results", show_default=True, metavar="DIR", help="where they are kept")
+def keep(paths: tuple[Path, ...], results: str) -> None:
+    """Copy finished runs below PATHS (default: runs), without checkpoints, to a directory to commit."""
+    from .keep import keep as copy
+
+    count = copy(paths or [Path("runs")], Path(results))
+    out.print(f"{count} runs copied to {results}", soft_wrap=True)
 
 
 @cli.command("list")
@@ -193,7 +245,3 @@ def main() -> None:
 def _fail(message: str) -> None:
     err.print(f"alrao: {' '.join(message.split())}", soft_wrap=True, markup=False)
     raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

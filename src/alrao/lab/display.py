@@ -14,8 +14,8 @@ from rich.text import Text
 import alrao
 from alrao.model import posterior_bar
 
-from .compare import Comparison
 from .run import Moment
+from .runset import Planned, RunSet
 from .table import Group, Row, spread
 
 __all__ = ["TrainingBar", "comparison_table", "describe", "live_table"]
@@ -107,20 +107,31 @@ def describe(console: Console, result: dict[str, Any]) -> None:
         )
 
 
-def live_table(comparison: Comparison) -> RenderableType:
+def ended(planned: Planned, error: str | None) -> str:
+    """A line about a run that ended."""
+    settings, result = planned.settings, planned.directory.result
+    name = f"{settings.method}{f' {settings.lr}' if settings.lr else ''}, seed {settings.seed}"
+    if error is not None or result is None:
+        return f"{name}: failed: {error}"
+    if result["status"] != "finished":
+        return f"{name}: diverged at step {result['diverged_at']}"
+    return f"{name}: test " + ", ".join(measure_text(*item) for item in result["test"].items())
+
+
+def live_table(runs: RunSet) -> RenderableType:
     """Where all runs stand, read from their directories."""
-    table = Table(title=f"{len(comparison.planned)} runs")
+    table = Table(title=f"{len(runs.planned)} runs")
     for column in ("method", "seed", "epoch", "validation", "state"):
         table.add_column(column, justify="left" if column in ("method", "state") else "right")
     waiting = 0
-    for path, planned in comparison.planned.items():
+    for path, planned in runs.planned.items():
         directory = planned.directory
         lines, result = directory.metrics(), directory.result
-        if not lines and result is None and path not in comparison.failed:
+        if not lines and result is None and path not in runs.failed:
             waiting += 1
             continue
         state = Text("running", "yellow")
-        if path in comparison.failed:
+        if path in runs.failed:
             state = Text("failed", "red")
         elif result is not None:
             diverged = result["status"] != "finished"
@@ -139,7 +150,7 @@ def live_table(comparison: Comparison) -> RenderableType:
 
 def columns(measures: Sequence[str]) -> list[str]:
     """Headings of the measures' columns."""
-    return [f"test {name}, %" if name in AS_PERCENT else f"test {name}" for name in measures]
+    return [f"{name} %" if name in AS_PERCENT else f"test {name}" for name in measures]
 
 
 def cells(row: Row, measures: Iterable[str]) -> list[str]:
@@ -153,7 +164,7 @@ def cells(row: Row, measures: Iterable[str]) -> list[str]:
 def row_name(row: Row) -> str:
     """A row's method, for reading."""
     if row.searched > 1:
-        return f"sgd, best of {row.searched} rates ({row.label.partition('@')[2]})"
+        return f"sgd@{row.label.partition('@')[2]}, best of {row.searched}"
     return row.label
 
 
@@ -171,20 +182,20 @@ def comparison_table(group: Group) -> Table:
         "runs to find the rate",
     ]
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in group.rows:
         style = "bold green" if row.label.startswith("alrao") else None
         failed = str(len(row.failures)) if row.failures else ""
         table.add_row(
             row_name(row), *cells(row, group.measures), str(len(row.runs)), failed,
-            f"{row.seconds:.1f} s", str(row.searched), style=style,
+            f"{row.seconds:.1f}", str(row.searched), style=style,
         )  # fmt: skip
     if group.grid:
         table.add_section()
         for row in group.grid:
             said = "diverged" if row.failures and not row.good else str(len(row.failures) or "")
             table.add_row(
-                row.label, *cells(row, group.measures), str(len(row.runs)), said, f"{row.seconds:.1f} s", "",
+                row.label, *cells(row, group.measures), str(len(row.runs)), said, f"{row.seconds:.1f}", "",
                 style="dim",
             )  # fmt: skip
     return table

@@ -39,6 +39,7 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
         "epochs": settings.epochs or budget.epochs,
         "batch": settings.batch or task.batch(settings),
     }
+    changes |= {name: value for name, value in task.defaults.items() if getattr(settings, name) is None}
     if of_alrao(method):
         low, high = task.adam_interval if method == "alrao-adam" else task.interval
         changes["lr"] = lr or f"{low:g}:{high:g}"

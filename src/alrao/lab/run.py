@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import LabError
+from .events import EventFiles
 from .learner import Learner
 from .methods import learner as make_learner
 from .movement import Movement
@@ -131,6 +132,7 @@ def train(
         progress, carry, best_weights = _Progress(**saved["progress"]), saved["carry"], saved["best"]
         _set_random_state(saved["random"], device)
     lines = directory.metrics()[: progress.epoch - 1]
+    events = EventFiles(directory.path, lines) if settings.tensorboard else None
 
     def save() -> None:
         directory.save(
@@ -183,6 +185,10 @@ def train(
         carry = None
         directory.write_metrics(lines)
         save()
+        if events is not None:
+            events.epoch(lines[-1])
+    if events is not None:
+        events.close()
     directory.write_features(movement.layers())
     directory.write_result(_result(problem, learner, progress, lines, net))
 

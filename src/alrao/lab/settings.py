@@ -56,6 +56,7 @@ class Settings:
     threads: int | None = option(None, "processor threads of torch", repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
+    tensorboard: bool = option(False, "write TensorBoard event files too", repeats=False)
     workers: int | None = option(None, "processes that read images (image folders)", repeats=False)
 
     def key(self) -> dict[str, Any]:

@@ -84,6 +84,12 @@ class Group:
     grid: list[Row]
     """SGD at every rate that was tried."""
 
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each run that failed."""
+        said = [failure for row in [*self.grid, *self.rows] for failure in row.failures]
+        return list(dict.fromkeys(said))
+
 
 def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0) -> str:
     """Mean ± standard deviation."""
@@ -162,13 +168,13 @@ def _title(settings: dict[str, Any]) -> str:
         f"{settings['task']}, {settings['model']}, budget {settings['budget']}, {settings['epochs']} epochs"
     ]
     plain = (*OF_METHOD, "task", "model", "budget", "epochs", "batch", "seed")
-    for name, option in Settings.__dataclass_fields__.items():
-        if (
-            name not in plain
-            and option.metadata["repeats"]
-            and settings.get(name, option.default) != option.default
-        ):
-            said.append(f"{name.replace('_', ' ')} {settings[name]}")
+    usual = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
+    usual |= get_task(settings["task"]).defaults
+    said += [
+        f"{name.replace('_', ' ')} {settings[name]}"
+        for name, field in Settings.__dataclass_fields__.items()
+        if name not in plain and field.metadata["repeats"] and settings.get(name, usual[name]) != usual[name]
+    ]
     return ", ".join(said)
 
 

@@ -35,7 +35,7 @@ class Cifar10(Task):
     summary = "CIFAR-10, 32×32, with the paper's augmentation"
     models = tuple(NETWORKS)
     budgets: ClassVar = {
-        "mini": Budget(epochs=8, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000),
+        "mini": Budget(epochs=6, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000),
         "paper": Budget(epochs=500, batch=32, seeds=10),  # early stopping comes first
     }
     options = frozenset({"width"})

