@@ -98,5 +98,7 @@ def python2_pickle(batch):
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + string(b"b") + b"\x87R"
     array += b"(K\x01" + shape + dtype + b"\x89" + string(pixels.tobytes()) + b"tb"
     labels = b"](" + b"".join(integer(int(label)) for label in batch[b"labels"]) + b"e"
-    entries = string(b"data") + array + string(b"labels") + labels + string(b"batch_label") + string(b"1 of 5")
+    entries = (
+        string(b"data") + array + string(b"labels") + labels + string(b"batch_label") + string(b"1 of 5")
+    )
     return b"\x80\x02}(" + entries + b"u."

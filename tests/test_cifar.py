@@ -1,29 +1,19 @@
-"""CIFAR-10 in every form, damaged in every way, and its cache."""
+"""CIFAR-10 in every form, and damaged in every way."""
 
-import errno
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from pictures import BATCHES, CLASSES, as_binary, as_images, as_python, cifar, packed, python2_pickle
+from PIL import Image
 
-from alrao.lab.data import arrays as arrays_module
 from alrao.lab.data.cifar import load_cifar10
 from alrao.lab.errors import LabError
 
 ALRAO_DATA = os.environ.get("ALRAO_DATA")
-JPEG = Path(ALRAO_DATA or "", "cifar10-jpeg.tar.xz")
-needs_data = pytest.mark.skipif(
-    not (ALRAO_DATA and JPEG.is_file()), reason="needs ALRAO_DATA, a folder with cifar10-jpeg.tar.xz"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -111,99 +101,6 @@ def test_other_data_has_another_digest(tmp_path):
     batches = cifar()
     batches["test_batch"][0][3, 100] ^= 1
     assert load_cifar10(as_binary(batches, tmp_path / "second"))[0].digest != first.digest
-
-
-class TestCache:
-    def test_second_time_reads_the_cache(self, binary, cache, monkeypatch):
-        first, _ = load_cifar10(binary)
-        assert [path.suffix for path in cache.glob("cifar10-*")] == [".pt"]
-        monkeypatch.setattr("alrao.lab.data.cifar._read", None)
-        second, _ = load_cifar10(binary)
-        assert torch.equal(first.train, second.train)
-        assert torch.equal(first.test_labels, second.test_labels)
-        assert (first.digest, first.classes) == (second.digest, second.classes)
-
-    def test_another_state_of_the_source_is_read_again(self, binary, cache):
-        first, _ = load_cifar10(binary)
-        path = binary / "data_batch_2.bin"
-        content = bytearray(path.read_bytes())
-        content[1] ^= 1
-        path.write_bytes(content)
-        os.utime(path, ns=(1, 1))
-        assert load_cifar10(binary)[0].digest != first.digest
-        assert len(list(cache.glob("cifar10-*"))) == 1
-
-    @pytest.mark.parametrize("damage", ["cut", "flip", "garbage", "empty", "other"])
-    def test_damaged_is_made_again(self, binary, cache, damage):
-        first, _ = load_cifar10(binary)
-        (path,) = cache.glob("cifar10-*")
-        content = bytearray(path.read_bytes())
-        match damage:
-            case "cut":
-                content = content[: len(content) // 2]
-            case "flip":
-                content[len(content) // 2] ^= 0xFF
-            case "garbage":
-                content = b"nothing that torch knows" * 100
-            case "empty":
-                content = b""
-        path.write_bytes(content)
-        if damage == "other":
-            torch.save({"format": 1}, path)
-        for _ in range(2):
-            again, _ = load_cifar10(binary)
-            assert torch.equal(first.train, again.train)
-            assert torch.equal(first.train_labels, again.train_labels)
-
-    @pytest.mark.filterwarnings("default")
-    def test_not_to_be_written_is_a_warning(self, binary, tmp_path, monkeypatch):
-        (tmp_path / "file").write_text("")
-        monkeypatch.setenv("ALRAO_CACHE", str(tmp_path / "file" / "below"))
-        with pytest.warns(UserWarning, match="no cache.*file.*ALRAO_CACHE") as caught:
-            arrays, _ = load_cifar10(binary)
-        assert len(caught) == 1
-        assert len(arrays.train) == 100
-
-    def test_full_disk_is_a_warning(self, binary, cache, monkeypatch):
-        def save(*_):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(arrays_module.torch, "save", save)
-        with pytest.warns(UserWarning, match="No space left on device"):
-            load_cifar10(binary)
-        assert not [path for path in cache.iterdir() if not path.name.endswith(".lock")]
-
-    def test_killed_while_writing(self, binary, cache):
-        script = (
-            "import os, signal, sys\n"
-            "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-            "from alrao.lab.data.cifar import load_cifar10\n"
-            "load_cifar10(sys.argv[1])\n"
-        )
-        ended = subprocess.run([sys.executable, "-c", script, str(binary)], check=False, timeout=100)
-        assert ended.returncode == -signal.SIGKILL
-        assert list(cache.iterdir())
-        assert not list(cache.glob("cifar10-*"))
-        assert len(load_cifar10(binary)[0].train) == 100
-        assert len(list(cache.glob("cifar10-*"))) == 1
-
-    @pytest.mark.parametrize(
-        ("variables", "expected"),
-        [
-            ({"ALRAO_CACHE": "a", "XDG_CACHE_HOME": "b"}, "a"),
-            ({"XDG_CACHE_HOME": "b"}, "b/alrao"),
-            ({}, "home/.cache/alrao"),
-        ],
-    )
-    def test_place(self, variables, expected, monkeypatch):
-        from alrao.lab.data.places import cache_folder
-
-        monkeypatch.delenv("ALRAO_CACHE")
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setenv("HOME", "home")
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        assert cache_folder() == Path(expected)
 
 
 class TestRefusals:
@@ -299,7 +196,13 @@ class TestRefusals:
         assert not (tmp_path / "harm").exists()
 
     @pytest.mark.parametrize(
-        "call", [b"cbuiltins\neval\n", b"cnumpy\nload\n", b"cnumpy.core.multiarray\nfromfile\n", b"c_codecs\ndecode\n"]
+        "call",
+        [
+            b"cbuiltins\neval\n",
+            b"cnumpy\nload\n",
+            b"cnumpy.core.multiarray\nfromfile\n",
+            b"c_codecs\ndecode\n",
+        ],
     )
     def test_pickle_that_calls_anything_else(self, call, tmp_path):
         folder = as_python(cifar(), tmp_path / "py")
@@ -350,7 +253,7 @@ def test_progress_only_after_a_while(monkeypatch, capsys):
     assert "reading data" in err
 
 
-@needs_data
+@pytest.mark.skipif(not ALRAO_DATA, reason="needs ALRAO_DATA, a folder with cifar10-jpeg.tar.xz")
 @pytest.mark.slow
 def test_real_images():
     arrays, _ = load_cifar10(ALRAO_DATA)

@@ -144,19 +144,19 @@ class ImagesInFolders(Classification):
 
     def _read(self, images: _Images, numbers: list[list[int]]) -> Iterator[Batch]:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "This DataLoader will create"
-            )  # more than cores: the user's choice
-            loader: DataLoader[Any] = DataLoader(
-                images,
-                batch_sampler=numbers,
-                num_workers=min(self.workers, len(numbers)),
-                collate_fn=_collate,
-                generator=torch.Generator(),  # it would take a number from the global one, which is the network's
-                pin_memory=self.device.type == "cuda",
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores, if asked to
+            batches = iter(
+                DataLoader(
+                    images,
+                    batch_sampler=numbers,
+                    num_workers=min(self.workers, len(numbers)),
+                    collate_fn=_collate,
+                    generator=torch.Generator(),  # else it draws from the global one, which is the network's
+                    pin_memory=self.device.type == "cuda",
+                )
             )
         try:
-            for batch in loader:
+            for batch in batches:
                 if isinstance(batch, str):
                     raise LabError(batch)
                 pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
