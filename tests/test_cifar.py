@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import warnings
 
 import numpy as np
@@ -45,6 +46,8 @@ def write_form(form, folder):
     match form:
         case "python" | "python.tar.gz":
             made = as_python(batches, folder / "cifar-10-batches-py")
+        case "python 3":
+            return as_python(batches, folder / "cifar-10-batches-py", lambda batch: pickle.dumps(batch, 5))
         case "python 2":
             return as_python(batches, folder / "cifar-10-batches-py", python2_pickle)
         case "binary" | "binary.tar.gz":
@@ -57,7 +60,7 @@ def write_form(form, folder):
     return made
 
 
-FORMS = ["python", "python 2", "python.tar.gz", "binary", "binary.tar.gz"]
+FORMS = ["python", "python 2", "python 3", "python.tar.gz", "binary", "binary.tar.gz"]
 FORMS += ["images", "images.tar", "images.tar.gz", "images.tar.xz", "images.tar.bz2"]
 
 
@@ -94,6 +97,16 @@ def test_archive_below_a_folder_and_dots_in_names(tmp_path):
     assert len(load_cifar10(made)[0].train) == 100
     archive = packed(made, tmp_path / "cifar10.tar.gz", "./some/folder")
     assert len(load_cifar10(archive)[0].train) == 100
+
+
+def test_finds_it_among_others(tmp_path):
+    as_images(cifar(seed=1), tmp_path)  # folders train and test, of something else
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(b"another set")
+    (tmp_path / "cifar100").mkdir()
+    made = as_binary(cifar(), tmp_path / "cifar-10-batches-bin")
+    assert load_cifar10(tmp_path)[1] == made
+    shutil.rmtree(made)
+    assert load_cifar10(tmp_path)[1] == tmp_path
 
 
 def test_other_data_has_another_digest(tmp_path):

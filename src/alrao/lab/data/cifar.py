@@ -53,16 +53,17 @@ def load_cifar10(where: str | Path | None = None) -> tuple[Arrays, Path]:
 def _find(place: Path) -> Path:
     if place.is_file():
         return place
-    candidates = [
-        place,
-        *(place / name for name in ("cifar-10-batches-py", "cifar-10-python.tar.gz")),
-        *(place / name for name in ("cifar-10-batches-bin", "cifar-10-binary.tar.gz")),
-        *sorted({*place.glob("cifar10*"), *place.glob("cifar-10*")}),
-    ]
-    for path in candidates:
-        marks = [BATCHES[0], f"{BATCHES[0]}.bin"]
-        if is_archive(path) or any((path / mark).is_file() for mark in marks):
+    named = (
+        "cifar-10-batches-py",
+        "cifar-10-python.tar.gz",
+        "cifar-10-batches-bin",
+        "cifar-10-binary.tar.gz",
+    )
+    others = sorted(path for path in place.glob("cifar*10*") if "100" not in path.name)
+    for path in (place, *(place / name for name in named), *others):
+        if is_archive(path) or any((path / mark).is_file() for mark in (BATCHES[0], f"{BATCHES[0]}.bin")):
             return path
+    for path in (*others, place):
         if (path / "train").is_dir() and (path / "test").is_dir():
             return path
     raise LabError(
