@@ -72,7 +72,7 @@ def train(task: str, out_dir: str, results: str, **values: Any) -> None:
     result = directory.result
     assert result is not None
     describe(out, result)
-    out.print(f"run directory: {directory.path}", soft_wrap=True)
+    out.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
 
 
 @cli.command()
@@ -124,7 +124,7 @@ def compare(
     for group in found:
         out.print(comparison_table(group))
         for failure in group.failures:
-            out.print(failure, style="red")
+            out.print(failure, style="red", markup=False)
     _report_failures(comparison)
 
 
@@ -156,7 +156,7 @@ def _run_all(runs: RunSet, jobs: int) -> None:
         with Live(get_renderable=lambda: live_table(runs), console=out, refresh_per_second=1, transient=True):
             runs.run(jobs)
     else:
-        runs.run(jobs, lambda planned, error: out.print(ended(planned, error), soft_wrap=True))
+        runs.run(jobs, lambda planned, error: out.print(ended(planned, error), soft_wrap=True, markup=False))
 
 
 def _report_failures(runs: RunSet) -> None:
@@ -207,7 +207,7 @@ def keep(paths: tuple[Path, ...], results: str) -> None:
     from .keep import keep as copy
 
     count = copy(paths or [Path("runs")], Path(results))
-    out.print(f"{count} runs copied to {results}", soft_wrap=True)
+    out.print(f"{count} runs copied to {results}", soft_wrap=True, markup=False)
 
 
 @cli.command("list")
@@ -230,11 +230,14 @@ def params() -> None:
 def main() -> None:
     """Run the command; errors of the user's making are one line and exit code 2."""
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="alrao", standalone_mode=False)
     except LabError as error:
         _fail(str(error))
     except click.exceptions.Exit as done:
         raise SystemExit(done.exit_code) from None
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        raise SystemExit(2) from None
     except click.ClickException as error:
         _fail(error.format_message())
     except (click.Abort, KeyboardInterrupt):

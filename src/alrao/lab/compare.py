@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from .errors import LabError
 from .methods import expand
 from .resolve import of_alrao
 from .runset import RunSet, Tell
@@ -30,6 +31,10 @@ class Comparison(RunSet):
     ) -> None:
         self.seeds, self.grid = seeds, "sgd" in methods
         names = list(dict.fromkeys(name for method in methods for name in expand(method)))
+        if settings.lr is not None and not any(of_alrao(name) for name in names):
+            raise LabError(
+                "--lr is for alrao and alrao-adam; the rates of the others go to their names: adam@0.01"
+            )
         self._rates = [name for name in names if self.grid and name.startswith("sgd@")]
         super().__init__(_with(settings, names[0], 0), roots)
         self.settings = settings

@@ -23,6 +23,12 @@ __all__ = ["TrainingBar", "comparison_table", "describe", "live_table"]
 AS_PERCENT = ("accuracy",)
 
 
+def divergence(result: dict[str, Any]) -> str:
+    """How a run failed."""
+    step = result["diverged_at"]
+    return f"diverged at step {step}" if step else "diverged (no finite validation loss)"
+
+
 def measure_text(name: str, value: float | None) -> str:
     """A measure for reading: accuracy in per cent."""
     return f"{name} {value_text(name, value)}"
@@ -99,7 +105,7 @@ class TrainingBar:
 def describe(console: Console, result: dict[str, Any]) -> None:
     """Print what came out of a run."""
     if result["status"] != "finished":
-        console.print(f"diverged at step {result['diverged_at']}", style="red")
+        console.print(divergence(result), style="red")
     if result["test"] is not None:
         values = ", ".join(measure_text(*item) for item in result["test"].items())
         console.print(
@@ -114,7 +120,7 @@ def ended(planned: Planned, error: str | None) -> str:
     if error is not None or result is None:
         return f"{name}: failed: {error}"
     if result["status"] != "finished":
-        return f"{name}: diverged at step {result['diverged_at']}"
+        return f"{name}: {divergence(result)}"
     return f"{name}: test " + ", ".join(measure_text(*item) for item in result["test"].items())
 
 
@@ -124,7 +130,7 @@ def live_table(runs: RunSet) -> RenderableType:
     for column in ("method", "seed", "epoch", "validation", "state"):
         table.add_column(column, justify="left" if column in ("method", "state") else "right")
     waiting = 0
-    for path, planned in runs.planned.items():
+    for path, planned in list(runs.planned.items()):  # more are planned while this is drawn
         directory = planned.directory
         lines, result = directory.metrics(), directory.result
         if not lines and result is None and path not in runs.failed:
@@ -134,12 +140,8 @@ def live_table(runs: RunSet) -> RenderableType:
         if path in runs.failed:
             state = Text("failed", "red")
         elif result is not None:
-            diverged = result["status"] != "finished"
-            state = (
-                Text(f"diverged at step {result['diverged_at']}", "red")
-                if diverged
-                else Text("done", "green")
-            )
+            failed = result["status"] != "finished"
+            state = Text(divergence(result), "red") if failed else Text("done", "green")
         last = lines[-1]["valid"] if lines else {}
         name, value = next(iter(last.items()), ("", None))
         shown = measure_text(name, value) if last else ""
@@ -171,7 +173,7 @@ def row_name(row: Row) -> str:
 def comparison_table(group: Group) -> Table:
     """The rows of the paper's table, and every other method."""
     table = Table(
-        title=group.title,
+        title=Text(group.title),
         caption="test figures at the best epoch on validation; mean ± standard deviation over seeds;\n"
         "to tune: runs that it takes to find the rate",
     )

@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .errors import missing
+from .errors import LabError, missing
 
 __all__ = ["EventFiles"]
+
+FOLDER = "tensorboard"
 
 
 class EventFiles:
     """Writes the lines of the epochs as scalars, and the posterior's trace.
 
+    The lines hold all there is to write, so a run that goes on writes its files anew: what was cut off is
+    complete again, and nothing is there twice.
+
     Args:
         path: the run's directory.
-        lines: of the epochs before, when a run goes on: what an earlier process wrote past them is void.
+        lines: of the epochs before.
     """
 
     def __init__(self, path: Path, lines: list[dict[str, Any]]) -> None:
@@ -23,18 +28,37 @@ class EventFiles:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise missing("tensorboard", "tensorboard", "--tensorboard") from None
-        purge = lines[-1]["step"] + 1 if lines else 0
-        self._writer = SummaryWriter(str(path / "tensorboard"), purge_step=purge)
+        for old in self._files(path):
+            old.unlink(missing_ok=True)
+        try:
+            self._writer = SummaryWriter(str(path / FOLDER))
+        except OSError as error:
+            raise LabError(f"{path / FOLDER} could not be written: {error.strerror or error}") from error
+        for line in lines:
+            self.epoch(line)
+
+    @staticmethod
+    def exist(path: Path) -> bool:
+        """Whether a run has such files."""
+        return bool(EventFiles._files(path))
+
+    @staticmethod
+    def _files(path: Path) -> list[Path]:
+        return list((path / FOLDER).glob("events.out.tfevents.*"))
 
     def epoch(self, line: dict[str, Any]) -> None:
         """Write the line of an epoch."""
         for part in ("train", "valid", "test"):
             for name, value in line[part].items():
-                self._writer.add_scalar(f"{name}/{part}", value, line["step"])
+                self._add(f"{name}/{part}", value, line["step"])
         for step, weights in line.get("posterior", ()):
             for copy, weight in enumerate(weights):
-                self._writer.add_scalar(f"posterior/copy {copy}", weight, step)
+                self._add(f"posterior/copy {copy}", weight, step)
         self._writer.flush()
+
+    def _add(self, tag: str, value: float | None, step: int) -> None:
+        if value is not None:  # as a number that is not finite is stored
+            self._writer.add_scalar(tag, value, step)
 
     def close(self) -> None:
         """Finish the files."""

@@ -11,11 +11,14 @@ def main() -> None:
     """Run the command line, or say what must be installed for it."""
     try:
         from .cli import main as run
+
+        run()
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("alrao"):
+        if not error.name or error.name.startswith("alrao"):
             raise
-        sys.exit(f"alrao: the command line needs the package {error.name}: pip install 'alrao[lab]'")
-    run()
+        package = error.name.partition(".")[0]
+        sys.stderr.write(f"alrao: the command line needs the package {package}: pip install 'alrao[lab]'\n")
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from dataclasses import asdict
 from statistics import mean
 
 from .display import cells, columns, row_name
 from .paper import rows_for
-from .table import Group, Row
+from .resolve import resolve
+from .settings import Settings
+from .table import OF_METHOD, Group, Row
+from .tasks import get_task
 
 __all__ = ["page"]
 
@@ -28,6 +34,11 @@ def _line(items: list[str]) -> str:
     return "| " + " | ".join(items) + " |"
 
 
+def _text(said: str) -> str:
+    """Words of the user's, such as the name of a file, as they are and not as Markdown or HTML."""
+    return re.sub(r"([\\`*_\[\]<>&|#])", r"\\\1", " ".join(said.split()))
+
+
 def _section(group: Group) -> str:
     first = group.rows[0].runs[0]
     sizes = ", ".join(
@@ -44,9 +55,9 @@ def _section(group: Group) -> str:
     ]
     sgd = next((row for row in group.rows if row.searched > 1), None)
     lines = [
-        f"## {group.title}",
+        f"## {_text(group.title)}",
         "",
-        f"Data: {first.about.get('source', group.task)}; {sizes}. `{_command(group)}`",
+        f"Data: {_text(str(first.about.get('source', group.task)))}; {sizes}. `{_command(group)}`",
         "",
     ]
     lines += [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
@@ -86,10 +97,21 @@ def _behind(row: Row, sgd: Row | None, measure: str) -> str:
 
 
 def _command(group: Group) -> str:
+    """What runs the rows again, those of Alrao with other choices than the task's aside."""
     methods = [row.label for row in group.rows if row.searched == 1 and "(" not in row.label]
-    methods += ["sgd"] if group.grid else []
-    budget = group.rows[0].runs[0].settings["budget"]
-    return f"alrao compare {group.task} --model {group.model} --budget {budget} --methods {','.join(methods)}"
+    methods += ["sgd"] if len(group.grid) > 1 else []
+    first = group.rows[0].runs[0].settings
+    words = ["alrao", "compare", group.task, "--model", group.model, "--budget", first["budget"]]
+    words += ["--methods", ",".join(methods)]
+    seeds = max(len(row.runs) for row in group.rows)
+    if seeds != get_task(group.task).budgets[first["budget"]].seeds:
+        words += ["--seeds", str(seeds)]
+    usual = asdict(resolve(Settings(task=group.task, model=group.model, budget=first["budget"]))[1])
+    for name, field in Settings.__dataclass_fields__.items():
+        if field.metadata["repeats"] and name not in (*OF_METHOD, "seed") and first[name] != usual[name]:
+            flag = f"--{name.replace('_', '-')}"
+            words += [flag] if first[name] is True else [flag, str(first[name])]
+    return shlex.join(words).replace("`", "'")
 
 
 def _paper(group: Group) -> list[str]:

@@ -33,6 +33,8 @@ class Method:
     build: Callable[[nn.Module, str, Settings, Problem], Learner]
     rate: str = "optional"
     """Whether its name takes a rate, ``name@RATE``: ``"needed"``, ``"optional"`` or ``"never"``."""
+    momentum: str = "optional"
+    """Whether it takes a momentum: ``"optional"``, ``"positive"`` or ``"never"``."""
 
 
 def canonical(method: str, lr: str | None = None) -> tuple[str, str | None]:
@@ -50,7 +52,7 @@ def canonical(method: str, lr: str | None = None) -> tuple[str, str | None]:
             raise LabError(
                 f"{name} takes its rates with --lr, an interval such as --lr 1e-5:10; got {method!r}"
             )
-        return name, None if lr is None else "{:g}:{:g}".format(*parse_interval(lr))
+        return name, None if lr is None else ":".join(_spelled(end) for end in parse_interval(lr))
     if rate and lr is not None:
         raise LabError(f"the rate is given twice, by {method!r} and by --lr {lr}: leave one out")
     rate = rate or lr or ""
@@ -65,8 +67,8 @@ def canonical(method: str, lr: str | None = None) -> tuple[str, str | None]:
         p = _number(fraction, f"the fraction of trained features in {method!r}, as in frozen@0.1:0.5,")
         if p > 1:
             raise LabError(f"the fraction of trained features is at most 1, got {fraction}")
-        return f"frozen@{_rate(rate):g}:{p:g}", None
-    return f"{name}@{_rate(rate):g}", None
+        return f"frozen@{_spelled(_rate(rate))}:{_spelled(p)}", None
+    return f"{name}@{_spelled(_rate(rate))}", None
 
 
 def expand(method: str) -> list[str]:
@@ -98,6 +100,12 @@ def _rate(text: str) -> float:
     if rate == 0:
         raise LabError("a learning rate must be positive, got 0")
     return rate
+
+
+def _spelled(number: float) -> str:
+    """The one spelling of a number: short, and exact all the same."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
@@ -150,9 +158,7 @@ def _betas(settings: Settings) -> tuple[float, float]:
     return (0.9 if settings.momentum is None else settings.momentum, 0.999)
 
 
-def _plain(
-    module: str, name: str, *, betas: bool = False, momentum: bool = True, kind: type[Learner] = Learner
-) -> Any:
+def _plain(module: str, name: str, *, betas: bool = False, kind: type[Learner] = Learner) -> Any:
     """A method that is an optimizer from a package, at its published defaults."""
 
     def build(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:
@@ -160,8 +166,6 @@ def _plain(
         if rate:
             options["lr"] = float(rate)
         if settings.momentum is not None:
-            if not momentum:
-                raise LabError(f"{settings.method} has no momentum: leave --momentum out")
             options |= {"betas": _betas(settings)} if betas else {"momentum": settings.momentum}
         return kind(net, _imported(module, name)(net.parameters(), **options))
 
@@ -194,8 +198,12 @@ METHODS: dict[str, Method] = {
     "prodigy": Method("Prodigy", _plain("prodigyopt", "Prodigy", betas=True)),
     "dadapt-sgd": Method("D-Adaptation of SGD", _plain("dadaptation", "DAdaptSGD")),
     "dadapt-adam": Method("D-Adaptation of Adam", _plain("dadaptation", "DAdaptAdam", betas=True)),
-    "dog": Method("DoG, with its polynomial averaging", _plain("dog", "DoG", momentum=False, kind=Averaged)),
+    "dog": Method(
+        "DoG, with its polynomial averaging", _plain("dog", "DoG", kind=Averaged), momentum="never"
+    ),
     "schedulefree": Method(
-        "Schedule-Free AdamW", _plain("schedulefree", "AdamWScheduleFree", betas=True, kind=ScheduleFree)
+        "Schedule-Free AdamW",
+        _plain("schedulefree", "AdamWScheduleFree", betas=True, kind=ScheduleFree),
+        momentum="positive",
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from math import isfinite
 
 from .errors import LabError, unknown
 from .methods import METHODS, canonical
@@ -17,8 +18,15 @@ OF_ALRAO = ("copies", "averaging", "theta", "evidence")
 
 
 def of_alrao(method: str) -> bool:
-    """Whether a method takes an interval and copies."""
-    return METHODS[method.partition("@")[0]].rate == "never"
+    """Whether a method takes an interval and copies.
+
+    Raises:
+        LabError: there is no such method.
+    """
+    name = method.partition("@")[0]
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name].rate == "never"
 
 
 def resolve(settings: Settings) -> tuple[Task, Settings]:
@@ -31,6 +39,7 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     _check(settings, task)
     budget = task.budgets[settings.budget]
     method, lr = canonical(settings.method, settings.lr)
+    _check_momentum(method, settings.momentum)
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     changes: dict[str, object] = {
         "method": method,
@@ -53,6 +62,8 @@ def _check(settings: Settings, task: Task) -> None:
     for field in dataclasses.fields(Settings):
         value, choices = getattr(settings, field.name), field.metadata["choices"]
         flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(value, float) and not isfinite(value):
+            raise LabError(f"{flag} must be a finite number, got {value}")
         if choices and value is not None and value not in choices:
             raise unknown(f"value of {flag}", str(value), choices)
         if field.name in POSITIVE and value is not None and not value > 0:
@@ -64,8 +75,6 @@ def _check(settings: Settings, task: Task) -> None:
         raise LabError(f"--seed must not be negative, got {settings.seed}")
     if settings.weight_decay < 0:
         raise LabError(f"--weight-decay must not be negative, got {settings.weight_decay}")
-    if settings.momentum is not None and not 0 <= settings.momentum < 1:
-        raise LabError(f"--momentum must be at least 0 and less than 1, got {settings.momentum}")
     if settings.dropout is not None and not 0 <= settings.dropout < 1:
         raise LabError(f"--dropout must be at least 0 and less than 1, got {settings.dropout}")
     if not 0 < settings.theta < 1:
@@ -78,3 +87,15 @@ def _check(settings: Settings, task: Task) -> None:
             known = [*known[:-1], *classifiers()]
         if settings.model not in known:
             raise unknown("model", settings.model, known)
+
+
+def _check_momentum(method: str, momentum: float | None) -> None:
+    if momentum is None:
+        return
+    if not 0 <= momentum < 1:
+        raise LabError(f"--momentum must be at least 0 and less than 1, got {momentum}")
+    taken = METHODS[method.partition("@")[0]].momentum
+    if taken == "never":
+        raise LabError(f"{method} has no momentum: leave --momentum out")
+    if taken == "positive" and momentum == 0:
+        raise LabError(f"{method} needs a momentum above 0: leave --momentum out, for its default")

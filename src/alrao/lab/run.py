@@ -74,6 +74,8 @@ def pick_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise LabError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+    if device.type == "meta":
+        raise LabError("--device meta cannot be used here: nothing is computed on it")
     return device
 
 
@@ -96,6 +98,8 @@ def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Ru
                 train(problem, settings, directory, device, watch)
             finally:
                 lock.release()
+        elif settings.tensorboard and not EventFiles.exist(directory.path):
+            EventFiles(directory.path, directory.metrics()).close()
     return directory
 
 
@@ -118,7 +122,7 @@ def train(
     if config is None:
         config = {"settings": asdict(settings), "data": problem.about, **provenance(device)}
         directory.write_config(config)
-    torch.set_num_threads(config["threads"])  # another number would change the last bits
+    torch.set_num_threads(directory.threads(config))  # another number would change the last bits
 
     torch.manual_seed(seed_of(settings.seed, "network"))
     net = problem.network().to(device)
@@ -128,10 +132,13 @@ def train(
     progress, carry, best_weights = _Progress(), None, None
     saved = directory.load(device)
     if saved is not None:
-        learner.load_state_dict(saved["learner"])
-        progress, carry, best_weights = _Progress(**saved["progress"]), saved["carry"], saved["best"]
-        _set_random_state(saved["random"], device)
-    lines = directory.metrics()[: progress.epoch - 1]
+        try:
+            learner.load_state_dict(saved["learner"])
+            progress, carry, best_weights = _Progress(**saved["progress"]), saved["carry"], saved["best"]
+            _set_random_state(saved["random"], device)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise directory.foreign_checkpoint(error) from error
+    lines = directory.metrics(progress.epoch - 1)
     events = EventFiles(directory.path, lines) if settings.tensorboard else None
 
     def save() -> None:
@@ -172,6 +179,7 @@ def train(
                 save()
                 began = kept = time.perf_counter()
         if progress.diverged is not None:
+            progress.seconds += time.perf_counter() - began
             break
         calibration = (inputs.to(device) for inputs, _ in problem.batches(progress.epoch))
         with learner.evaluating(calibration) as model:

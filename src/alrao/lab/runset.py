@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from joblib import Parallel, delayed  # type: ignore[import-untyped]
+from joblib.externals.loky.process_executor import (  # type: ignore[import-untyped]
+    TerminatedWorkerError,
+)
 
 from .errors import LabError
 from .resolve import resolve
@@ -68,12 +71,18 @@ class RunSet:
             delayed(_run_one)(number, replace(planned.settings, threads=threads), self.roots)
             for number, planned in enumerate(open_runs)
         )
-        for number, error in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work):
-            planned = open_runs[number]
-            if error is not None:
-                self.failed[planned.directory.path] = error
-            if tell is not None:
-                tell(planned, error)
+        try:
+            for number, error in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work):
+                planned = open_runs[number]
+                if error is not None:
+                    self.failed[planned.directory.path] = error
+                if tell is not None:
+                    tell(planned, error)
+        except TerminatedWorkerError:
+            raise LabError(
+                "a process that trained was killed, perhaps for lack of memory: try fewer --jobs; "
+                "the same command goes on from here"
+            ) from None
 
     @property
     def directories(self) -> list[RunDirectory]:

@@ -43,7 +43,11 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise LabError(f"{path} could not be written: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> LabError:
+    return LabError(f"{path} could not be written: {error.strerror or error}")
 
 
 def _plain(value: Any) -> Any:
@@ -80,7 +84,7 @@ class RunDirectory:
                 f"another process is working on the run {self.path}: wait for it, or stop it"
             ) from None
         except OSError as error:
-            raise LabError(f"{self.path} could not be written: {error.strerror or error}") from error
+            raise _unwritable(self.path, error) from error
         for leftover in self.path.glob(".*-*"):  # of writes that were cut off
             leftover.unlink(missing_ok=True)
         return lock
@@ -96,20 +100,25 @@ class RunDirectory:
         return self._read("result.json")
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
         try:
-            found = json.loads(path.read_text("utf-8"))
+            found = json.loads((self.path / name).read_text("utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise LabError(
-                f"{path} is damaged ({error}): delete the run's directory to run it again"
-            ) from None
+            raise self._damaged(name, error) from None
         if not isinstance(found, dict):
-            raise LabError(
-                f"{path} is damaged (it holds no object): delete the run's directory to run it again"
-            )
+            raise self._damaged(name, "it holds no object")
         return found
+
+    def _damaged(self, name: str, why: object) -> LabError:
+        return LabError(f"{self.path / name} is damaged ({why}): delete the run's directory to run it again")
+
+    def threads(self, config: dict[str, Any]) -> int:
+        """The processor threads that the run began with."""
+        count = config.get("threads")
+        if not isinstance(count, int) or count < 1:
+            raise self._damaged("config.json", "it names no number of threads")
+        return count
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Store what defines the run."""
@@ -129,8 +138,12 @@ class RunDirectory:
         if layers:
             replace_file(self.path / "features.json", lambda file: file.write(_encode({"layers": layers})))
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of the epochs so far; one that cannot be read ends the list."""
+    def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
+        """The lines of the epochs so far; one that cannot be read ends the list.
+
+        Args:
+            epochs: as many are wanted, and must be there.
+        """
         lines: list[dict[str, Any]] = []
         try:
             with (self.path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
@@ -139,9 +152,12 @@ class RunDirectory:
                     if not isinstance(entry, dict):
                         break
                     lines.append(entry)
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             pass
-        return lines
+        if epochs is not None and len(lines) < epochs:
+            why = f"{epochs} epochs are done, and it can be read up to {len(lines)}"
+            raise self._damaged("metrics.jsonl", why)
+        return lines[:epochs]
 
     def write_metrics(self, lines: Iterable[dict[str, Any]]) -> None:
         """Store the lines of all epochs."""
@@ -150,7 +166,16 @@ class RunDirectory:
 
     def save(self, state: dict[str, Any]) -> None:
         """Store the state to go on from."""
-        replace_file(self.path / "checkpoint.pt", lambda file: torch.save(state, file))
+
+        def write(file: BinaryIO) -> None:
+            try:
+                torch.save(state, file)
+            except RuntimeError as error:  # what torch makes of a write that failed
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
+
+        replace_file(self.path / "checkpoint.pt", write)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """The state to go on from, or None."""
@@ -165,6 +190,14 @@ class RunDirectory:
             ) from error
         return state
 
+    def foreign_checkpoint(self, error: Exception) -> LabError:
+        """The error for a checkpoint that can be read, but is not of this run."""
+        path = self.path / "checkpoint.pt"
+        return LabError(
+            f"{path} is not of this run or of this version ({type(error).__name__}): "
+            "delete it to start the run again"
+        )
+
 
 def locate(settings: Settings, data: str, roots: Iterable[Path]) -> RunDirectory:
     """The directory of a run: the first among the roots that has a result, else in the first root."""
@@ -175,11 +208,15 @@ def locate(settings: Settings, data: str, roots: Iterable[Path]) -> RunDirectory
 
 
 def find_runs(roots: Iterable[Path]) -> Iterator[RunDirectory]:
-    """All runs below some directories, in the order of their names; a run of the same name only once."""
-    seen: set[Path] = set()
+    """All runs below some directories, in the order of their names.
+
+    A run that is there several times comes once, finished if it is so anywhere: its name, with that of its
+    task and of its network, says what it is.
+    """
+    found: dict[tuple[str, ...], Path] = {}
     for root in roots:
         for config in sorted(root.rglob("config.json")):
-            name = config.parent.relative_to(root)
-            if name not in seen:
-                seen.add(name)
-                yield RunDirectory(config.parent)
+            name, path = config.parent.absolute().parts[-3:], config.parent
+            if name not in found or not (found[name] / "result.json").exists():
+                found[name] = path
+    return (RunDirectory(path) for path in found.values())

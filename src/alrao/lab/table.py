@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
@@ -16,6 +17,8 @@ from .tasks import get_task
 __all__ = ["Finished", "Group", "Row", "groups", "spread"]
 
 OF_METHOD = ("method", "lr", *OF_ALRAO)
+NEEDED = ("task", "model", "method", "seed", "budget", "epochs")
+RESULT = ("status", "diverged_at", "measures", "seconds", "valid", "test")
 ORDER = ("sgd", "adam", "alrao", "alrao-adam")
 
 
@@ -110,13 +113,35 @@ def groups(directories: Iterable[RunDirectory]) -> tuple[list[Group], list[str]]
             if config is None or result is None:
                 left_out.append(f"{directory.path}: not finished")
                 continue
-            run = Finished(config["settings"], result, config.get("data", {}))
-            key = _experiment(run.settings)
-        except (LabError, KeyError, TypeError) as error:
+            run = _finished(config, result)
+            key = (*_experiment(run.settings), json.dumps(run.about, sort_keys=True))
+        except LabError as error:
             left_out.append(f"{directory.path}: {error}")
             continue
         found.setdefault(key, []).append(run)
     return [_group(runs) for _, runs in sorted(found.items(), key=lambda item: repr(item[0]))], left_out
+
+
+def _finished(config: dict[str, Any], result: dict[str, Any]) -> Finished:
+    """A run as its files tell it.
+
+    Settings that came after it have their defaults, as it had them.
+
+    Raises:
+        LabError: something is missing, or unknown here.
+    """
+    settings, about = config.get("settings"), config.get("data", {})
+    if not isinstance(settings, dict) or not isinstance(about, dict):
+        raise LabError("config.json has no settings")
+    if lacking := [name for name in NEEDED if settings.get(name) is None]:
+        raise LabError(f"config.json does not say the run's {', '.join(lacking)}")
+    known = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
+    if foreign := sorted(set(settings) - set(known)):
+        raise LabError(f"made by another version, whose settings have {', '.join(foreign)}")
+    if lacking := [name for name in RESULT if name not in result]:
+        raise LabError(f"result.json does not say the run's {', '.join(lacking)}")
+    get_task(settings["task"])
+    return Finished(known | settings, result, about)
 
 
 def _experiment(settings: dict[str, Any]) -> tuple[Any, ...]:
@@ -188,15 +213,14 @@ def _place(label: str) -> int:
 
 
 def _best_of(grid: list[Row]) -> Row:
-    """SGD at the rate with the best validation loss, over the seeds that every rate has."""
+    """SGD at the rate that fails least and then has the best validation loss, over the seeds all have."""
     common = set.intersection(*({run.settings["seed"] for run in row.runs} for row in grid))
     measure = grid[0].runs[0].result["measures"][0]
 
-    def validation(row: Row) -> float:
-        values = [
-            run.result["valid"][measure] for run in row.good if run.settings["seed"] in common or not common
-        ]
-        return mean(values) if values else float("inf")
+    def validation(row: Row) -> tuple[int, float]:
+        runs = [run for run in row.runs if run.settings["seed"] in common or not common]
+        values = [run.result["valid"][measure] for run in runs if not run.diverged]
+        return len(runs) - len(values), mean(values) if values else float("inf")
 
     best = min(grid, key=validation)
     seconds = sum(row.runs[0].result["seconds"] for row in grid)

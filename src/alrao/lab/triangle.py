@@ -62,4 +62,5 @@ class Triangle(RunSet):
         result = planned.directory.result
         if result is None:
             return "failed" if planned.directory.path in self.failed else "–"
-        return "×" if result["status"] != "finished" else f"{result['test'][measure]:.3f}"
+        value = result["test"][measure] if result["status"] == "finished" else None
+        return "×" if value is None else f"{value:.3f}"

@@ -1,0 +1,63 @@
+"""Tiny runs of the workbench, and what of their files must be equal: shared by test files."""
+
+import json
+import os
+import traceback
+from pathlib import Path
+
+import torch
+
+from alrao.lab.run import run
+from alrao.lab.settings import Settings
+
+TINY = {"task": "digits", "epochs": 2, "train_size": 200}
+
+
+def settings(**changes):
+    return Settings(**{**TINY, **changes})
+
+
+def tiny(root, watch=None, **changes):
+    """The directory of a run that takes a moment."""
+    return run(settings(**changes), [Path(root)], watch)
+
+
+def strict(text):
+    """JSON without the nan and infinity that Python allows itself."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _timeless(value):
+    if isinstance(value, dict):
+        return {key: _timeless(item) for key, item in value.items() if key not in ("seconds", "started")}
+    return [_timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def outcome(directory):
+    """All that a run says of itself, wall-clock times aside; floats are exact in JSON."""
+    path = directory.path
+    files = {name: strict((path / name).read_text()) for name in ("config.json", "result.json")}
+    files["metrics.jsonl"] = [strict(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    if (path / "features.json").exists():
+        files["features.json"] = strict((path / "features.json").read_text())
+    files["weights"] = {name: t.tolist() for name, t in directory.load(torch.device("cpu"))["best"].items()}
+    return _timeless(files)
+
+
+def in_child(work):
+    """Call it in a process that may die; its exit code, 0 where it came to an end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
