@@ -10,6 +10,7 @@ from .criteria import MixtureBCELoss, MixtureMSELoss
 from .features import register_features
 from .model import Alrao
 from .optim import SGD, Adam, AdamW
+from .rated import Rated
 from .rates import Bernoulli, Constant, Law, LogUniform, PerWeight, Redrawn
 from .summary import summary
 
@@ -29,6 +30,7 @@ __all__ = [
     "MixtureBCELoss",
     "MixtureMSELoss",
     "PerWeight",
+    "Rated",
     "Redrawn",
     "Switch",
     "register_features",
