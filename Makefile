@@ -6,7 +6,10 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test test-slow lint types unit format bench build clean
+.PHONY: help env demo results test test-slow lint types unit format bench build clean
+
+# Every method, for the tables of the documentation.
+METHODS := alrao,sgd,adam,alrao-adam,prodigy,dadapt-sgd,dadapt-adam,dog,schedulefree
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -22,8 +25,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: $(STAMP) ## train a small network without choosing a learning rate
-	@$(BIN)/python examples/quickstart.py
+demo: $(STAMP) ## compare Alrao with SGD at seven rates, and Adam, on scikit-learn's digits
+	@$(BIN)/alrao compare digits --jobs $(WORKERS)
+
+results: $(STAMP) ## train what docs/results.md shows (two hours, resumable; needs ALRAO_DATA)
+	$(BIN)/alrao compare regression --methods $(METHODS) --jobs $(WORKERS)
+	$(BIN)/alrao compare cifar10 --model small --methods $(METHODS) --jobs $(WORKERS)
+	$(BIN)/alrao compare ptb --methods $(METHODS) --jobs $(WORKERS)
+	$(BIN)/alrao keep
+	$(BIN)/alrao table results --markdown docs/results.md
 
 test: lint types unit ## everything a change must pass: style, types, fast tests
 
