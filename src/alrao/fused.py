@@ -63,7 +63,12 @@ def categorical_mixture(
             more, that receives the number of rows with ``g != 0``.
     """
     a = averaging.column(wide(z.dtype))
-    return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence), 1)
+    if torch.compiler.is_compiling():
+        return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence), 1)
+    out: LogProbs = _apply_at_once(z, weight, bias, a, evidence)
+    out.__class__ = LogProbs  # the tensor is new: unlike as_subclass, this needs no other one, nor a node
+    out.axis = 1
+    return out
 
 
 def sane(z: Tensor) -> Tensor:
@@ -104,15 +109,15 @@ class _CategoricalMixture(torch.autograd.Function):
             log_m = m.log() if weight.shape[0] > 1 else log_p[:, 0].clone()  # a single copy: to the bit
         ctx.careful, ctx.evidence_size = careful, evidence.shape[0]
         ctx.save_for_backward(z, weight, bias, a, log_p, p, m)
-        # Marked here, it costs no node in the graph; the compiler wants it done outside.
-        return log_m if compiling else torch.Tensor._make_subclass(LogProbs, log_m)
+        return log_m
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         z, weight, bias, a, log_p, p, m = ctx.saved_tensors
         copies, classes, d = weight.shape
-        g_of_all, total, careful = g.unsqueeze(1), g.sum(-1), ctx.careful
+        g_of_all, careful = g.unsqueeze(1), ctx.careful
+        total = g_of_all.sum(-1, keepdim=True)
         if not careful:
             own = _own_gradient(g_of_all, total, log_p, p)
             evidence = torch.cat([log_p * g_of_all, g_of_all, g_of_all.relu()], 1).sum((0, 2))
@@ -151,11 +156,15 @@ class _CategoricalMixture(torch.autograd.Function):
         return grad_z, grad_weight, grad_bias, None, evidence
 
 
+# What Function.apply comes to without torch.func's transforms, which a head refuses before.
+_apply_at_once = super(torch.autograd.Function, _CategoricalMixture).apply
+
+
 def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
     """The gradient of each copy's own loss by its logits."""
     if p.shape[1] == 1:  # by torch's own function: a single copy is a plain network, to the bit
         return torch._log_softmax_backward_data(g, log_p, -1, log_p.dtype)
-    return torch.addcmul(g, p, total.view(-1, 1, 1), value=-1)
+    return torch.addcmul(g, p, total, value=-1)
 
 
 def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,6 +37,8 @@ def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
 
 
 def _autocasts(z: Tensor) -> bool:
+    if z.is_cpu:
+        return torch.is_autocast_enabled("cpu")  # asking for the device takes longer than this
     return not z.is_meta and torch.is_autocast_enabled(z.device.type)
 
 
@@ -190,7 +192,8 @@ class CategoricalHead(LinearHead):
     )
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return categorical_mixture(z, weight, bias, self.averaging, self.leaf())
+        averaging: Any = self._modules["averaging"]  # faster than the attribute
+        return categorical_mixture(z, weight, bias, averaging, self.leaf())
 
     def mixture(self) -> nn.Module:
         """The mixture as a layer that returns log-probabilities."""
