@@ -6,7 +6,7 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from math import exp, inf, isfinite, log
-from operator import index
+from operator import add, index, mul
 from typing import Any
 
 import torch
@@ -62,7 +62,8 @@ class Averaging(nn.Module):
 
     def column(self, dtype: torch.dtype) -> Tensor:
         """The weights as a column, ``(copies, 1)``, that later updates leave as it is: for the mixture."""
-        state = self._state
+        state = self._buffers["_state"]  # faster than the attribute
+        assert state is not None
         if not torch.compiler.is_compiling() and dtype is torch.float32 and self._ready:
             column, of, version = self._ready
             if of is state and version == state._version:
@@ -95,7 +96,8 @@ class Averaging(nn.Module):
         if not isfinite(sum(numbers)):  # +inf too is a failure of the copy, not evidence for it
             numbers = [number if isfinite(number) else -inf for number in numbers]
         if max(numbers) > -inf:
-            state = self._state
+            state = self._buffers["_state"]
+            assert state is not None
             numbers = self._posterior(state.tolist(), numbers)
             state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
             if state.is_cpu and not torch.is_inference_mode_enabled():
@@ -217,10 +219,11 @@ class Switch(Averaging):
         top = max(log_likelihood)
         if 0.0 in state[:n]:  # a copy that had failed says nothing of how well those who predicted did
             top = max((x for x, a in zip(log_likelihood, state, strict=False) if a > 0), default=-inf)
-        if top == -inf:  # all who had weight failed: the others start again
-            return self._posterior([*self._prior()[:-1], t], log_likelihood)
-        p = [exp(x - top) if x < top else 1.0 for x in log_likelihood]
-        joint = [w * x for w, x in zip(state[n:-1], p + p, strict=True)]
+            if top == -inf:  # all who had weight failed: the others start again
+                return self._posterior([*self._prior()[:-1], t], log_likelihood)
+            log_likelihood = [min(x, top) for x in log_likelihood]
+        p = [exp(x - top) for x in log_likelihood]
+        joint = list(map(mul, state[n:-1], p + p))
         h, total = 1 / (t + 1), sum(joint)
         pool = h * sum(joint[:n]) / (n * total)
         stay, back, out = (1 - h) / total, theta * pool, (1 - theta) * pool
@@ -234,7 +237,7 @@ class Switch(Averaging):
             )
             total = sum(wa) + sum(wb)
             wa, wb = [w / total for w in wa], [w / total for w in wb]
-        return [x + y for x, y in zip(wa, wb, strict=True)] + wa + wb + [t + 1]
+        return [*map(add, wa, wb), *wa, *wb, t + 1]
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""

@@ -24,6 +24,8 @@ __all__ = ["AlraoOptimizer"]
 VERSION = 1
 """Of the format of ``state_dict()``."""
 
+DISTRIBUTED = dist.is_available()
+
 NOT_NLL = 1e-5
 """The largest part of a loss's weight on log-probabilities that may be positive: rounding."""
 
@@ -84,9 +86,7 @@ class AlraoOptimizer(Optimizer):
         return seed
 
     def _processes(self) -> int:
-        if not (dist.is_available() and dist.is_initialized()):
-            return 1
-        return dist.get_world_size(self.process_group)
+        return dist.get_world_size(self.process_group) if DISTRIBUTED and dist.is_initialized() else 1
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -186,6 +186,7 @@ class AlraoOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        head = self.model.head
         log_likelihood, sound = self._log_likelihood()
         for group in self.param_groups:
             if not self._takes_sparse(group) and any(
@@ -198,8 +199,9 @@ class AlraoOptimizer(Optimizer):
                 self._draw(self._laws[i], group, [p for p in group["params"] if p not in self._of_copies])
             self._step_group(i, group, sound)
         if log_likelihood is not None:
-            self.model.head.averaging.update(log_likelihood)
-        self.model.head.evidence.grad = None
+            averaging: Any = head._modules["averaging"]  # faster than the attribute
+            averaging.update(log_likelihood)
+        head.evidence.grad = None
         self.model._statistics.mend()
         return loss
 
