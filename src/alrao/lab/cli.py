@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from .cli_report import command_line, make_report, report
 from .errors import LabError, unknown
 from .options import collect, settings_options
 
@@ -36,6 +37,8 @@ class Commands(click.Group):
 def cli() -> None:
     """Train neural networks without choosing a learning rate, and compare ways to do so."""
 
+
+cli.add_command(report)
 
 out_option = click.option(
     "--out", "out_dir", default="runs", show_default=True, metavar="DIR", help="where run directories go"
@@ -125,6 +128,8 @@ def compare(
         out.print(comparison_table(group))
         for failure in group.failures:
             out.print(failure, style="red", markup=False)
+    directories = [directory.path for directory in comparison.directories]
+    make_report(directories, Path(out_dir) / f"report-{settings.task}.html", command_line())
     _report_failures(comparison)
 
 

@@ -12,14 +12,26 @@ from .errors import LabError
 from .resolve import OF_ALRAO
 from .settings import Settings
 from .store import RunDirectory
-from .tasks import get_task
+from .tasks import Task, get_task
 
-__all__ = ["Finished", "Group", "Row", "groups", "spread"]
+__all__ = [
+    "HIGHER_IS_BETTER",
+    "Finished",
+    "Group",
+    "Row",
+    "experiment",
+    "group",
+    "groups",
+    "label",
+    "spread",
+    "title",
+]
 
 OF_METHOD = ("method", "lr", *OF_ALRAO)
 NEEDED = ("task", "model", "method", "seed", "budget", "epochs")
 RESULT = ("status", "diverged_at", "measures", "seconds", "valid", "test")
 ORDER = ("sgd", "adam", "alrao", "alrao-adam")
+HIGHER_IS_BETTER = ("return", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -114,12 +126,12 @@ def groups(directories: Iterable[RunDirectory]) -> tuple[list[Group], list[str]]
                 left_out.append(f"{directory.path}: not finished")
                 continue
             run = _finished(config, result)
-            key = (*_experiment(run.settings), json.dumps(run.about, sort_keys=True))
+            key = (*experiment(run.settings), json.dumps(run.about, sort_keys=True))
         except LabError as error:
             left_out.append(f"{directory.path}: {error}")
             continue
         found.setdefault(key, []).append(run)
-    return [_group(runs) for _, runs in sorted(found.items(), key=lambda item: repr(item[0]))], left_out
+    return [group(runs) for _, runs in sorted(found.items(), key=lambda item: repr(item[0]))], left_out
 
 
 def _finished(config: dict[str, Any], result: dict[str, Any]) -> Finished:
@@ -144,57 +156,68 @@ def _finished(config: dict[str, Any], result: dict[str, Any]) -> Finished:
     return Finished(known | settings, result, about)
 
 
-def _experiment(settings: dict[str, Any]) -> tuple[Any, ...]:
+def experiment(settings: dict[str, Any]) -> tuple[Any, ...]:
+    """What the runs of a group have in common: everything but method and seed."""
     known = Settings(
         **{name: value for name, value in settings.items() if name in Settings.__dataclass_fields__}
     )
     return tuple((name, value) for name, value in known.key().items() if name not in (*OF_METHOD, "seed"))
 
 
-def _group(runs: list[Finished]) -> Group:
+def group(runs: Sequence[Finished]) -> Group:
+    """The table of runs that differ in method and seed alone."""
     first = runs[0].settings
     rows: dict[str, Row] = {}
     for run in sorted(runs, key=lambda run: run.settings["seed"]):
-        label = _label(run.settings)
-        rows.setdefault(label, Row(label)).runs.append(run)
-    grid = sorted((row for label, row in rows.items() if label.startswith("sgd@")), key=_rate)
+        name = label(run.settings)
+        rows.setdefault(name, Row(name)).runs.append(run)
+    grid = sorted((row for name, row in rows.items() if name.startswith("sgd@")), key=_rate)
     shown = [row for row in rows.values() if row not in grid]
     if grid:
         shown.append(_best_of(grid))
     shown.sort(key=lambda row: (_place(row.label), row.label))
     return Group(
-        first["task"], first["model"], _title(first), runs[0].result["measures"], runs[0].about, shown, grid
+        first["task"], first["model"], title(first), runs[0].result["measures"], runs[0].about, shown, grid
     )
 
 
-def _label(settings: dict[str, Any]) -> str:
+def label(settings: dict[str, Any]) -> str:
     """The method, and what was chosen for it that is not the default."""
-    label: str = settings["method"]
-    if label.startswith("alrao"):
-        task = get_task(settings["task"])
-        low, high = task.adam_interval if label == "alrao-adam" else task.interval
+    name: str = settings["method"]
+    task = _task(settings["task"])
+    if name.startswith("alrao") and task is not None:
+        low, high = task.adam_interval if name == "alrao-adam" else task.interval
         said = []
         if settings["lr"] != f"{low:g}:{high:g}":
             said.append(settings["lr"])
         if settings["copies"] != task.copies:
             said.append(f"{settings['copies']} copies")
         said += [
-            f"{name} {settings[name]}"
-            for name in ("averaging", "theta", "evidence")
-            if settings[name] != Settings.__dataclass_fields__[name].default
+            f"{option} {settings[option]}"
+            for option in ("averaging", "theta", "evidence")
+            if settings[option] != Settings.__dataclass_fields__[option].default
         ]
-        label += f" ({', '.join(said)})" if said else ""
-    return label
+        name += f" ({', '.join(said)})" if said else ""
+    return name
 
 
-def _title(settings: dict[str, Any]) -> str:
+def _task(name: str) -> Task | None:
+    """A task, or None if this version has none of that name."""
+    try:
+        return get_task(name)
+    except LabError:
+        return None
+
+
+def title(settings: dict[str, Any]) -> str:
     """What the runs of a group have in common, and is not the default."""
     said = [
         f"{settings['task']}, {settings['model']}, budget {settings['budget']}, {settings['epochs']} epochs"
     ]
     plain = (*OF_METHOD, "task", "model", "budget", "epochs", "batch", "seed")
     usual = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
-    usual |= get_task(settings["task"]).defaults
+    task = _task(settings["task"])
+    usual |= task.defaults if task is not None else {}
     said += [
         f"{name.replace('_', ' ')} {settings[name]}"
         for name, field in Settings.__dataclass_fields__.items()
@@ -204,7 +227,10 @@ def _title(settings: dict[str, Any]) -> str:
 
 
 def _rate(row: Row) -> float:
-    return float(row.label.partition("@")[2])
+    try:
+        return float(row.label.partition("@")[2])
+    except ValueError:  # no rate of ours
+        return float("inf")
 
 
 def _place(label: str) -> int:
@@ -220,7 +246,8 @@ def _best_of(grid: list[Row]) -> Row:
     def validation(row: Row) -> tuple[int, float]:
         runs = [run for run in row.runs if run.settings["seed"] in common or not common]
         values = [run.result["valid"][measure] for run in runs if not run.diverged]
-        return len(runs) - len(values), mean(values) if values else float("inf")
+        sign = -1 if measure in HIGHER_IS_BETTER else 1
+        return len(runs) - len(values), sign * mean(values) if values else float("inf")
 
     best = min(grid, key=validation)
     seconds = sum(row.runs[0].result["seconds"] for row in grid)

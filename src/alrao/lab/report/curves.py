@@ -1,0 +1,175 @@
+"""Learning curves: training and test, every method; Adam's rates with Alrao-Adam; returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import mean, median
+from typing import Any
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from .captions import caption
+from .commands import compare_command
+from .experiments import Experiment, rate, spoken
+from .figure import Control, Figure, axes_control, paint, panels, plain, rounded
+from .records import Record
+
+__all__ = ["Curve", "adam_curves", "curve", "learning_curves", "mean_curve"]
+
+Curve = list[tuple[int, float | None]]
+"""Epochs and values."""
+
+
+def curve(record: Record, part: str, measure: str) -> Curve:
+    """A measure in every epoch of a run; None where it was not finite."""
+    return [(line["epoch"], line[part].get(measure)) for line in record.lines]
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """The mean at each epoch that at least half of the runs reached with a finite value."""
+    values: dict[int, list[float]] = {}
+    for one in curves:
+        for epoch, value in one:
+            if value is not None:
+                values.setdefault(epoch, []).append(value)
+    return [(epoch, mean(found)) for epoch, found in sorted(values.items()) if 2 * len(found) >= len(curves)]
+
+
+def thinned(one: Curve, most: int) -> Curve:
+    """At most so many points, the first and the last among them."""
+    if len(one) <= most:
+        return one
+    return [one[round(i * (len(one) - 1) / (most - 1))] for i in range(most)]
+
+
+def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
+    """Alrao among SGD's rates, Adam and whatever else was run."""
+    names = experiment.compared()
+    returns = experiment.measure == "return"
+    figure = _curves(experiment, names, "sgd", detail)
+    if figure is None:
+        return None
+    figure.name, figure.title = "curves", "Returns during training" if returns else "Learning curves"
+    what = "return on evaluation episodes" if returns else experiment.measure
+    better = "Higher" if experiment.higher else "Lower"
+    figure.look_for = caption("curves", what=what, better=better)
+    aside = experiment.intervals()
+    if aside:
+        figure.notes.append(f"{len(aside)} other intervals of Alrao are in the triangle, not here.")
+    return figure
+
+
+def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
+    """Alrao-Adam among Adam's rates."""
+    names = [
+        name for name in experiment.methods if name.split("@")[0].split(" ")[0] in ("adam", "alrao-adam")
+    ]
+    names = [name for name in names if name not in experiment.intervals()]
+    if not any(name.startswith("alrao-adam") for name in names) or len(names) < 3:
+        return None
+    names.sort(key=lambda name: rate(name, "adam") or 0.0)
+    figure = _curves(experiment, names, "adam", detail)
+    if figure is None:
+        return None
+    figure.name, figure.title = "adam", "Alrao on Adam, among the rates of Adam itself"
+    figure.look_for = caption("adam")
+    return figure
+
+
+def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: int) -> Figure | None:
+    measure = experiment.measure
+    parts = [("train", "loss"), ("test", measure)]
+    lines = paint(names, [name for name in names if rate(name, scaled) is not None and len(names) > 1])
+    plot, wide, narrow = panels(2)
+    rows: list[list[Any]] = []
+    drawn: list[list[float | None]] = [[], []]
+    missing: list[str] = []
+    dropped = 0
+    first: list[list[float]] = [[], []]
+    for rank, name in sorted(enumerate(names), key=lambda item: item[1].startswith("alrao")):
+        records = experiment.methods[name]
+        shown = plain("Adam 0.001 (default)" if scaled == name == "adam" else spoken(name))
+        any_line = False
+        for panel, (part, of) in enumerate(parts):
+            suffix = "" if panel == 0 else "2"
+            where: dict[str, Any] = {
+                "xaxis": f"x{suffix}",
+                "yaxis": f"y{suffix}",
+                "legendgroup": name,
+                "name": shown,
+            }
+            where |= {"legendrank": rank + 1}
+            singles = [curve(record, part, of) for record in records]
+            average = mean_curve([one for one in singles if one])
+            any_line = any_line or bool(average)
+            single = len(records) == 1
+            if not single and detail:
+                for record, one in zip(records[:detail], singles, strict=False):
+                    plot.add_trace(_line(thinned(one, max(20, 4 * detail)), where, lines[name], record))
+            dropped += max(0, len(records) - detail) if panel and not single else 0
+            short = thinned(average, 200 if detail > 5 else 60)
+            if short:
+                hover = f"epoch %{{x}}: %{{y:.4g}}{'' if single else ' (mean)'}"
+                plot.add_trace(
+                    go.Scatter(
+                        x=[epoch for epoch, _ in short], y=[rounded(value) for _, value in short],
+                        mode="lines" if len(short) > 1 else "markers", line=lines[name],
+                        showlegend=panel == 0, hovertemplate=hover, **where,
+                    )
+                )  # fmt: skip
+            for record, one in zip(records, singles, strict=True):
+                drawn[panel] += [value for _, value in one]
+                first[panel] += [value for _, value in one[:1] if value is not None]
+                last = next((point for point in reversed(one) if point[1] is not None), None)
+                if record.diverged and last is not None and len(names) < 200:
+                    at = record.result["diverged_at"]
+                    plot.add_trace(_cross(last, where, lines[name], int(at) if at else None))
+                if panel:
+                    train = dict(curve(record, *parts[0]))
+                    rows += [[name, record.settings["seed"], e, train.get(e), value] for e, value in one]
+        if not any_line:
+            lost = all(record.diverged for record in records)
+            missing.append(f"{spoken(name)} ({'diverged' if lost else 'not there yet'})")
+    if not rows:
+        return None
+    plot.update_layout(
+        xaxis_title_text="epoch", xaxis2_title_text="epoch",
+        yaxis_title_text="training loss", yaxis2_title_text=f"test {measure}",
+    )  # fmt: skip
+    notes = [f"Not drawn, for want of a full epoch: {', '.join(missing)}."] if missing else []
+    if dropped:
+        notes.append(f"{dropped} single runs are not drawn, to keep the page small; their means are.")
+    controls = _controls(drawn, first)
+    columns = ["method", "seed", "epoch", "train loss", f"test {measure}"]
+    command = compare_command(experiment, names)
+    return Figure("", "", "", command, plot, columns, rows, notes, controls, wide, narrow)
+
+
+def _controls(drawn: list[list[float | None]], first: list[list[float]]) -> list[Control]:
+    """The axes end not far above where training begins; what goes beyond has diverged."""
+    axes: dict[str, Iterable[float | None]] = dict(zip(("yaxis", "yaxis2"), drawn, strict=True))
+    most = {axis: 3 * median(values) for axis, values in zip(axes, first, strict=True) if values}
+    control = axes_control("vertical axis", axes, most)
+    if control is None:
+        del axes["yaxis2"]
+        control = axes_control("axis of the training loss", axes, most)
+    return [control] if control is not None else []
+
+
+def _line(one: Curve, where: dict[str, Any], line: dict[str, Any], record: Record) -> go.Scatter:
+    return go.Scatter(
+        x=[epoch for epoch, _ in one], y=[rounded(value, 4) for _, value in one],
+        mode="lines", line={"color": line["color"], "width": 1}, opacity=0.4, showlegend=False,
+        hovertemplate=f"epoch %{{x}}: %{{y:.4g}}, seed {record.settings['seed']}", **where,
+    )  # fmt: skip
+
+
+def _cross(
+    last: tuple[int, float | None], where: dict[str, Any], line: dict[str, Any], step: int | None
+) -> go.Scatter:
+    when = f"at step {step}" if step else "(no finite validation loss)"
+    return go.Scatter(
+        x=[last[0]], y=[rounded(last[1])], mode="markers", showlegend=False,
+        marker={"symbol": "x", "size": 9, "color": line["color"]},
+        hovertemplate=f"diverged {when}", **where,
+    )  # fmt: skip

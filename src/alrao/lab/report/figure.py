@@ -1,0 +1,191 @@
+"""What a figure of the report is, and the look that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from math import inf, log10
+from typing import Any
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
+
+__all__ = [
+    "ALRAO", "THEMES", "Control", "Figure", "axes_control", "ordered", "paint", "panels", "plain", "rounded",
+    "themed",
+]  # fmt: skip
+
+ALRAO = "#e5383b"
+ADAM = "#d6409f"
+BASELINE = "#8a929c"
+SCALE = ["#7b3fe4", "#3f6fe8", "#1a9bc7", "#1fa774", "#7fa322", "#c99700"]
+"""From the lowest rate to the highest; each is seen on white and on black."""
+PEERS = ["#8d6e63", "#78909c", "#b0718a", "#8a9a5b", "#9575cd", "#a1887f"]
+DASHES = ["dot", "dashdot", "longdash", "longdashdot"]
+
+THEMES: dict[str, dict[str, str]] = {
+    "light": {"text": "#1f2328", "grid": "#e6e8eb", "line": "#a0a7af", "surface": "#ffffff"},
+    "dark": {"text": "#e6e8eb", "grid": "#30363d", "line": "#6e7681", "surface": "#161b22"},
+}
+
+
+@dataclass
+class Control:
+    """A choice beside a figure."""
+
+    label: str
+    choices: list[tuple[str, dict[str, Any]]]
+    """What each is called and what it changes in the layout; the first is how the figure starts."""
+
+
+@dataclass
+class Figure:
+    """A plot, the words around it, and its numbers."""
+
+    name: str
+    title: str
+    look_for: str
+    """What it shows and what to look for."""
+    command: str
+    """What made it."""
+    plot: go.Figure
+    columns: list[str]
+    rows: list[list[Any]]
+    """The numbers drawn, as a table."""
+    notes: list[str] = field(default_factory=list)
+    """What is not drawn, and why."""
+    controls: list[Control] = field(default_factory=list)
+    wide: dict[str, Any] = field(default_factory=dict)
+    narrow: dict[str, Any] = field(default_factory=dict)
+    """Changes to the layout for a wide and for a narrow screen."""
+    id: str = ""
+
+
+def rounded(value: float | None, digits: int = 5) -> float | None:
+    """Fewer digits: a page has no use for more."""
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def plain(text: str) -> str:
+    """Text that plotly shows as it is: it knows some HTML."""
+    return escape(text, quote=False)
+
+
+def ordered(count: int) -> list[str]:
+    """Colours for so many things that have an order."""
+    if count < 2:
+        return [SCALE[2]] * count
+    found = sample_colorscale(SCALE, [i / (count - 1) for i in range(count)], colortype="tuple")
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in colour) for colour in found]
+
+
+def paint(names: Sequence[str], rates: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The line of each method: Alrao stands out, the rates of one method are an ordered scale.
+
+    Args:
+        names: labels of the methods.
+        rates: those of them that are on the scale, in its order.
+    """
+    scale = dict(zip(rates, ordered(len(rates)), strict=True))
+    lines: dict[str, dict[str, Any]] = {}
+    peers = 0
+    for name in names:
+        if name in scale:
+            lines[name] = {"color": scale[name], "width": 2}
+        elif name == "alrao":
+            lines[name] = {"color": ALRAO, "width": 4}
+        elif name.startswith("alrao"):
+            lines[name] = {"color": ALRAO, "width": 2.5, "dash": DASHES[len(lines) % 4]}
+        elif name.startswith("adam"):
+            lines[name] = {"color": ADAM, "width": 2.5}
+        else:
+            lines[name] = {"color": PEERS[peers % len(PEERS)], "width": 2, "dash": DASHES[peers % 4]}
+            peers += 1
+    return lines
+
+
+def panels(count: int, *, height: int = 420, legend: bool = True) -> tuple[go.Figure, dict[str, Any], Any]:
+    """An empty plot with panels side by side on a wide screen, above one another on a narrow one.
+
+    Returns:
+        The plot, and the changes for a wide and a narrow screen.
+    """
+    layout: dict[str, Any] = {
+        "template": go.layout.Template(),
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 58, "r": 12, "t": 12, "b": 48},
+        "font": {"family": "system-ui, sans-serif", "size": 13},
+        "hovermode": "closest",
+        "showlegend": legend,
+        "legend": {
+            "groupclick": "togglegroup",
+            "itemsizing": "constant",
+            "tracegroupgap": 0,
+            "title": {"side": "top"},
+        },
+    }
+    wide: dict[str, Any] = {"height": height, "legend.orientation": "v", "legend.x": 1.01, "legend.y": 1}
+    wide |= {"legend.yanchor": "top", "margin.l": 62, "margin.r": 12, "font.size": 13}
+    tall = (height - 70) * count + 70 + (60 if legend else 0)
+    narrow: dict[str, Any] = {"height": tall, "legend.orientation": "h", "legend.x": 0}
+    narrow |= {
+        "legend.y": -60 / max(1, tall - 130),
+        "legend.yanchor": "top",
+        "margin.l": 50,
+        "margin.r": 6,
+        "font.size": 11,
+    }
+    gap, across = 0.11, (1 - 0.11 * (count - 1)) / count
+    space = 56 / tall if count > 1 else 0.0
+    share = (1 - space * (count - 1)) / count
+    for i in range(count):
+        suffix = "" if i == 0 else str(i + 1)
+        axis: dict[str, Any] = {"zeroline": False, "ticks": "outside", "ticklen": 4, "showline": True}
+        axis |= {"automargin": True, "title": {"standoff": 8}}
+        layout[f"xaxis{suffix}"] = {**axis, "anchor": f"y{suffix}", "tickangle": 0}
+        layout[f"yaxis{suffix}"] = {**axis, "anchor": f"x{suffix}", "exponentformat": "power"}
+        left, top = i * (across + gap), 1 - i * (share + space)
+        wide |= {f"xaxis{suffix}.domain": [left, min(1, left + across)], f"yaxis{suffix}.domain": [0, 1]}
+        narrow |= {f"xaxis{suffix}.domain": [0, 1], f"yaxis{suffix}.domain": [max(0, top - share), top]}
+    return go.Figure(layout=layout), wide, narrow
+
+
+def axes_control(
+    name: str, axes: dict[str, Iterable[float | None]], most: dict[str, float] | None = None
+) -> Control | None:
+    """Logarithmic or linear; None if there is no choice, some value being zero or less.
+
+    Args:
+        name: of the axis, for reading.
+        axes: the values on each of the axes, ``yaxis``, ``yaxis2``, …
+        most: where each axis ends at first, so that a few wild values do not stretch it.
+    """
+    log: dict[str, Any] = {}
+    linear: dict[str, Any] = {}
+    for axis, values in axes.items():
+        numbers = sorted(value for value in values if value is not None)
+        if not numbers or numbers[0] <= 0:
+            return None
+        low, high = numbers[0], min(numbers[-1], (most or {}).get(axis, inf))
+        high = max(high, 1.001 * low)
+        pad = 0.05 * log10(high / low) + 0.01
+        log |= {f"{axis}.type": "log", f"{axis}.range": [log10(low) - pad, log10(high) + pad]}
+        linear |= {f"{axis}.type": "linear", f"{axis}.range": [0, 1.05 * high]}
+    return Control(name, [("log", log), ("linear", linear)])
+
+
+def themed(figure: Figure, theme: str = "light") -> go.Figure:
+    """The plot alone, as it looks on a wide screen in a theme."""
+    colours = THEMES[theme]
+    plot = go.Figure(figure.plot)
+    changes = dict(figure.wide)
+    for control in figure.controls:
+        changes |= control.choices[0][1]
+    plot.update_layout({key.replace(".", "_"): value for key, value in changes.items()})
+    plot.update_layout(font_color=colours["text"], paper_bgcolor=colours["surface"])
+    line = {"gridcolor": colours["grid"], "linecolor": colours["line"], "tickcolor": colours["line"]}
+    plot.update_xaxes(line)
+    plot.update_yaxes(line)
+    return plot

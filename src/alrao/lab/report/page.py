@@ -1,0 +1,183 @@
+"""The page: sections for the experiments, as much detail as fits, everything in one file."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ..errors import missing
+from ..store import replace_file
+from .records import Reading, read_runs
+
+try:
+    import jinja2
+    import plotly.offline  # type: ignore[import-untyped]
+    from markupsafe import Markup
+except ImportError as error:
+    raise missing(str(error.name), "lab", "the report") from None
+
+from .curves import adam_curves, learning_curves
+from .experiments import Experiment, experiments
+from .features import features_figure, health
+from .figure import THEMES, Figure
+from .posterior import posterior_figure
+from .rates import frozen, triangle, valley
+from .tables import Comparison, compared
+
+__all__ = ["Report", "Section", "write_report"]
+
+LIMIT = 5_900_000
+"""Bytes of the page, which is to stay under 6 MB; plotly's own program is most of it."""
+DETAIL = (20, 10, 5, 2, 0)
+"""Single seeds drawn of each method: as many as fit."""
+LISTED = 200
+"""Sentences about what was left out that are printed in full."""
+
+
+@dataclass
+class Section:
+    """What the page shows of one experiment."""
+
+    experiment: Experiment
+    comparison: Comparison | None
+    figures: list[Figure]
+    health_heads: list[str] = field(default_factory=list)
+    health: list[list[Any]] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """The sections, and what is not in them."""
+
+    sections: list[Section]
+    left_out: list[str]
+    runs: int
+    roots: list[Path]
+    extra: list[Figure] = field(default_factory=list)
+    """Figures that come from no run directory."""
+    command: str = ""
+    """What made the page, where it was not ``alrao report``."""
+
+    @classmethod
+    def read(cls, roots: Sequence[Path], detail: int = DETAIL[0]) -> Report:
+        """The report of all runs below some directories."""
+        reading = read_runs(roots)
+        return cls.of(reading, list(roots), detail)
+
+    @classmethod
+    def of(cls, reading: Reading, roots: list[Path], detail: int = DETAIL[0]) -> Report:
+        """The report of runs that were read; ``detail`` seeds of each method are drawn one by one."""
+        left_out = Reading(reading.records, list(reading.left_out))
+        sections = [_section(experiment, detail, left_out.left_out) for experiment in experiments(left_out)]
+        return cls(sections, left_out.left_out, len(reading.records), roots)
+
+    def html(self) -> str:
+        """The page."""
+        return _render(self)
+
+
+def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Section:
+    made = [
+        learning_curves(experiment, detail),
+        valley(experiment),
+        posterior_figure(experiment),
+        triangle(experiment),
+        triangle(experiment, "alrao-adam"),
+        adam_curves(experiment, detail),
+        frozen(experiment),
+        features_figure(experiment, left_out),
+    ]
+    figures = [figure for figure in made if figure is not None]
+    for number, figure in enumerate(figures, 1):
+        figure.id = f"{experiment.name}-{number}-{figure.name}"
+    return Section(experiment, compared(experiment), figures, *health(experiment))
+
+
+def write_report(
+    roots: Sequence[Path], target: Path, extra: Sequence[Figure] = (), command: str = ""
+) -> Report:
+    """Write the page about all runs below some directories.
+
+    Args:
+        roots: directories with runs, or runs.
+        target: the file.
+        extra: figures to show as well.
+        command: what made the page, where it is not ``alrao report``.
+
+    Returns:
+        What is in it.
+    """
+    reading = read_runs(roots)
+    for detail in DETAIL:
+        report = Report.of(reading, list(roots), detail)
+        report.extra, report.command = list(extra), command
+        content = report.html().encode()
+        if len(content) <= LIMIT:
+            break
+    while len(content) > LIMIT and report.sections:
+        over = (len(content) - LIMIT) / max(1, len(content) - _fixed())
+        keep = min(len(report.sections) - 1, int(len(report.sections) * (1 - over)))
+        report.left_out += [
+            f"{section.experiment.title}: the whole experiment, to keep the page small"
+            for section in report.sections[keep:]
+        ]
+        report.sections = report.sections[:keep]
+        content = report.html().encode()
+    replace_file(target, lambda file: file.write(content))
+    return report
+
+
+def _fixed() -> int:
+    return len(plotly.offline.get_plotlyjs().encode())
+
+
+def _script_json(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _drawing(figure: Figure) -> dict[str, Any]:
+    spec = figure.plot.to_plotly_json()
+    return {
+        "data": [trace if isinstance(trace, dict) else trace.to_plotly_json() for trace in spec["data"]],
+        "layout": spec["layout"],
+        "wide": figure.wide,
+        "narrow": figure.narrow,
+        "start": [patch for control in figure.controls for patch in [control.choices[0][1]]],
+    }
+
+
+def _render(report: Report) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    figures = [figure for section in report.sections for figure in section.figures] + report.extra
+    for number, figure in enumerate(report.extra, 1):
+        figure.id = f"x{number}-{figure.name}"
+    command = report.command or shlex.join(["alrao", "report", *(str(root) for root in report.roots)])
+    source = files(__package__)
+    return environment.get_template("page.html.j2").render(
+        report=report,
+        command=command,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+        listed=report.left_out[:LISTED],
+        unlisted=max(0, len(report.left_out) - LISTED),
+        style=Markup(source.joinpath("page.css").read_text("utf-8")),
+        script=Markup(source.joinpath("page.js").read_text("utf-8")),
+        plotly=Markup(plotly.offline.get_plotlyjs()),
+        drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
+        themes=Markup(_script_json(THEMES)),
+    )

@@ -1,0 +1,127 @@
+"""The posterior over the copies of the output layer against time, and which rate wins when."""
+
+from __future__ import annotations
+
+from math import log10
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from ..errors import LabError
+from ..methods import parse_interval
+from .captions import caption
+from .commands import compare_command
+from .experiments import Experiment
+from .figure import ALRAO, Control, Figure, ordered, panels, rounded
+from .records import Record, number
+
+__all__ = ["copy_rates", "posterior_figure", "trace", "winners"]
+
+MOST_POINTS = 160
+MOST_SEEDS = 5
+
+
+def trace(record: Record) -> list[tuple[int, list[float]]]:
+    """Steps, and the weight of each copy after them."""
+    found = [entry for line in record.lines for entry in line["posterior"]]
+    count = len(found[0][1]) if found else 0
+    return [entry for entry in found if len(entry[1]) == count and count]
+
+
+def copy_rates(record: Record, count: int) -> list[float]:
+    """The rates of the copies: as recorded, else evenly spread over the interval, else just numbered."""
+    given = [number(rate) for rate in record.result.get("copy_rates") or ()]
+    rates = [rate for rate in given if rate]
+    if len(rates) == count:
+        return rates
+    try:
+        low, high = parse_interval(record.settings["lr"] or "")
+    except LabError:
+        return [float(i + 1) for i in range(count)]
+    return [low * (high / low) ** (i / max(1, count - 1)) for i in range(count)]
+
+
+def winners(record: Record) -> list[tuple[int, float]]:
+    """Steps, and the rate of the copy that has the largest weight from there on."""
+    found = trace(record)
+    rates = copy_rates(record, len(found[0][1])) if found else []
+    changes: list[tuple[int, float]] = []
+    for step, weights in found:
+        best = rates[max(range(len(weights)), key=weights.__getitem__)]
+        if not changes or changes[-1][1] != best:
+            changes.append((step, best))
+    return changes
+
+
+def posterior_figure(experiment: Experiment, name: str = "alrao") -> Figure | None:
+    """As the paper's figure of appendix C: one line for each copy, time on a logarithmic axis."""
+    records = [record for record in experiment.methods.get(name, ()) if trace(record)]
+    if not records:
+        return None
+    first = records[0]
+    found = trace(first)
+    rates = copy_rates(first, len(found[0][1]))
+    plot, wide, narrow = panels(2)
+    kept = _thinned(found)
+    steps = [step for step, _ in kept]
+    for j, (rate, colour) in enumerate(zip(rates, ordered(len(rates)), strict=True)):
+        weights = [rounded(weights[j], 4) for _, weights in kept]
+        plot.add_trace(
+            go.Scatter(
+                x=steps, y=weights, name=f"{rate:.2g}", mode="lines", line={"color": colour, "width": 2.5},
+                legendgroup=f"c{j}", hovertemplate=f"rate {rate:.2g}, step %{{x}}: %{{y:.3f}}<extra></extra>",
+            )
+        )  # fmt: skip
+    for record in records[:MOST_SEEDS]:
+        changes = winners(record)
+        end = trace(record)[-1][0]
+        seed = record.settings["seed"]
+        plot.add_trace(
+            go.Scatter(
+                x=[step for step, _ in changes] + [end],
+                y=[rounded(rate) for _, rate in changes] + [rounded(changes[-1][1])],
+                mode="lines", xaxis="x2", yaxis="y2", showlegend=False,
+                opacity=1 if record is first else 0.45,
+                line={"color": ALRAO, "width": 3 if record is first else 1.5, "shape": "hv"},
+                hovertemplate=f"seed {seed}, step %{{x}}: rate %{{y:.2g}}<extra></extra>",
+            )
+        )  # fmt: skip
+    last = [log10(max(2, found[-1][0]))]
+    time = {"type": "log", "title": {"text": "step"}, "range": [0, *last], "dtick": 1}
+    low, high = log10(min(rates)), log10(max(rates))
+    pad = max(0.1, 0.04 * (high - low))
+    plot.update_layout(
+        xaxis=time, xaxis2=time, yaxis={"title": {"text": "weight of each copy"}, "range": [-0.02, 1.02]},
+        yaxis2={
+            "type": "log", "title": {"text": "rate of the heaviest copy"}, "range": [low - pad, high + pad],
+            "dtick": 1,
+        },
+        legend_title_text="rate of the copy",
+    )  # fmt: skip
+    seed = first.settings["seed"]
+    shown = min(len(records), MOST_SEEDS)
+    seeds = ", this seed thick, the others thin" if shown > 1 else ""
+    return Figure(
+        "posterior",
+        "Which copy of the output layer is believed",
+        caption("posterior", copies=len(rates), seed=seed, seeds=seeds),
+        compare_command(experiment, [name]),
+        plot,
+        ["step", *(f"{rate:.4g}" for rate in rates)],
+        [[step, *weights] for step, weights in found],
+        [f"{len(records) - shown} more seeds are not drawn."] if len(records) > shown else [],
+        [
+            Control("weights", [
+                ("linear", {"yaxis.type": "linear", "yaxis.range": [-0.02, 1.02]}),
+                ("log", {"yaxis.type": "log", "yaxis.range": [-6, 0.1]}),
+            ]),
+        ],
+        wide,
+        narrow,
+    )  # fmt: skip
+
+
+def _thinned(found: list[tuple[int, list[float]]]) -> list[tuple[int, list[float]]]:
+    """Points that are evenly spread on a logarithmic axis, more or less: the run noted them so."""
+    if len(found) <= MOST_POINTS:
+        return found
+    return [found[round(i * (len(found) - 1) / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]

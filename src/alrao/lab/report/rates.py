@@ -1,0 +1,268 @@
+"""Figures about the choice of rates: the valley, the triangle, the fraction of trained features."""
+
+from __future__ import annotations
+
+from math import log10
+from statistics import mean, median, stdev
+from typing import Any
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from ..table import Row
+from .captions import caption
+from .commands import compare_command, triangle_command
+from .experiments import Experiment, interval, rate, spoken
+from .figure import ADAM, ALRAO, BASELINE, SCALE, Figure, axes_control, ordered, panels, plain, rounded
+
+__all__ = ["frozen", "triangle", "valley"]
+
+
+def _summary(row: Row, part: str, measure: str) -> tuple[float | None, float]:
+    values = row.values(part, measure)
+    return (mean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
+
+
+def _rated(rows: dict[str, Row], method: str) -> list[tuple[float, Row]]:
+    """The rows of one method at several rates, in their order."""
+    found = [(value, row) for row in rows.values() if (value := rate(row.label, method))]
+    return sorted(found, key=lambda pair: pair[0]) if len(found) > 1 else []
+
+
+def valley(experiment: Experiment) -> Figure | None:
+    """Final loss against the learning rate, with Alrao as a line across."""
+    rows, measure = experiment.rows(), experiment.measure
+    plot, wide, narrow = panels(1)
+    table: list[list[Any]] = []
+    drawn: list[float | None] = []
+    found: list[float] = []
+    used: list[str] = []
+    lost: list[tuple[float, str]] = []
+    for method, colour in (("sgd", SCALE[1]), ("adam", ADAM)):
+        points = _rated(rows, method)
+        good = []
+        for value, row in points:
+            at, deviation = _summary(row, "test", measure)
+            table.append([method, value, at, deviation, len(row.runs), len(row.failures)])
+            used.append(row.label)
+            found.append(value)
+            if at is None:
+                lost.append((value, spoken(method)))
+            else:
+                good.append((value, at, deviation))
+                drawn.append(at)
+        if good:
+            plot.add_trace(
+                go.Scatter(
+                    x=[value for value, _, _ in good], y=[rounded(at) for _, at, _ in good],
+                    error_y={"array": [rounded(deviation) for _, _, deviation in good], "thickness": 1.2},
+                    name=plain(f"{spoken(method)} at one rate"), mode="lines+markers",
+                    line={"color": colour, "width": 2.5}, marker={"size": 8},
+                    hovertemplate="rate %{x:.2g}: %{y:.4g}<extra></extra>",
+                )
+            )  # fmt: skip
+    if not found or not drawn:
+        return None
+    ends = [min(found), max(found)]
+    for name, row in rows.items():
+        if name not in ("alrao", "alrao-adam") or (at := _summary(row, "test", measure)[0]) is None:
+            continue
+        deviation = _summary(row, "test", measure)[1]
+        table.append([name, "", at, deviation, len(row.runs), len(row.failures)])
+        used.append(name)
+        drawn.append(at)
+        _across(plot, name, ends, at, deviation)
+    known = [value for value in drawn if value is not None]
+    top = min(known) if experiment.higher else min(max(known), 8 * median(known))
+    if lost:
+        plot.add_trace(
+            go.Scatter(
+                x=[value for value, _ in lost], y=[rounded(top)] * len(lost), mode="markers",
+                name="diverged", marker={"symbol": "x", "size": 11, "color": BASELINE},
+                text=[plain(f"{who} {value:g}: every run diverged") for value, who in lost],
+                hovertemplate="%{text}<extra></extra>",
+            )
+        )  # fmt: skip
+    plot.update_layout(
+        xaxis={"type": "log", "title": {"text": "learning rate"}, "dtick": 1, "exponentformat": "power"},
+        yaxis_title_text=f"test {measure}",
+    )  # fmt: skip
+    control = axes_control("vertical axis", {"yaxis": drawn}, {"yaxis": 8 * median(known)})
+    return Figure(
+        "valley",
+        "What the choice of a learning rate costs",
+        caption("valley", measure=measure, better="higher" if experiment.higher else "lower"),
+        compare_command(experiment, used),
+        plot,
+        ["method", "rate", f"test {measure}", "deviation", "runs", "failed"],
+        table,
+        controls=[control] if control is not None else [],
+        wide=wide,
+        narrow=narrow,
+    )
+
+
+def _across(plot: go.Figure, name: str, ends: list[float], at: float, deviation: float) -> None:
+    main = name == "alrao"
+    if deviation and main:
+        plot.add_trace(
+            go.Scatter(
+                x=[*ends, *reversed(ends)],
+                y=[rounded(v) for v in (at - deviation,) * 2 + (at + deviation,) * 2],
+                fill="toself", mode="none", fillcolor="rgba(229,56,59,0.15)", legendgroup=name,
+                showlegend=False, hoverinfo="skip",
+            )
+        )  # fmt: skip
+    plot.add_trace(
+        go.Scatter(
+            x=ends, y=[rounded(at)] * 2, name=f"{spoken(name)}, no rate chosen", mode="lines",
+            legendgroup=name,
+            line={"color": ALRAO, "width": 4 if main else 2.5, "dash": "solid" if main else "dash"},
+            hovertemplate=f"{spoken(name)}: %{{y:.4g}}<extra></extra>",
+        )
+    )  # fmt: skip
+
+
+def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
+    """The loss for every interval of rates, plain SGD (or Adam) on the diagonal."""
+    base, measure = ("adam" if method == "alrao-adam" else "sgd"), experiment.measure
+    cells: dict[tuple[str, str], Row] = {}
+    for name, row in experiment.rows().items():
+        at = interval(name, row.runs[0].settings)
+        if at is not None and at[0] == method:
+            cells[at[1], at[2]] = row
+    if len(cells) < 3:
+        return None
+    ends = {end for cell in cells for end in cell}
+    for name, row in experiment.rows().items():
+        single = rate(name, base)
+        if single is not None and f"{single:g}" in ends:
+            cells[f"{single:g}", f"{single:g}"] = row
+    rates = sorted(ends, key=float)
+    parts = ["train", "test"] if measure == "loss" else ["test"]  # others have another unit in training
+    plot, wide, narrow = panels(len(parts), height=440, legend=False)
+    table: list[list[Any]] = []
+    for panel, part in enumerate(parts):
+        values = {cell: _summary(row, part, measure)[0] for cell, row in cells.items()}
+        _heat(plot, panel, rates, cells, values)
+        table += [
+            [part, float(low), float(high), value, len(cells[low, high].failures)]
+            for (low, high), value in values.items()
+        ]
+    _shading(plot, [line[3] for line in table if line[3] is not None], measure, experiment.higher)
+    kind = {"type": "category", "categoryorder": "array", "categoryarray": rates, "showgrid": False}
+    for panel, part in enumerate(parts):
+        suffix = "" if panel == 0 else "2"
+        side = "training" if part == "train" else "test"
+        plot.update_layout({f"xaxis{suffix}": {**kind, "title": {"text": f"lowest rate ({side} {measure})"}}})
+        plot.update_layout({f"yaxis{suffix}": {**kind, "title": {"text": "highest rate"}}})
+    sides = "First the training loss, then the test loss," if len(parts) > 1 else f"Test {measure}"
+    return Figure(
+        "triangle",
+        "Which interval of rates to give it",
+        caption("triangle", method=spoken(method), base=spoken(base), sides=sides),
+        triangle_command(experiment, method, rates),
+        plot,
+        ["part", "lowest rate", "highest rate", "value", "failed"],
+        table,
+        wide=wide,
+        narrow=narrow,
+    )
+
+
+def _heat(
+    plot: go.Figure,
+    panel: int,
+    rates: list[str],
+    cells: dict[tuple[str, str], Row],
+    values: dict[tuple[str, str], float | None],
+) -> None:
+    suffix = "" if panel == 0 else "2"
+
+    def said(low: str, high: str) -> str:
+        value = values.get((low, high))
+        return "" if value is None else f"{value:.2f}" if 0.095 <= abs(value) < 100 else f"{value:.1g}"
+
+    plot.add_trace(
+        go.Heatmap(
+            x=rates, y=rates, z=[[rounded(values.get((low, high))) for low in rates] for high in rates],
+            text=[[said(low, high) for low in rates] for high in rates], texttemplate="%{text}",
+            xaxis=f"x{suffix}", yaxis=f"y{suffix}", xgap=2, ygap=2, coloraxis="coloraxis",
+            hovertemplate="from %{x} to %{y}: %{text}<extra></extra>", hoverongaps=False,
+        )
+    )  # fmt: skip
+    diverged = [cell for cell in cells if values[cell] is None]
+    if diverged:
+        plot.add_trace(
+            go.Scatter(
+                x=[low for low, _ in diverged], y=[high for _, high in diverged], mode="markers",
+                marker={"symbol": "x", "size": 11, "color": BASELINE}, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+                name="diverged", hovertemplate="from %{x} to %{y}: diverged<extra></extra>",
+            )
+        )  # fmt: skip
+
+
+def _shading(plot: go.Figure, known: list[float], name: str, higher: bool) -> None:
+    """One scale for all panels, logarithmic where it can be: the cells then hold logarithms."""
+    side = {"title": {"text": plain(name)}, "thickness": 12, "len": 1, "outlinewidth": 0, "xpad": 4}
+    scale = {"colorscale": "Viridis", "reversescale": not higher, "colorbar": side}
+    if known and min(known) > 0:
+        top = min(max(known), 20 * median(known))
+        marks = [step * 10.0**power for power in range(-6, 7) for step in (1, 2, 5)]
+        ticks = [float(f"{mark:g}") for mark in marks if min(known) <= mark <= top]
+        side |= {"tickvals": [log10(tick) for tick in ticks], "ticktext": [f"{tick:g}" for tick in ticks]}
+        scale |= {"cmin": log10(min(known)), "cmax": log10(max(top, 1.001 * min(known)))}
+        for trace in plot.data:
+            if trace.type == "heatmap":
+                trace.z = [[None if z is None else rounded(log10(z)) for z in row] for row in trace.z]
+    plot.update_layout(coloraxis=scale)
+
+
+def frozen(experiment: Experiment) -> Figure | None:
+    """Loss against the fraction of features that are trained at all."""
+    measure = experiment.measure
+    lines: dict[float, list[tuple[float, Row]]] = {}
+    for name, row in experiment.rows().items():
+        method, _, value = name.partition("@")
+        at, colon, fraction = value.partition(":")
+        if method == "frozen" and colon:
+            lines.setdefault(float(at), []).append((float(fraction), row))
+    if not any(len(points) > 1 for points in lines.values()):
+        return None
+    plot, wide, narrow = panels(1, height=380)
+    table: list[list[Any]] = []
+    drawn: list[float | None] = []
+    for (eta, points), colour in zip(sorted(lines.items()), ordered(len(lines)), strict=True):
+        points.sort(key=lambda point: point[0])
+        for part, of, dash in (("test", measure, "solid"), ("train", "loss", "dot")):
+            found = [(fraction, *_summary(row, part, of)) for fraction, row in points]
+            good = [(fraction, value, spread) for fraction, value, spread in found if value is not None]
+            drawn += [value for _, value, _ in good]
+            table += [[eta, part, *point] for point in found]
+            said = "training" if part == "train" else part
+            plot.add_trace(
+                go.Scatter(
+                    x=[fraction for fraction, _, _ in good], y=[rounded(value) for _, value, _ in good],
+                    error_y={"array": [rounded(spread) for _, _, spread in good], "thickness": 1.2},
+                    name=f"{said} {of}, rate {eta:g}", mode="lines+markers",
+                    line={"color": colour, "width": 2.5, "dash": dash},
+                    hovertemplate="fraction %{x}: %{y:.4g}<extra></extra>",
+                )
+            )  # fmt: skip
+    control = axes_control("vertical axis", {"yaxis": drawn})
+    plot.update_layout(
+        xaxis={"title": {"text": "fraction of features trained"}, "range": [-0.03, 1.03]},
+        yaxis_title_text=measure,
+    )  # fmt: skip
+    used = [row.label for points in lines.values() for _, row in points]
+    return Figure(
+        "frozen",
+        "Training only some of the features",
+        caption("frozen"),
+        compare_command(experiment, used),
+        plot,
+        ["rate", "part", "fraction", "value", "deviation"],
+        table,
+        controls=[control] if control is not None else [],
+        wide=wide,
+        narrow=narrow,
+    )
