@@ -83,7 +83,7 @@ class TrainingBar:
             self._last = moment.last
             self.epoch(moment.last)
         if self.console.is_terminal and not self.progress.finished:
-            state = f"loss {moment.loss:.4g}"
+            state = moment.shown or f"loss {moment.loss:.4g}"
             if moment.last is not None:
                 state += f"  valid {_values(moment.last['valid'])}"
             if isinstance(moment.learner.model, alrao.Alrao):
@@ -97,7 +97,7 @@ class TrainingBar:
 
     def epoch(self, line: dict[str, Any]) -> None:
         """Print the line of an epoch."""
-        parts = [f"epoch {line['epoch']:>3}", f"train {line['train']['loss']:.4g}"]
+        parts = [f"epoch {line['epoch']:>3}", f"train {_values(line['train'])}"]
         parts += [f"{part} {_values(line[part])}" for part in ("valid", "test")]
         self.progress.console.print("  ".join(parts), highlight=False)
 

@@ -30,7 +30,7 @@ def _tasks() -> Table:
 def _budgets(task: Task) -> str:
     said = []
     for name, budget in task.budgets.items():
-        size = f", {budget.train} examples" if budget.train else ""
+        size = f", {budget.train} {task.examples}" if budget.train else ""
         said.append(f"{name}: {budget.epochs} epochs, batch {budget.batch}{size}, {budget.seeds} seeds")
     return "\n".join(said)
 

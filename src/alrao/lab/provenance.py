@@ -21,6 +21,8 @@ PACKAGES = (
     "torchvision",
     "numpy",
     "scikit-learn",
+    "gymnasium",
+    "stable-baselines3",
     "prodigyopt",
     "dadaptation",
     "dog-optimizer",

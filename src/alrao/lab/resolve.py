@@ -12,8 +12,19 @@ from .tasks import Task, get_task
 
 __all__ = ["of_alrao", "resolve"]
 
-POSITIVE = ("copies", "epochs", "batch", "train_size", "patience", "clip", "width", "image_size", "threads")
-OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "workers")
+POSITIVE = (
+    "copies",
+    "epochs",
+    "batch",
+    "train_size",
+    "patience",
+    "clip",
+    "width",
+    "image_size",
+    "tau",
+    "threads",
+)
+OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "tau", "workers")
 OF_ALRAO = ("copies", "averaging", "theta", "evidence")
 
 

@@ -23,9 +23,9 @@ from .resolve import resolve
 from .seeds import seed_of
 from .settings import Settings
 from .store import RunDirectory, locate
-from .tasks import Problem
+from .tasks import Problem, Trainable
 
-__all__ = ["Moment", "evaluate", "pick_device", "run", "train"]
+__all__ = ["Moment", "evaluate", "pick_device", "run", "trace_posterior", "train"]
 
 CHECKPOINT_SECONDS = 300.0
 """How often a long epoch is saved on its way."""
@@ -45,6 +45,8 @@ class Moment:
     last: dict[str, Any] | None
     """The line of the last full epoch."""
     learner: Learner
+    shown: str | None = None
+    """What to show of it, where that is not the loss."""
 
 
 Watch = Callable[[Moment], None]
@@ -95,7 +97,10 @@ def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Ru
         if directory.result is None:
             lock = directory.lock()
             try:
-                train(problem, settings, directory, device, watch)
+                if isinstance(problem, Trainable):
+                    problem.train(settings, directory, device, watch)
+                else:
+                    train(problem, settings, directory, device, watch)
             finally:
                 lock.release()
         elif settings.tensorboard and not EventFiles.exist(directory.path):
@@ -168,7 +173,7 @@ def train(
             progress.step += 1
             progress.total += 1
             progress.losses += value
-            _trace(progress, learner)
+            trace_posterior(progress.trace, progress.total, learner)
             if watch is not None:
                 mean = progress.losses / progress.step
                 last = lines[-1] if lines else None
@@ -213,11 +218,10 @@ def evaluate(problem: Problem, model: nn.Module, part: str, device: torch.device
     return problem.measure(sums)
 
 
-def _trace(progress: _Progress, learner: Learner) -> None:
+def trace_posterior(trace: list[Any], total: int, learner: Learner) -> None:
     """Note the posterior: at every step first, then ever more rarely, for a logarithmic axis of time."""
-    total = progress.total
     if total % max(1, 10 ** (len(str(total)) - 2)) == 0 and (posterior := learner.posterior) is not None:
-        progress.trace.append([total, [float(f"{weight:.4g}") for weight in posterior]])
+        trace.append([total, [float(f"{weight:.4g}") for weight in posterior]])
 
 
 def _line(

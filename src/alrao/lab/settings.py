@@ -53,6 +53,7 @@ class Settings:
     dropout_everywhere: bool = option(False, "dropout on the embedding and between LSTM layers too")
     target: str | None = option(None, "the column of a CSV file to predict")
     image_size: int | None = option(None, "side of the images a network sees (image folders)")
+    tau: float | None = option(None, "part of the way that the target network takes (Q-learning)")
     threads: int | None = option(None, "processor threads of torch", repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from ..errors import unknown
-from .task import Budget, Problem, Task
+from .task import Budget, Problem, Task, Trainable
 
-__all__ = ["TASKS", "Budget", "Problem", "Task", "get_task"]
+__all__ = ["TASKS", "Budget", "Problem", "Task", "Trainable", "get_task"]
 
 # Imported when asked for: some need packages that not everyone has.
 TASKS = {
@@ -18,6 +18,8 @@ TASKS = {
     "ptb": ("text", "PennTreebank"),
     "text": ("text", "Text"),
     "regression": ("regression", "Regression"),
+    "pendulum": ("reinforcement", "Pendulum"),
+    "lunarlander": ("reinforcement", "LunarLander"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,11 @@ from torch import Tensor, nn
 
 from ..settings import Settings
 
-__all__ = ["Batch", "Budget", "Classification", "Problem", "Task"]
+if TYPE_CHECKING:
+    from ..run import Watch
+    from ..store import RunDirectory
+
+__all__ = ["Batch", "Budget", "Classification", "Problem", "Task", "Trainable"]
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
@@ -94,6 +98,23 @@ class Classification(Problem):
         }
 
 
+class Trainable(ABC):
+    """A task that is not learnt from batches, loaded for one run: it brings its own way of training."""
+
+    likelihood: ClassVar[str]
+    measures: ClassVar[tuple[str, ...]]
+    identity: str
+    """A short digest of what is learnt: another one is another run."""
+    about: Mapping[str, Any]
+    """What that is, for ``config.json``."""
+
+    @abstractmethod
+    def train(
+        self, settings: Settings, directory: RunDirectory, device: torch.device, watch: Watch | None
+    ) -> None:
+        """Train to the end, from the checkpoint if there is one, and write the result."""
+
+
 class Task(ABC):
     """A named kind of experiment."""
 
@@ -112,12 +133,15 @@ class Task(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}
     """The values of these, where the user gives none."""
 
+    examples: ClassVar[str] = "examples"
+    """What ``train`` of its budgets counts."""
+
     def batch(self, settings: Settings) -> int:
         """The batch size, where the user names none."""
         return self.budgets[settings.budget].batch
 
     @abstractmethod
-    def load(self, settings: Settings, device: torch.device) -> Problem:
+    def load(self, settings: Settings, device: torch.device) -> Problem | Trainable:
         """Read the data and prepare a run.
 
         Raises:

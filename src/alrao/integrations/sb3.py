@@ -1,0 +1,361 @@
+"""Deep Q-learning with Stable-Baselines3: ``AlraoDQN`` is its ``DQN`` without a learning rate to choose.
+
+Needs ``pip install 'alrao[rl]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from math import inf, prod
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import alrao
+from alrao.optimizer import AlraoOptimizer
+from alrao.rates import Rate, as_law
+
+try:
+    import gymnasium as gym
+    from gymnasium import spaces
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.base_class import maybe_make_env
+    from stable_baselines3.common.policies import BasePolicy
+    from stable_baselines3.common.preprocessing import is_image_space
+    from stable_baselines3.common.torch_layers import FlattenExtractor
+    from stable_baselines3.common.utils import FloatSchedule, polyak_update
+    from stable_baselines3.common.vec_env import VecEnv
+    from stable_baselines3.dqn import policies as plain
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"alrao.integrations.sb3 needs the package {error.name}, which is not installed: "
+        "pip install 'alrao[rl]'",
+        name=error.name,
+    ) from error
+
+__all__ = ["AlraoDQN", "DiscreteActions", "LikelihoodDQN"]
+
+
+class DiscreteActions(gym.ActionWrapper[Any, Any, Any]):
+    r"""Offers a grid of a continuous action space as numbered actions, which Q-learning needs.
+
+    Each component of the action takes ``levels`` values, evenly spaced from its lowest to its highest, both
+    included; of :math:`n` levels, action number :math:`i` is :math:`l + i\,(h - l)/(n - 1)`.
+    Of several components, all combinations are offered, the last component varying fastest.
+
+    Args:
+        env: an environment whose actions are a :class:`gymnasium.spaces.Box` with finite bounds.
+        levels: how many values, at least 2; an odd number has the middle among them.
+
+    Example:
+        >>> import gymnasium
+        >>> env = DiscreteActions(gymnasium.make("Pendulum-v1"), levels=5)
+        >>> env.action_space
+        Discrete(5)
+        >>> [float(env.action(i)[0]) for i in range(5)]
+        [-2.0, -1.0, 0.0, 1.0, 2.0]
+    """
+
+    MOST = 10_000
+
+    def __init__(self, env: gym.Env[Any, Any], levels: int = 5) -> None:
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, spaces.Box):
+            raise ValueError(f"DiscreteActions is for continuous actions (a Box), got {space}: leave it out")
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise ValueError(f"DiscreteActions needs finite bounds of the actions, got {space}")
+        if isinstance(levels, bool) or not isinstance(levels, int) or levels < 2:
+            raise ValueError(f"levels must be a whole number of at least 2, got {levels!r}")
+        self._shape = [levels] * prod(space.shape)
+        count = levels ** len(self._shape)
+        if count > self.MOST:
+            raise ValueError(
+                f"{levels} levels of {len(self._shape)} components are {count:,} combinations, too many "
+                "for Q-learning: take fewer levels"
+            )
+        self._box, self._levels = space, levels
+        self.action_space = spaces.Discrete(count)
+
+    def action(self, action: Any) -> Any:
+        """The continuous action of a number."""
+        place = np.stack(np.unravel_index(int(action), self._shape)).reshape(self._box.shape)
+        low, high = self._box.low.astype(np.float64), self._box.high.astype(np.float64)
+        return (low + place * ((high - low) / (self._levels - 1))).astype(self._box.dtype)
+
+
+class LearnerPolicy(plain.DQNPolicy):
+    """A policy whose Q-network and optimizer :meth:`learner` makes of the plain network.
+
+    The target network starts as a copy of the Q-network.
+    """
+
+    def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
+        """The model to train instead of ``net``, and its optimizer at the start."""
+        return net, self.optimizer_class(net.parameters(), lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _build(self, lr_schedule: Callable[[float], float]) -> None:
+        model, self.optimizer = self.learner(self.make_q_net(), lr_schedule(1))
+        self.q_net = cast(plain.QNetwork, model)
+        self.q_net_target = deepcopy(self.q_net)
+        self.q_net_target.train(False)
+
+    def set_training_mode(self, mode: bool) -> None:
+        """Put the Q-network into training or evaluation mode."""
+        self.q_net.train(mode)
+        self.training = mode
+
+
+class AlraoPolicy(LearnerPolicy):
+    """A policy whose Q-network is an Alrao model, each copy of its output a Normal of variance 1.
+
+    Args:
+        *args: as in Stable-Baselines3.
+        rates: the interval of learning rates, or a law.
+        copies: copies of the output layer.
+        averaging: the posterior; :class:`alrao.Switch` by default.
+        optimizer_class: an optimizer of alrao.
+        **kwargs: as in Stable-Baselines3; ``optimizer_kwargs`` go to the optimizer.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        rates: Rate = (1e-5, 10.0),
+        copies: int = 10,
+        averaging: alrao.Averaging | None = None,
+        optimizer_class: type[AlraoOptimizer] = alrao.SGD,
+        **kwargs: Any,
+    ) -> None:
+        if not issubclass(optimizer_class, AlraoOptimizer):
+            raise TypeError(
+                "the optimizer_class of an Alrao policy is one of alrao (alrao.SGD, alrao.Adam, …), got "
+                f"{optimizer_class.__name__}"
+            )
+        self._alrao: dict[str, Any] = {"rates": rates, "copies": copies, "averaging": deepcopy(averaging)}
+        super().__init__(*args, **{**kwargs, "optimizer_class": optimizer_class})
+
+    def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
+        """An Alrao model of the network; ``rate`` is the factor on its rates."""
+        averaging = deepcopy(self._alrao["averaging"])
+        model = alrao.Alrao(net, self._alrao["copies"], likelihood="gaussian", averaging=averaging)
+        kind: Any = self.optimizer_class
+        optimizer = kind(model, self._alrao["rates"], **self.optimizer_kwargs)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return model, optimizer
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), **self._alrao}
+
+
+class MlpPolicy(AlraoPolicy):
+    """For observations that are vectors."""
+
+
+class CnnPolicy(AlraoPolicy, plain.CnnPolicy):
+    """For images."""
+
+
+class MultiInputPolicy(AlraoPolicy, plain.MultiInputPolicy):
+    """For observations that are dictionaries."""
+
+
+class LikelihoodDQN(DQN):
+    r"""Vanilla deep Q-learning whose loss is a negative log-likelihood, for any network and optimizer.
+
+    The Q-value of the action taken is predicted by a Normal of variance 1; the loss at the bootstrapped
+    target :math:`y = r + \gamma \max_b Q_\text{target}(s', b)` is :class:`alrao.MixtureMSELoss`: half the
+    squared error for a plain network, the negative log-likelihood of the mixture for an Alrao model. Other
+    actions have no target, so neither gradient nor evidence comes from them. Where it differs from
+    Stable-Baselines3's: that one clips the error (smooth L1) and the gradient, and its target network does
+    not get the buffers of the Q-network, of which the posterior of an Alrao model is one.
+
+    Args:
+        policy: as in Stable-Baselines3.
+        env: an environment, or its name; actions must be discrete, see :class:`DiscreteActions`.
+        learning_rate: of the optimizer.
+        max_grad_norm: clips the gradient; by default it does not. Of an Alrao model, the body and each copy
+            are clipped on their own.
+        **kwargs: as in :class:`stable_baselines3.DQN`.
+    """
+
+    policy: Any
+    q_net: Any
+    q_net_target: Any
+
+    def __init__(
+        self,
+        policy: str | type[plain.DQNPolicy],
+        env: Any,
+        learning_rate: Any = 1e-4,
+        *,
+        max_grad_norm: float = inf,
+        **kwargs: Any,
+    ) -> None:
+        if env is not None:
+            env = maybe_make_env(env, kwargs.get("verbose", 0))
+            kind = self._get_policy_from_name(policy) if isinstance(policy, str) else policy
+            _check_spaces(env, kind, kwargs.get("policy_kwargs") or {})
+        self.criterion = alrao.MixtureMSELoss()
+        super().__init__(policy, env, learning_rate, max_grad_norm=max_grad_norm, **kwargs)
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        optimizer = self.policy.optimizer
+        if optimizer.state:  # made on the CPU; the policy has been moved to the device since
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Sample from the replay buffer, and descend."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        losses = []
+        assert self.replay_buffer is not None
+        for _ in range(gradient_steps):
+            loss = self.loss(self.replay_buffer.sample(batch_size, env=self._vec_normalize_env))
+            losses.append(loss.item())
+            self.descend(loss)
+        self._n_updates += gradient_steps
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/loss", float(np.mean(losses)))
+
+    def loss(self, batch: Any) -> Tensor:
+        """The mean negative log-likelihood of the targets of the actions taken."""
+        discounts = self.gamma if batch.discounts is None else batch.discounts
+        with torch.no_grad():
+            following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
+            target = batch.rewards + (1 - batch.dones) * discounts * following
+        chosen = self.q_net(batch.observations).gather(1, batch.actions.long())
+        loss: Tensor = self.criterion(chosen, target)
+        return loss
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of the optimizer."""
+        optimizer, model = self.policy.optimizer, self.q_net
+        optimizer.zero_grad()
+        loss.backward()
+        if self.max_grad_norm < inf:
+            if isinstance(model, alrao.Alrao):
+                model.clip_grad_norm_(self.max_grad_norm)
+            else:
+                nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+        optimizer.step()
+
+    def _on_step(self) -> None:
+        self._n_calls += 1
+        if self._n_calls % max(self.target_update_interval // self.n_envs, 1) == 0:
+            update_target(self.q_net, self.q_net_target, self.tau)
+        self.exploration_rate = self.exploration_schedule(self._current_progress_remaining)
+        self.logger.record("rollout/exploration_rate", self.exploration_rate)
+
+
+def update_target(online: nn.Module, target: nn.Module, tau: float) -> None:
+    """Move the parameters of the target network towards those of the other; take over its buffers.
+
+    The posterior of an Alrao model is a buffer: the target is the mixture that the agent believes in now.
+    """
+    polyak_update(online.parameters(), target.parameters(), tau)
+    for buffer, of_target in zip(online.buffers(), target.buffers(), strict=True):
+        of_target.copy_(buffer)
+
+
+class AlraoDQN(LikelihoodDQN):
+    """Stable-Baselines3's ``DQN`` trained by Alrao: no learning rate to choose.
+
+    Use it as you use ``DQN``: callbacks, evaluation, ``save`` and ``load``, replay buffers and vectorised
+    environments are those of Stable-Baselines3. The output layer of the Q-network becomes several copies,
+    each a Normal of variance 1 around its value, mixed by a posterior, ``model.q_net.posterior``, which the
+    target network receives too.
+
+    Args:
+        policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, or a class derived from
+            :class:`AlraoPolicy`.
+        env: an environment, or its name; actions must be discrete, see :class:`DiscreteActions`.
+        learning_rate: the interval of rates, or a law, as in :class:`alrao.SGD`.
+        copies: copies of the output layer.
+        averaging: the posterior; :class:`alrao.Switch` by default.
+        factor: on all rates: a number, or a function of the progress that remains, from 1 to 0, as the
+            schedules of Stable-Baselines3.
+        max_grad_norm: clips the gradient of the body and of each copy; by default it does not.
+        policy_kwargs: as in Stable-Baselines3; ``optimizer_class`` may be another optimizer of alrao.
+        **kwargs: as in :class:`stable_baselines3.DQN`, with its defaults.
+
+    Example:
+        >>> from alrao.integrations.sb3 import AlraoDQN
+        >>> agent = AlraoDQN("MlpPolicy", "CartPole-v1", learning_starts=50, seed=0).learn(200)
+        >>> len(agent.q_net.posterior)
+        10
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": MlpPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
+    }
+
+    def __init__(
+        self,
+        policy: str | type[AlraoPolicy],
+        env: Any,
+        learning_rate: Rate = (1e-5, 10.0),
+        copies: int = 10,
+        *,
+        averaging: alrao.Averaging | None = None,
+        factor: float | Callable[[float], float] = 1.0,
+        max_grad_norm: float = inf,
+        policy_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if callable(learning_rate):
+            raise TypeError(
+                "learning_rate is an interval of rates such as (1e-5, 10), or a law; a schedule goes into "
+                "factor=, which multiplies them"
+            )
+        as_law(learning_rate)
+        if isinstance(policy, type) and not issubclass(policy, AlraoPolicy):
+            raise TypeError(
+                f"AlraoDQN needs a policy derived from alrao.integrations.sb3.AlraoPolicy, got "
+                f"{policy.__name__}: name one ('MlpPolicy', 'CnnPolicy', 'MultiInputPolicy') or derive it"
+            )
+        self.factor = factor
+        policy_kwargs = {
+            "rates": learning_rate,
+            "copies": copies,
+            "averaging": averaging,
+            **(policy_kwargs or {}),
+        }
+        super().__init__(
+            policy, env, learning_rate, max_grad_norm=max_grad_norm, policy_kwargs=policy_kwargs, **kwargs
+        )
+
+    def _setup_lr_schedule(self) -> None:
+        # Stable-Baselines3 writes this into every group at each train(): for alrao, a factor on the rates.
+        self.lr_schedule = FloatSchedule(self.factor)
+
+
+def _check_spaces(env: Any, policy: Any, policy_kwargs: dict[str, Any]) -> None:
+    actions, observations = env.action_space, env.observation_space
+    if isinstance(env, VecEnv | gym.Env) and not isinstance(actions, spaces.Discrete):
+        remedy = (
+            "wrap the environment in alrao.integrations.sb3.DiscreteActions, which offers a grid of them"
+            if isinstance(actions, spaces.Box)
+            else "wrap the environment so that its actions are one number"
+        )
+        raise ValueError(f"Q-learning needs discrete actions, got {actions}: {remedy}")
+    flattens = issubclass(policy, plain.DQNPolicy) and not issubclass(
+        policy, plain.CnnPolicy | plain.MultiInputPolicy
+    )
+    extractor = policy_kwargs.get("features_extractor_class", FlattenExtractor if flattens else None)
+    image = is_image_space(observations, check_channels=False) or (
+        isinstance(observations, spaces.Box) and len(observations.shape) == 3
+    )
+    if image and extractor is FlattenExtractor:
+        raise ValueError(
+            f"the observations are images, {observations}, which an MLP would flatten: use 'CnnPolicy', or "
+            "name a features_extractor_class in policy_kwargs"
+        )

@@ -1,0 +1,197 @@
+"""Agents that learn by deep Q-learning: Stable-Baselines3's, trained by any method of the workbench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3.common.monitor import Monitor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from alrao.integrations.sb3 import DiscreteActions, LearnerPolicy, LikelihoodDQN
+
+from .learner import Learner
+from .methods import learner as make_learner
+from .seeds import seed_of
+from .settings import Settings
+from .tasks.reinforcement import Control, Recipe
+
+__all__ = ["Agent", "Episodes", "make_environment", "play"]
+
+AT_ONCE = 10
+"""Episodes played side by side in an evaluation."""
+
+
+class Episodes(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment in which episode number n begins from a seed of its own.
+
+    An episode is then determined by its number and the actions taken in it: repeating these restores the
+    environment, which cannot be stored itself.
+
+    Args:
+        env: the environment.
+        name: what the seeds are made of, besides the number.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], *name: object) -> None:
+        super().__init__(env)
+        self._name = name
+        self.number = 0
+        self.actions: list[int] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin the next episode; a seed from outside is ignored."""
+        self.number += 1
+        self.actions = []
+        return self.env.reset(seed=seed_of(*self._name, self.number), options=options)
+
+    def step(self, action: Any) -> Any:
+        """Act."""
+        self.actions.append(int(action))
+        return self.env.step(action)
+
+
+def make_environment(recipe: Recipe) -> gym.Env[Any, Any]:
+    """The environment, with numbered actions and its own rewards."""
+    env = gym.make(recipe.environment)
+    return env if recipe.levels is None else DiscreteActions(env, recipe.levels)
+
+
+def _training_environment(recipe: Recipe, seed: int) -> tuple[gym.Env[Any, Any], Episodes]:
+    episodes = Episodes(make_environment(recipe), seed, "episode")
+    monitored = Monitor(cast(Any, episodes))  # sees the returns without the scale
+    scaled = gym.wrappers.TransformReward(monitored, lambda reward: float(reward) * recipe.reward_scale)
+    return scaled, episodes
+
+
+class _Policy(LearnerPolicy):
+    """Takes over the network that a method made."""
+
+    def __init__(self, *args: Any, make: Callable[[nn.Module], Learner], **kwargs: Any) -> None:
+        self._make = make
+        super().__init__(*args, **kwargs)
+
+    def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
+        learner = self._make(net)
+        return learner.model, learner.optimizer
+
+
+class Agent(LikelihoodDQN):
+    """Q-learning whose steps are those of a learner of the workbench.
+
+    Args:
+        control: the task.
+        settings: resolved.
+        device: where the network is.
+    """
+
+    def __init__(self, control: Control, settings: Settings, device: torch.device) -> None:
+        recipe = control.recipe
+        env, self.episodes = _training_environment(recipe, settings.seed)
+        self.clip = settings.clip
+        self.losses: list[float] = []
+        self.diverged: int | None = None
+        hidden = max(1, round(recipe.hidden * settings.width))
+
+        def make(net: nn.Module) -> Learner:
+            self.learner = make_learner(net.to(device), settings, cast(Any, control))
+            return self.learner
+
+        super().__init__(
+            _Policy,
+            env,
+            buffer_size=recipe.replay,
+            learning_starts=recipe.warmup,
+            batch_size=settings.batch,
+            tau=settings.tau,
+            gamma=recipe.gamma,
+            train_freq=recipe.train_every,
+            target_update_interval=recipe.train_every,
+            exploration_fraction=recipe.exploration,
+            exploration_final_eps=recipe.last_epsilon,
+            policy_kwargs={"make": make, "net_arch": [hidden, hidden]},
+            device=device,
+        )
+        self.learner.train()
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        """The learner has its rates, and its schedule."""
+
+    def descend(self, loss: Tensor) -> None:
+        """One step of the learner, unless the loss has become infinite."""
+        value = loss.item()
+        if not isfinite(value):
+            self.diverged = self.diverged or self.num_timesteps
+        if self.diverged is None:
+            self.losses.append(value)
+            self.learner.step(loss, self.clip)
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Learn from some transitions."""
+        self.learner.train()
+        super().train(gradient_steps, batch_size)
+
+    # The state, all of it but the learner's and the random generators'.
+
+    def state(self) -> dict[str, Any]:
+        """What to go on from, between two updates."""
+        buffer = cast(Any, self.replay_buffer)
+        rows = len(buffer.observations) if buffer.full else buffer.pos
+        return {
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "episode": self.episodes.number,
+            "actions": list(self.episodes.actions),
+            "target": self.q_net_target.state_dict(),
+            "replay": {name: torch.from_numpy(getattr(buffer, name)[:rows]) for name in REPLAYED},
+            "replay_position": [buffer.pos, buffer.full],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state: the last episode is repeated up to where it was."""
+        for name in COUNTERS:
+            setattr(self, name, state["counters"][name])
+        self.q_net_target.load_state_dict(state["target"])
+        buffer = cast(Any, self.replay_buffer)
+        for name in REPLAYED:
+            rows = state["replay"][name].cpu().numpy()
+            getattr(buffer, name)[: len(rows)] = rows
+        buffer.pos, buffer.full = state["replay_position"]
+        env = cast(Any, self.env).envs[0]
+        self.episodes.number = state["episode"] - 1
+        observation, _ = env.reset()
+        for action in state["actions"]:
+            observation = env.step(action)[0]
+        self._last_obs = observation[None].copy()
+        self._last_episode_starts = np.array([not state["actions"]])
+
+
+COUNTERS = ("num_timesteps", "_n_calls", "_n_updates", "_episode_num", "exploration_rate")
+REPLAYED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+@torch.no_grad()
+def play(model: nn.Module, recipe: Recipe, seeds: Sequence[int], device: torch.device) -> list[float]:
+    """The returns of the greedy policy in episodes that begin from some seeds."""
+    returns: list[float] = []
+    environments = [make_environment(recipe) for _ in seeds[:AT_ONCE]]
+    for start in range(0, len(seeds), AT_ONCE):
+        part = seeds[start : start + AT_ONCE]
+        observations = [env.reset(seed=seed)[0] for env, seed in zip(environments, part, strict=False)]
+        totals, running = [0.0] * len(part), list(range(len(part)))
+        while running:
+            batch = torch.from_numpy(np.stack([observations[i] for i in running])).to(device)
+            chosen = model(batch).argmax(1).tolist()
+            for i, action in zip(list(running), chosen, strict=True):
+                observations[i], reward, terminated, truncated, _ = environments[i].step(action)
+                totals[i] += float(reward)
+                if terminated or truncated:
+                    running.remove(i)
+        returns += totals
+    for env in environments:
+        env.close()
+    return returns
