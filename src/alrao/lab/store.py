@@ -102,9 +102,11 @@ class RunDirectory:
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
             found = json.loads((self.path / name).read_text("utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise LabError(f"{self.path / name} could not be read: {error.strerror or error}") from error
+        except ValueError as error:
             raise self._damaged(name, error) from None
         if not isinstance(found, dict):
             raise self._damaged(name, "it holds no object")
