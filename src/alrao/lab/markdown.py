@@ -34,6 +34,11 @@ def _line(items: list[str]) -> str:
     return "| " + " | ".join(items) + " |"
 
 
+def _code(said: str) -> str:
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", said)), default=0))
+    return f"{fence}{said}{fence}"
+
+
 def _text(said: str) -> str:
     """Words of the user's, such as the name of a file, as they are and not as Markdown or HTML."""
     return re.sub(r"([\\`*_\[\]<>&|#])", r"\\\1", " ".join(said.split()))
@@ -57,7 +62,7 @@ def _section(group: Group) -> str:
     lines = [
         f"## {_text(group.title)}",
         "",
-        f"Data: {_text(str(first.about.get('source', group.task)))}; {sizes}. `{_command(group)}`",
+        f"Data: {_text(str(first.about.get('source', group.task)))}; {sizes}. {_code(_command(group))}",
         "",
     ]
     lines += [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
@@ -111,7 +116,7 @@ def _command(group: Group) -> str:
         if field.metadata["repeats"] and name not in (*OF_METHOD, "seed") and first[name] != usual[name]:
             flag = f"--{name.replace('_', '-')}"
             words += [flag] if first[name] is True else [flag, str(first[name])]
-    return shlex.join(words).replace("`", "'")
+    return shlex.join(words)
 
 
 def _paper(group: Group) -> list[str]:
