@@ -204,6 +204,19 @@ class LikelihoodDQN(DQN):
         self.criterion = alrao.MixtureMSELoss()
         super().__init__(policy, env, learning_rate, max_grad_norm=max_grad_norm, **kwargs)
 
+    @classmethod
+    def load(cls, path: Any, env: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Load an agent that :meth:`save` stored, as in Stable-Baselines3."""
+        try:
+            return super().load(path, env, *args, **kwargs)
+        except ValueError as error:
+            if "spaces do not match" not in str(error):
+                raise
+            raise ValueError(
+                f"{path} is the checkpoint of an agent for another environment ({error}): load it with an "
+                "environment like the one that it was trained in"
+            ) from error
+
     def _setup_model(self) -> None:
         super()._setup_model()
         optimizer = self.policy.optimizer
