@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,57 @@ def test_imports_go_one_way(module):
 )
 def test_the_layout(module, later):
     assert reachable(module).isdisjoint(later)
+
+
+LAB = sorted(path for path in (SOURCE / "lab").rglob("*.py"))
+COMMANDS = {"cli", "cli_report", "main"}
+
+
+def lab_imports(path):
+    """What a module of the workbench imports of the package, in functions too: ``lab.run``, ``model``."""
+    home = ("alrao", *path.relative_to(SOURCE).with_suffix("").parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = home[: len(home) - node.level] if node.level else ()
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            found.update({base, *(f"{base}.{alias.name}" for alias in node.names)})
+    return {name.removeprefix("alrao.") for name in found if name.startswith("alrao.")}
+
+
+def test_imports_of_the_workbench_are_seen():
+    assert {"lab.resolve", "lab.tasks.Problem", "lab.store.locate"} <= lab_imports(SOURCE / "lab" / "run.py")
+    assert "lab.settings" in lab_imports(SOURCE / "lab" / "tasks" / "digits.py")
+    assert "lab.cli" in lab_imports(SOURCE / "lab" / "main.py")
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_knows_nothing_of_the_workbench(module):
+    text = (SOURCE / f"{module}.py").read_text(encoding="utf-8")
+    assert not re.search(r"import.*\blab\b|\balrao\.lab\b", text)
+
+
+@pytest.mark.parametrize("path", LAB, ids=[str(path.relative_to(SOURCE)) for path in LAB])
+def test_the_workbench_imports_its_command_line_nowhere(path):
+    if path.stem not in COMMANDS:
+        needed = {name.split(".")[1] for name in lab_imports(path) if name.startswith("lab.")}
+        assert needed.isdisjoint(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("folder", "later"),
+    [
+        ("data", {"tasks", "zoo", "methods", "learner", "run", "runset", "compare", "table"}),
+        ("zoo", {"tasks", "data", "methods", "learner", "run", "store", "runset", "compare", "table"}),
+        ("tasks", {"methods", "learner", "runset", "compare", "table", "display"}),
+    ],
+)
+def test_the_layout_of_the_workbench(folder, later):
+    for path in (SOURCE / "lab" / folder).glob("*.py"):
+        needed = {name.split(".")[1] for name in lab_imports(path) if name.startswith("lab.")}
+        assert needed.isdisjoint(later), path
 
 
 @pytest.mark.parametrize("name", alrao.__all__)

@@ -310,6 +310,7 @@ def test_tables_fit_into_a_terminal(full):
     text = shown(full.groups()[0][0], 80)
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "0.400 ± 0.000" in text
+    assert "…" not in text
 
 
 def test_nothing_is_a_page_too():

@@ -177,31 +177,25 @@ def comparison_table(group: Group) -> Table:
         caption="test figures at the best epoch on validation; mean ± standard deviation over seeds;\n"
         "to tune: runs that it takes to find the rate",
     )
-    headings = [
-        "method",
-        *columns(group.measures),
-        "seeds",
-        "failed",
-        "s a run",
-        "to tune",
-    ]
-    for heading in headings:
-        table.add_column(
-            heading, justify="left" if heading == "method" else "right", no_wrap=heading != "method"
-        )
+    failing = ["failed"] if group.failures else []  # where there is room for it, names of methods are whole
+    table.add_column("method", overflow="fold")
+    for heading in [*columns(group.measures), "seeds", *failing, "s a run", "to tune"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def failed(row: Row) -> list[str]:
+        return [str(len(row.failures) or "") for _ in failing]
+
     for row in group.rows:
         style = "bold green" if row.label.startswith("alrao") else None
-        failed = str(len(row.failures)) if row.failures else ""
         table.add_row(
-            row_name(row), *cells(row, group.measures), str(len(row.runs)), failed,
+            row_name(row), *cells(row, group.measures), str(len(row.runs)), *failed(row),
             f"{row.seconds:.1f}", str(row.searched), style=style,
         )  # fmt: skip
     if group.grid:
         table.add_section()
         for row in group.grid:
             found = cells(row, group.measures) if row.good else ["diverged", *["–"] * len(group.measures[1:])]
-            failed = str(len(row.failures)) if row.failures else ""
             table.add_row(
-                row.label, *found, str(len(row.runs)), failed, f"{row.seconds:.1f}", "", style="dim"
+                row.label, *found, str(len(row.runs)), *failed(row), f"{row.seconds:.1f}", "", style="dim"
             )
     return table

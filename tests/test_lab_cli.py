@@ -1,0 +1,330 @@
+"""The command line as a newcomer meets it: what it prints, and what it says when something is wrong."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from alrao.lab import cli
+from alrao.lab import run as runs
+from alrao.lab.methods import METHODS
+from alrao.lab.settings import Settings
+from alrao.lab.store import find_runs
+from alrao.lab.tasks import TASKS, get_task
+
+TINY = ("--epochs", "1", "--train-size", "64")
+
+
+@pytest.fixture
+def alrao(tmp_path, monkeypatch, capsys):
+    """Runs the command in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALRAO_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["alrao", *map(str, words)])
+        capsys.readouterr()
+        try:
+            code = cli.main()
+        except SystemExit as ended:
+            code = ended.code
+        said = capsys.readouterr()
+        return SimpleNamespace(code=code or 0, out=said.out, err=said.err)
+
+    return call
+
+
+ERRORS = [
+    ("tran digits", "unknown command 'tran': did you mean train?"),
+    ("train", "Missing argument 'TASK'"),
+    ("train digit", "unknown task 'digit': did you mean digits?"),
+    ("train digits more", "unexpected extra argument"),
+    ("train digits --epoch 3", "No such option '--epoch'"),
+    ("train digits --epochs three", "'three' is not a valid integer"),
+    ("train digits --epochs", "'--epochs' requires an argument"),
+    ("train digits --model cmn", "unknown model 'cmn': did you mean cnn?"),
+    ("train imagefolder --model resnet51", "did you mean resnet"),
+    ("train digits --method adan", "unknown method 'adan': did you mean adam?"),
+    ("train digits --method sgd", "sgd needs a rate: sgd@0.1"),
+    ("train digits --method sgd@x", "a learning rate must be a number, got 'x'"),
+    ("train digits --method sgd --lr -1", "not negative, got -1"),
+    ("train digits --lr 10:1e-5", "from low to high, got 10:1e-5"),
+    ("train digits --lr 0:1", "must be positive, got 0"),
+    ("train digits --seed -1", "--seed must not be negative, got -1"),
+    ("train digits --epochs 0", "--epochs must be positive, got 0"),
+    ("train digits --epochs -3", "--epochs must be positive, got -3"),
+    ("train digits --copies 0", "--copies must be positive"),
+    ("train digits --batch 0", "--batch must be positive"),
+    ("train digits --threads 0", "--threads must be positive"),
+    ("train digits --patience 0", "--patience must be positive"),
+    ("train digits --clip 0", "--clip must be positive"),
+    ("train digits --clip nan", "--clip must be a finite number"),
+    ("train digits --width inf", "--width must be a finite number"),
+    ("train digits --weight-decay nan", "--weight-decay must be a finite number"),
+    ("train digits --weight-decay -1", "--weight-decay must not be negative"),
+    ("train digits --momentum 1", "--momentum must be at least 0 and less than 1"),
+    ("train digits --momentum nan", "--momentum must be a finite number"),
+    ("train digits --theta 1", "--theta must lie strictly between 0 and 1"),
+    ("train digits --averaging swich", "unknown value of --averaging 'swich': did you mean switch?"),
+    ("train digits --budget big", "unknown value of --budget 'big'"),
+    ("train digits --schedule cos", "did you mean cosine"),
+    ("train digits --device gpu", "--device gpu cannot be used here"),
+    ("train digits --train-size 5000", "there are 1000 training examples"),
+    ("train digits --level word", "--level does not apply to digits"),
+    ("train digits --dropout 0.5", "--dropout does not apply to digits"),
+    ("train digits --image-size 64", "--image-size does not apply to digits"),
+    ("train regression --dropout 0.5", "--dropout does not apply to regression"),
+    ("train ptb --dropout 1", "--dropout must be at least 0 and less than 1"),
+    ("train digits --method dog --momentum 0.9", "dog has no momentum"),
+    ("train cifar10", "neither --data nor ALRAO_DATA is set"),
+    ("train ptb --data nowhere", "does not exist"),
+    ("train ptb --data .", "there is no ptb."),
+    ("train text", "name a text file of your own with --data FILE"),
+    ("train text --data .", "is a directory, and a file is needed"),
+    ("train text --data empty.txt", "empty.txt is empty"),
+    ("train text --data short.txt", "too few"),
+    ("train imagenet --data .", "train"),
+    ("train regression --data short.txt", "--target"),
+    ("train digits --out a.file", "could not be written: Not a directory"),
+    ("compare digits --methods ,", "--methods must name at least one method"),
+    ("compare digits --methods alrao,sdg", "unknown method 'sdg': did you mean sgd?"),
+    ("compare digits --methods adam --lr 0.1", "--lr is for alrao and alrao-adam"),
+    ("compare digits --seeds 0", "not in the range"),
+    ("compare digits --jobs 0", "not in the range"),
+    ("compare digits --method alrao", "No such option '--method'"),
+    ("compare cifar10", "neither --data nor ALRAO_DATA is set"),
+    ("triangle digits --method adam", "about alrao and alrao-adam"),
+    ("triangle digits --method foo", "unknown method 'foo'"),
+    ("triangle digits --rates 1,x", "must be a number, got 'x'"),
+    ("table nowhere", "'nowhere' does not exist"),
+    ("table", "neither runs/ nor results/ exists"),
+    ("keep nowhere", "'nowhere' does not exist"),
+    ("list tasks", "unexpected extra argument"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), ERRORS, ids=[words for words, _ in ERRORS])
+def test_errors_are_one_line_and_code_2(alrao, tmp_path, words, message):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "short.txt").write_text("a few words")
+    (tmp_path / "a.file").write_text("")
+    said = alrao(*words.split())
+    assert said.code == 2
+    assert said.err.startswith("alrao: ")
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert not (tmp_path / "runs").exists(), "nothing was begun"
+
+
+def test_no_command_is_a_question(alrao):
+    said = alrao()
+    assert said.code == 2
+    assert "Commands:\n" in said.err
+
+
+def test_version(alrao):
+    assert re.search(r"\d+\.\d+\.\d+", alrao("--version").out)
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "triangle"])
+def test_help_has_every_option(alrao, command):
+    said = alrao(command, "--help")
+    assert said.code == 0
+    skipped = {"train": {"task"}, "compare": {"task", "method", "seed"}, "triangle": {"task", "lr"}}[command]
+    text = " ".join(said.out.split())
+    for field in dataclasses.fields(Settings):
+        flag = f"--{field.name.replace('_', '-')} "
+        assert (flag in text) == (field.name not in skipped), flag
+        for choice in field.metadata["choices"] if field.name not in skipped else ():
+            assert choice in text
+    extra = {"train": [], "compare": ["--methods", "--seeds", "--grid-seeds", "--jobs"]}
+    for flag in [*extra.get(command, ["--rates", "--jobs"]), "--out", "--results"]:
+        assert flag in text
+
+
+@pytest.mark.parametrize("command", sorted(cli.cli.commands))
+def test_every_command_explains_itself(alrao, command):
+    said = alrao(command, "-h")
+    assert said.code == 0
+    assert len(said.out.split()) > 15
+    for parameter in cli.cli.commands[command].params:
+        for flag in parameter.opts if parameter.param_type_name == "option" else ():
+            assert flag in said.out
+    assert command in alrao("--help").out
+
+
+def test_train(alrao, tmp_path):
+    said = alrao("train", "digits", *TINY)
+    assert said.code == 0
+    assert said.err == ""
+    assert re.search(r"^epoch +1  train \S+  valid \S+, \S+ %  test \S+, \S+ %$", said.out, re.MULTILINE)
+    assert "test, at the best epoch on validation (1): loss" in said.out
+    [directory] = find_runs([tmp_path / "runs"])
+    assert said.out.endswith(f"run directory: {directory.path.relative_to(tmp_path)}\n")
+    again = alrao("train", "digits", *TINY)
+    assert again.out == said.out
+
+
+def test_train_says_that_it_diverged(alrao):
+    said = alrao("train", "digits", "--method", "sgd@1e30", *TINY)
+    assert said.code == 0
+    assert said.out.startswith("diverged at step 2\n")
+
+
+def test_a_directory_with_brackets(alrao):
+    said = alrao("train", "digits", *TINY, "--out", "a [bold] place[/red]")
+    assert said.code == 0
+    assert "run directory: a [bold] place[/red]/digits" in said.out
+
+
+def test_compare_table_keep(alrao, tmp_path):
+    words = ("compare", "digits", "--methods", "alrao,adam", "--seeds", "2", *TINY)
+    said = alrao(*words)
+    assert said.code == 0
+    assert len(re.findall(r"^(alrao 1e-05:10|adam), seed [01]: test loss", said.out, re.MULTILINE)) == 4
+    rows = [line.split("│")[1].strip() for line in said.out.splitlines() if line.startswith("│")]
+    assert rows == ["adam", "alrao"]
+    again = alrao(*words)
+    assert "seed 0" not in again.out
+    assert alrao("keep").out == "4 runs copied to results\n"
+    assert alrao("keep").out == "0 runs copied to results\n"
+    table = alrao("table")
+    assert table.code == 0
+    assert table.out.splitlines()[0].strip().startswith("digits, mlp, budget mini, 1 epochs")
+    assert alrao("table", "results").out == table.out
+    assert alrao("table", "--markdown", "page.md").out == ""
+    assert "| **alrao** |" in Path("page.md").read_text()
+
+
+def test_a_table_says_what_it_leaves_out(alrao, tmp_path):
+    alrao("train", "digits", *TINY)
+    [directory] = find_runs([tmp_path / "runs"])
+    (directory.path / "result.json").unlink()
+    said = alrao("table")
+    assert said.code == 0
+    assert said.err == f"left out: {directory.path.relative_to(tmp_path)}: not finished\n"
+
+
+def test_a_comparison_with_a_failure_ends_with_code_1(alrao, monkeypatch):
+    train = runs.train
+
+    def maybe(problem, settings, *rest):
+        if settings.method == "adam":
+            raise RuntimeError("boom [/red]")
+        train(problem, settings, *rest)
+
+    monkeypatch.setattr(runs, "train", maybe)
+    said = alrao("compare", "digits", "--methods", "adam,sgd@0.1", "--seeds", "1", *TINY)
+    assert said.code == 1
+    assert "adam, seed 0: failed: RuntimeError: boom [/red]" in said.out
+    assert "sgd@0.1, seed 0: test loss" in said.out
+    assert re.search(r"^failed: runs/digits/mlp/adam-0-\w+: RuntimeError: boom \[/red\]$", said.err, re.M)
+
+
+def test_a_comparison_lists_what_diverged(alrao):
+    said = alrao("compare", "digits", "--methods", "sgd@1e30,adam", "--seeds", "1", *TINY)
+    assert said.code == 0
+    assert "sgd@1e+30, seed 0: diverged at step 2\n" in said.out
+
+
+def test_triangle(alrao):
+    said = alrao("triangle", "digits", "--rates", "0.1, 1", *TINY)
+    assert said.code == 0
+    assert "test loss for the rates from … to …" in " ".join(said.out.split())
+    assert said.out.count("seed 0: test") == 3
+
+
+def test_list(alrao):
+    said = alrao("list")
+    assert said.code == 0
+    for name in [*METHODS, *TASKS, *get_task("digits").models]:
+        assert name in said.out
+    assert "frozen@RATE:P" in said.out
+
+
+def test_params(alrao):
+    said = alrao("params")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.out.splitlines() if "│" in line]
+    assert len(rows) == 5
+    for row in rows:
+        assert row[1:3] == row[4:6], f"{row[0]} has other sizes than in the paper"
+
+
+def test_a_new_text_of_one_s_own(alrao, tmp_path):
+    (tmp_path / "mine.txt").write_text("to be or not to be\n" * 200)
+    said = alrao("train", "text", "--data", "mine.txt", "--epochs", "1", "--width", "0.1")
+    assert said.code == 0
+    assert "bits" in said.out
+
+
+def test_tensorboard(alrao, tmp_path):
+    assert alrao("train", "digits", *TINY, "--tensorboard").code == 0
+    assert len(list(tmp_path.rglob("events.out.tfevents.*"))) == 1
+
+
+def test_interruption(alrao, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "train", interrupt)
+    said = alrao("train", "digits", *TINY)
+    assert said.code == 130
+    assert said.err.strip() == "interrupted: the same command goes on from here"
+
+
+def test_another_process_is_at_it(alrao, tmp_path):
+    from alrao.lab.store import RunDirectory
+
+    alrao("train", "digits", *TINY)
+    [directory] = find_runs([tmp_path / "runs"])
+    (directory.path / "result.json").unlink()
+    lock = RunDirectory(directory.path).lock()
+    said = alrao("train", "digits", *TINY)
+    lock.release()
+    assert said.code == 2
+    assert "another process is working on the run" in said.err
+
+
+# In processes of their own.
+
+
+def test_ctrl_c(tmp_path):
+    words = [sys.executable, "-m", "alrao.lab.main", "train", "digits", "--epochs", "100000"]
+    process = subprocess.Popen(
+        [*words, "--patience", "100000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.rglob("metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=50)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.strip() == "interrupted: the same command goes on from here"
+
+
+@pytest.mark.parametrize("package", ["click", "filelock"])
+def test_a_package_of_the_workbench_is_missing(tmp_path, package):
+    code = f"import sys; sys.modules[{package!r}] = None; from alrao.lab.main import main; main()"
+    environment = {**os.environ, "PYTHONWARNINGS": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "digits"],
+        capture_output=True, text=True, cwd=tmp_path, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == f"alrao: the command line needs the package {package}: pip install 'alrao[lab]'\n"
