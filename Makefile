@@ -6,10 +6,11 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results test test-slow lint types unit format bench build clean
+.PHONY: help env demo results results-rl test test-slow lint types unit format bench build clean
 
 # Every method, for the tables of the documentation.
 METHODS := alrao,sgd,adam,alrao-adam,prodigy,dadapt-sgd,dadapt-adam,dog,schedulefree
+RL := pendulum lunarlander
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +33,11 @@ results: $(STAMP) ## train what docs/results.md shows (two hours, resumable; nee
 	$(BIN)/alrao compare regression --methods $(METHODS) --jobs $(WORKERS)
 	$(BIN)/alrao compare cifar10 --model small --methods $(METHODS) --jobs $(WORKERS)
 	$(BIN)/alrao compare ptb --methods $(METHODS) --jobs $(WORKERS)
+	$(BIN)/alrao keep
+	$(BIN)/alrao table results --markdown docs/results.md
+
+results-rl: $(STAMP) ## train the Q-learning of docs/results.md (under three hours, resumable; RL=pendulum for one)
+	for task in $(RL); do $(BIN)/alrao compare $$task --methods alrao,sgd,adam --seeds 3 --jobs $(WORKERS) || exit 1; done
 	$(BIN)/alrao keep
 	$(BIN)/alrao table results --markdown docs/results.md
 

@@ -21,6 +21,8 @@ from .table import Group, Row, spread
 __all__ = ["TrainingBar", "comparison_table", "describe", "live_table"]
 
 AS_PERCENT = ("accuracy",)
+DIGITS = {"return": 1}
+"""Behind the decimal point; three elsewhere."""
 
 
 def divergence(result: dict[str, Any]) -> str:
@@ -155,10 +157,17 @@ def columns(measures: Sequence[str]) -> list[str]:
     return [f"{name} %" if name in AS_PERCENT else f"test {name}" for name in measures]
 
 
+def digits(measure: str) -> int:
+    """How many a measure is shown with, behind the decimal point."""
+    return DIGITS.get(measure, 3)
+
+
 def cells(row: Row, measures: Iterable[str]) -> list[str]:
     """A row's measures, mean ± deviation."""
     return [
-        spread(row.values("test", name), 1, 100.0) if name in AS_PERCENT else spread(row.values("test", name))
+        spread(row.values("test", name), 1, 100.0)
+        if name in AS_PERCENT
+        else spread(row.values("test", name), digits(name))
         for name in measures
     ]
 

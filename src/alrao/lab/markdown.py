@@ -7,7 +7,7 @@ import shlex
 from dataclasses import asdict
 from statistics import mean
 
-from .display import cells, columns, row_name
+from .display import cells, columns, digits, row_name
 from .paper import rows_for
 from .resolve import resolve
 from .settings import Settings
@@ -20,7 +20,7 @@ HEAD = """# Results
 
 Made by `make results` from the run directories under `results/`; every row can be run again with the command
 above its table. The epoch that counts, and SGD's rate, are chosen on validation data; the figures are those
-on test data, mean ± standard deviation over the seeds. *Behind SGD* is how much more the first measure is
+on test data, mean ± standard deviation over the seeds. *Behind SGD* is how much worse the first measure is
 than that of SGD at its best rate; a method that is ahead has a minus.
 """
 
@@ -98,7 +98,8 @@ def _behind(row: Row, sgd: Row | None, measure: str) -> str:
         or not sgd.values("test", measure)
     ):
         return ""
-    return f"{mean(row.values('test', measure)) - mean(sgd.values('test', measure)):+.3f}"
+    more = mean(row.values("test", measure)) - mean(sgd.values("test", measure))
+    return f"{-more if sgd.higher_is_better else more:+.{digits(measure)}f}"
 
 
 def _command(group: Group) -> str:
@@ -123,7 +124,8 @@ def _paper(group: Group) -> list[str]:
     rows = rows_for(group.task)
     if not rows:
         return ["The paper has no such experiment.", ""]
-    lines = ["The paper's own (full budget; loss, accuracy in %):", ""]
+    shown = "return" if group.measures[0] == "return" else "loss, accuracy in %"
+    lines = [f"The paper's own (full budget; {shown}):", ""]
     lines += [_line(["network", "optimal SGD (rate)", "Adam", "Alrao"]), _line(["---"] * 4)]
     lines += [_line([row.model, row.sgd, row.adam, row.alrao]) for row in rows]
     return [*lines, ""]

@@ -75,6 +75,12 @@ class Row:
                 said.append(f"{self.label}, seed {run.settings['seed']}: diverged {when}")
         return said
 
+    @property
+    def higher_is_better(self) -> bool:
+        """Of the first measure."""
+        result = self.runs[0].result
+        return bool(result.get("higher_is_better", result["measures"][0] in HIGHER_IS_BETTER))
+
     def values(self, part: str, measure: str) -> list[float]:
         """A measure of every run that did not fail."""
         return [run.result[part][measure] for run in self.good if run.result[part][measure] is not None]
@@ -246,7 +252,7 @@ def _best_of(grid: list[Row]) -> Row:
     def validation(row: Row) -> tuple[int, float]:
         runs = [run for run in row.runs if run.settings["seed"] in common or not common]
         values = [run.result["valid"][measure] for run in runs if not run.diverged]
-        sign = -1 if measure in HIGHER_IS_BETTER else 1
+        sign = -1 if row.higher_is_better else 1
         return len(runs) - len(values), sign * mean(values) if values else float("inf")
 
     best = min(grid, key=validation)
