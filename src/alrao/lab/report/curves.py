@@ -6,18 +6,17 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median
 from typing import Any
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
-
 from .captions import caption
 from .commands import compare_command
 from .experiments import Experiment, rate, spoken
-from .figure import Control, Figure, axes_control, paint, panels, plain, rounded
+from .figure import FEW, Control, Figure, axes_control, paint, panels, plain, rounded
 from .records import Record
 
 __all__ = ["Curve", "adam_curves", "curve", "learning_curves", "mean_curve"]
 
 Curve = list[tuple[int, float | None]]
 """Epochs and values."""
+SAID = {"train": "training", "valid": "evaluation", "test": "test"}
 
 
 def curve(record: Record, part: str, measure: str) -> Curve:
@@ -50,7 +49,7 @@ def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
     if figure is None:
         return None
     figure.name, figure.title = "curves", "Returns during training" if returns else "Learning curves"
-    what = "return on evaluation episodes" if returns else experiment.measure
+    what = "return of an episode" if returns else experiment.measure
     better = "Higher" if experiment.higher else "Lower"
     figure.look_for = caption("curves", what=what, better=better)
     aside = experiment.intervals()
@@ -78,7 +77,7 @@ def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
 
 def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: int) -> Figure | None:
     measure = experiment.measure
-    parts = [("train", "loss"), ("test", measure)]
+    parts = _parts(experiment)
     lines = paint(names, [name for name in names if rate(name, scaled) is not None and len(names) > 1])
     plot, wide, narrow = panels(2)
     rows: list[list[Any]] = []
@@ -105,17 +104,16 @@ def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: i
             single = len(records) == 1
             if not single and detail:
                 for record, one in zip(records[:detail], singles, strict=False):
-                    plot.add_trace(_line(thinned(one, max(20, 4 * detail)), where, lines[name], record))
+                    plot.data.append(_line(thinned(one, max(20, 4 * detail)), where, lines[name], record))
             dropped += max(0, len(records) - detail) if panel and not single else 0
-            short = thinned(average, 200 if detail > 5 else 60)
+            short = thinned(average, 200 if detail > FEW else 40)
             if short:
-                hover = f"epoch %{{x}}: %{{y:.4g}}{'' if single else ' (mean)'}"
-                plot.add_trace(
-                    go.Scatter(
-                        x=[epoch for epoch, _ in short], y=[rounded(value) for _, value in short],
-                        mode="lines" if len(short) > 1 else "markers", line=lines[name],
-                        showlegend=panel == 0, hovertemplate=hover, **where,
-                    )
+                hover = f"epoch %{{x}}: %{{y:.4~g}}{'' if single else ' (mean)'}"
+                plot.add(
+                    "scatter",
+                    x=[epoch for epoch, _ in short], y=[rounded(value) for _, value in short],
+                    mode="lines" if len(short) > 1 else "markers", line=lines[name],
+                    showlegend=panel == 0, hovertemplate=hover, **where,
                 )  # fmt: skip
             for record, one in zip(records, singles, strict=True):
                 drawn[panel] += [value for _, value in one]
@@ -123,7 +121,7 @@ def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: i
                 last = next((point for point in reversed(one) if point[1] is not None), None)
                 if record.diverged and last is not None and len(names) < 200:
                     at = record.result["diverged_at"]
-                    plot.add_trace(_cross(last, where, lines[name], int(at) if at else None))
+                    plot.data.append(_cross(last, where, lines[name], at))
                 if panel:
                     train = dict(curve(record, *parts[0]))
                     rows += [[name, record.settings["seed"], e, train.get(e), value] for e, value in one]
@@ -132,17 +130,28 @@ def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: i
             missing.append(f"{spoken(name)} ({'diverged' if lost else 'not there yet'})")
     if not rows:
         return None
-    plot.update_layout(
-        xaxis_title_text="epoch", xaxis2_title_text="epoch",
-        yaxis_title_text="training loss", yaxis2_title_text=f"test {measure}",
+    plot.lay(
+        xaxis={"title": {"text": "epoch"}},
+        xaxis2={"title": {"text": "epoch"}},
+        yaxis={"title": {"text": f"training {parts[0][1]}"}},
+        yaxis2={"title": {"text": f"{SAID[parts[1][0]]} {measure}"}},
     )  # fmt: skip
     notes = [f"Not drawn, for want of a full epoch: {', '.join(missing)}."] if missing else []
     if dropped:
         notes.append(f"{dropped} single runs are not drawn, to keep the page small; their means are.")
     controls = _controls(drawn, first)
-    columns = ["method", "seed", "epoch", "train loss", f"test {measure}"]
+    columns = ["method", "seed", "epoch", *(" ".join(part) for part in parts)]
     command = compare_command(experiment, names)
     return Figure("", "", "", command, plot, columns, rows, notes, controls, wide, narrow)
+
+
+def _parts(experiment: Experiment) -> list[tuple[str, str]]:
+    """What the panels show: of games, where tests are played once at the end, training and evaluation."""
+    measure = experiment.measure
+    lines = [line for record in experiment.records for line in record.lines]
+    tested = any(line["test"].get(measure) is not None for line in lines)
+    trained = measure == "return" and any(line["train"].get(measure) is not None for line in lines)
+    return [("train", measure if trained else "loss"), ("test" if tested or not lines else "valid", measure)]
 
 
 def _controls(drawn: list[list[float | None]], first: list[list[float]]) -> list[Control]:
@@ -152,23 +161,25 @@ def _controls(drawn: list[list[float | None]], first: list[list[float]]) -> list
     control = axes_control("vertical axis", axes, most)
     if control is None:
         del axes["yaxis2"]
-        control = axes_control("axis of the training loss", axes, most)
+        control = axes_control("axis of the first panel", axes, most)
     return [control] if control is not None else []
 
 
-def _line(one: Curve, where: dict[str, Any], line: dict[str, Any], record: Record) -> go.Scatter:
-    return go.Scatter(
+def _line(one: Curve, where: dict[str, Any], line: dict[str, Any], record: Record) -> dict[str, Any]:
+    return dict(
+        type="scatter",
         x=[epoch for epoch, _ in one], y=[rounded(value, 4) for _, value in one],
         mode="lines", line={"color": line["color"], "width": 1}, opacity=0.4, showlegend=False,
-        hovertemplate=f"epoch %{{x}}: %{{y:.4g}}, seed {record.settings['seed']}", **where,
+        hovertemplate=f"epoch %{{x}}: %{{y:.4~g}}, seed {record.settings['seed']}", **where,
     )  # fmt: skip
 
 
 def _cross(
     last: tuple[int, float | None], where: dict[str, Any], line: dict[str, Any], step: int | None
-) -> go.Scatter:
+) -> dict[str, Any]:
     when = f"at step {step}" if step else "(no finite validation loss)"
-    return go.Scatter(
+    return dict(
+        type="scatter",
         x=[last[0]], y=[rounded(last[1])], mode="markers", showlegend=False,
         marker={"symbol": "x", "size": 9, "color": line["color"]},
         hovertemplate=f"diverged {when}", **where,

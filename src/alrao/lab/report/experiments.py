@@ -72,16 +72,18 @@ class Experiment:
     @property
     def measure(self) -> str:
         """What decides; ``loss`` mostly."""
-        for records in self.methods.values():
-            for record in records:
-                if record.measures:
-                    return record.measures[0]
-        return "loss"
+        return next((record.measures[0] for record in self.records if record.measures), "loss")
 
     @property
     def higher(self) -> bool:
         """Whether more of it is better."""
-        return self.measure in HIGHER_IS_BETTER
+        said = [record.result.get("higher_is_better") for record in self.records if record.ended]
+        return bool(said and said[0]) or self.measure in HIGHER_IS_BETTER
+
+    @property
+    def records(self) -> list[Record]:
+        """All runs."""
+        return [record for records in self.methods.values() for record in records]
 
     def rows(self) -> dict[str, Row]:
         """Every method that has a run that ended, SGD at every rate."""

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
-
 from .captions import caption
 from .commands import compare_command
 from .experiments import Experiment, spoken
-from .figure import BASELINE, Figure, ordered, panels, plain, rounded
+from .figure import BASELINE, FEW, Figure, ordered, panels, plain, rounded
 from .records import Record, number
 
 __all__ = ["Layer", "features_figure", "health", "read_layers"]
@@ -73,7 +71,7 @@ def _layer(entry: Any) -> Layer | None:
     return Layer(str(entry.get("name", "?")), rates, moved, known)
 
 
-def features_figure(experiment: Experiment, left_out: list[str]) -> Figure | None:
+def features_figure(experiment: Experiment, detail: int, left_out: list[str]) -> Figure | None:
     """Rate against movement, a point for each feature, a colour for each layer, of one run."""
     for name in ("alrao", "alrao-adam", *experiment.methods):
         for record in experiment.methods.get(name, ()) if name.startswith("alrao") else ():
@@ -83,39 +81,37 @@ def features_figure(experiment: Experiment, left_out: list[str]) -> Figure | Non
                 left_out.append(f"{record.path}: its features are left out: {error}")
                 continue
             if layers:
-                return _figure(experiment, name, record, layers)
+                return _figure(experiment, name, record, layers, FEW_POINTS if detail > FEW else 200)
     return None
 
 
-def _figure(experiment: Experiment, name: str, record: Record, layers: list[Layer]) -> Figure:
+def _figure(experiment: Experiment, name: str, record: Record, layers: list[Layer], most: int) -> Figure:
     plot, wide, narrow = panels(1, height=440)
     total = sum(len(layer.rates) for layer in layers)
     floor = 1e-9
-    stride = max(1, round(total / FEW_POINTS))
+    stride = max(1, round(total / most))
     hidden = 0
     for layer, colour in zip(layers, ordered(len(layers)), strict=True):
         points = [(i, layer.rates[i], layer.moved[i]) for i in range(0, len(layer.rates), stride)]
         points = [point for point in points if point[2] is not None]
-        plot.add_trace(
-            go.Scatter(
-                x=[rounded(rate, 3) for _, rate, _ in points],
-                y=[rounded(max(floor, move), 3) for _, _, move in points if move is not None],
-                customdata=[i for i, _, _ in points], mode="markers", name=plain(_name(layer, record)),
-                marker={"color": colour, "size": 6, "opacity": 0.75},
-                hovertemplate="feature %{customdata}: rate %{x:.2g}, moved %{y:.2g}",
-            )
+        plot.add(
+            "scatter",
+            x=[rounded(rate, 3) for _, rate, _ in points],
+            y=[rounded(max(floor, move), 3) for _, _, move in points if move is not None],
+            customdata=[i for i, _, _ in points], mode="markers", name=plain(_name(layer, record)),
+            marker={"color": colour, "size": 6, "opacity": 0.75},
+            hovertemplate="feature %{customdata}: rate %{x:.2~g}, moved %{y:.2~g}",
         )  # fmt: skip
         hidden += len(layer.moved) - len([move for move in layer.moved if move is not None])
     reach = [rate for layer in layers for rate in layer.rates] or [1e-5, 10.0]
     for level in (STILL, WILD):
-        plot.add_trace(
-            go.Scatter(
-                x=[min(reach), max(reach)], y=[level, level], mode="lines", showlegend=False,
-                line={"color": BASELINE, "width": 1.2, "dash": "dash"}, hoverinfo="skip",
-            )
+        plot.add(
+            "scatter",
+            x=[min(reach), max(reach)], y=[level, level], mode="lines", showlegend=False,
+            line={"color": BASELINE, "width": 1.2, "dash": "dash"}, hoverinfo="skip",
         )  # fmt: skip
     decades = {"type": "log", "exponentformat": "power", "dtick": 1}
-    plot.update_layout(
+    plot.lay(
         xaxis={**decades, "title": {"text": "learning rate that the feature drew"}},
         yaxis={"type": "log", "exponentformat": "power", "title": {"text": "change, relative to its start"}},
         showlegend=len(layers) <= MANY_LAYERS,

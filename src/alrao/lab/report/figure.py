@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from html import escape
 from math import inf, log10
 from typing import Any
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 __all__ = [
-    "ALRAO", "THEMES", "Control", "Figure", "axes_control", "ordered", "paint", "panels", "plain", "rounded",
-    "themed",
+    "ALRAO", "FEW", "THEMES", "Control", "Figure", "Plot", "axes_control", "ordered", "paint", "panels",
+    "plain", "rounded", "themed",
 ]  # fmt: skip
 
 ALRAO = "#e5383b"
@@ -21,6 +21,8 @@ ADAM = "#d6409f"
 BASELINE = "#8a929c"
 SCALE = ["#7b3fe4", "#3f6fe8", "#1a9bc7", "#1fa774", "#7fa322", "#c99700"]
 """From the lowest rate to the highest; each is seen on white and on black."""
+FEW = 3
+"""The detail at which figures have fewer points: of single seeds, so many are drawn."""
 PEERS = ["#8d6e63", "#78909c", "#b0718a", "#8a9a5b", "#9575cd", "#a1887f"]
 DASHES = ["dot", "dashdot", "longdash", "longdashdot"]
 
@@ -40,6 +42,30 @@ class Control:
 
 
 @dataclass
+class Plot:
+    """What plotly draws, as it takes it: plain dictionaries, which its own classes are slow to build."""
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+
+    def add(self, kind: str, **trace: Any) -> None:
+        """Add a trace."""
+        self.data.append({"type": kind, **trace})
+
+    def lay(self, **changes: Any) -> None:
+        """Change the layout; what a dictionary does not mention stays."""
+        _merge(self.layout, changes)
+
+
+def _merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = deepcopy(value)
+
+
+@dataclass
 class Figure:
     """A plot, the words around it, and its numbers."""
 
@@ -49,7 +75,7 @@ class Figure:
     """What it shows and what to look for."""
     command: str
     """What made it."""
-    plot: go.Figure
+    plot: Plot
     columns: list[str]
     rows: list[list[Any]]
     """The numbers drawn, as a table."""
@@ -105,14 +131,15 @@ def paint(names: Sequence[str], rates: Sequence[str]) -> dict[str, dict[str, Any
     return lines
 
 
-def panels(count: int, *, height: int = 420, legend: bool = True) -> tuple[go.Figure, dict[str, Any], Any]:
+def panels(
+    count: int, *, height: int = 420, legend: bool = True
+) -> tuple[Plot, dict[str, Any], dict[str, Any]]:
     """An empty plot with panels side by side on a wide screen, above one another on a narrow one.
 
     Returns:
         The plot, and the changes for a wide and a narrow screen.
     """
     layout: dict[str, Any] = {
-        "template": go.layout.Template(),
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 58, "r": 12, "t": 12, "b": 48},
@@ -149,7 +176,7 @@ def panels(count: int, *, height: int = 420, legend: bool = True) -> tuple[go.Fi
         left, top = i * (across + gap), 1 - i * (share + space)
         wide |= {f"xaxis{suffix}.domain": [left, min(1, left + across)], f"yaxis{suffix}.domain": [0, 1]}
         narrow |= {f"xaxis{suffix}.domain": [0, 1], f"yaxis{suffix}.domain": [max(0, top - share), top]}
-    return go.Figure(layout=layout), wide, narrow
+    return Plot([], layout), wide, narrow
 
 
 def axes_control(
@@ -176,16 +203,18 @@ def axes_control(
     return Control(name, [("log", log), ("linear", linear)])
 
 
-def themed(figure: Figure, theme: str = "light") -> go.Figure:
+def themed(figure: Figure, theme: str = "light") -> Plot:
     """The plot alone, as it looks on a wide screen in a theme."""
     colours = THEMES[theme]
-    plot = go.Figure(figure.plot)
+    plot = deepcopy(figure.plot)
     changes = dict(figure.wide)
     for control in figure.controls:
         changes |= control.choices[0][1]
-    plot.update_layout({key.replace(".", "_"): value for key, value in changes.items()})
-    plot.update_layout(font_color=colours["text"], paper_bgcolor=colours["surface"])
+    for path, value in changes.items():
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        plot.lay(**value)
+    plot.lay(font={"color": colours["text"]}, paper_bgcolor=colours["surface"])
     line = {"gridcolor": colours["grid"], "linecolor": colours["line"], "tickcolor": colours["line"]}
-    plot.update_xaxes(line)
-    plot.update_yaxes(line)
+    plot.lay(**{axis: line for axis in plot.layout if axis[1:].startswith("axis")})
     return plot

@@ -26,7 +26,7 @@ except ImportError as error:
 from .curves import adam_curves, learning_curves
 from .experiments import Experiment, experiments
 from .features import features_figure, health
-from .figure import THEMES, Figure
+from .figure import FEW, THEMES, Figure
 from .posterior import posterior_figure
 from .rates import frozen, triangle, valley
 from .tables import Comparison, compared
@@ -35,8 +35,8 @@ __all__ = ["Report", "Section", "write_report"]
 
 LIMIT = 5_900_000
 """Bytes of the page, which is to stay under 6 MB; plotly's own program is most of it."""
-DETAIL = (20, 10, 5, 2, 0)
-"""Single seeds drawn of each method: as many as fit."""
+DETAIL = (20, 8, FEW, 0)
+"""Single seeds drawn of each method: as many as fit; when few, other figures have fewer points too."""
 LISTED = 200
 """Sentences about what was left out that are printed in full."""
 
@@ -74,7 +74,7 @@ class Report:
     @classmethod
     def of(cls, reading: Reading, roots: list[Path], detail: int = DETAIL[0]) -> Report:
         """The report of runs that were read; ``detail`` seeds of each method are drawn one by one."""
-        left_out = Reading(reading.records, list(reading.left_out))
+        left_out = _copy(reading)
         sections = [_section(experiment, detail, left_out.left_out) for experiment in experiments(left_out)]
         return cls(sections, left_out.left_out, len(reading.records), roots)
 
@@ -87,12 +87,12 @@ def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Sectio
     made = [
         learning_curves(experiment, detail),
         valley(experiment),
-        posterior_figure(experiment),
+        posterior_figure(experiment, detail),
         triangle(experiment),
         triangle(experiment, "alrao-adam"),
         adam_curves(experiment, detail),
         frozen(experiment),
-        features_figure(experiment, left_out),
+        features_figure(experiment, detail, left_out),
     ]
     figures = [figure for figure in made if figure is not None]
     for number, figure in enumerate(figures, 1):
@@ -122,20 +122,30 @@ def write_report(
         if len(content) <= LIMIT:
             break
     while len(content) > LIMIT and report.sections:
-        over = (len(content) - LIMIT) / max(1, len(content) - _fixed())
-        keep = min(len(report.sections) - 1, int(len(report.sections) * (1 - over)))
-        report.left_out += [
-            f"{section.experiment.title}: the whole experiment, to keep the page small"
-            for section in report.sections[keep:]
-        ]
-        report.sections = report.sections[:keep]
+        _shorten(report, len(content) - LIMIT)
         content = report.html().encode()
     replace_file(target, lambda file: file.write(content))
     return report
 
 
-def _fixed() -> int:
-    return len(plotly.offline.get_plotlyjs().encode())
+def _shorten(report: Report, excess: int) -> None:
+    """Take away what is last: first the figures of experiments, then experiments."""
+    reason = "to keep the page small; a report of its runs alone has"
+    for section in reversed(report.sections):
+        if excess <= 0:
+            return
+        if section.figures:
+            excess -= sum(len(_script_json(_drawing(figure))) + 1000 for figure in section.figures)
+            section.figures, section.health = [], []
+            report.left_out.append(f"{section.experiment.title}: its figures, {reason} them")
+    while excess > 0 and report.sections:
+        section = report.sections.pop()
+        excess -= 2000
+        report.left_out.append(f"{section.experiment.title}: the whole experiment, {reason} it")
+
+
+def _copy(reading: Reading) -> Reading:
+    return Reading(reading.records, list(reading.left_out))
 
 
 def _script_json(value: Any) -> str:
@@ -145,10 +155,9 @@ def _script_json(value: Any) -> str:
 
 
 def _drawing(figure: Figure) -> dict[str, Any]:
-    spec = figure.plot.to_plotly_json()
     return {
-        "data": [trace if isinstance(trace, dict) else trace.to_plotly_json() for trace in spec["data"]],
-        "layout": spec["layout"],
+        "data": figure.plot.data,
+        "layout": figure.plot.layout,
         "wide": figure.wide,
         "narrow": figure.narrow,
         "start": [patch for control in figure.controls for patch in [control.choices[0][1]]],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from math import log10
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
-
 from ..errors import LabError
 from ..methods import parse_interval
 from .captions import caption
 from .commands import compare_command
 from .experiments import Experiment
-from .figure import ALRAO, Control, Figure, ordered, panels, rounded
+from .figure import ALRAO, FEW, Control, Figure, ordered, panels, rounded
 from .records import Record, number
 
 __all__ = ["copy_rates", "posterior_figure", "trace", "winners"]
@@ -52,7 +50,7 @@ def winners(record: Record) -> list[tuple[int, float]]:
     return changes
 
 
-def posterior_figure(experiment: Experiment, name: str = "alrao") -> Figure | None:
+def posterior_figure(experiment: Experiment, detail: int, name: str = "alrao") -> Figure | None:
     """As the paper's figure of appendix C: one line for each copy, time on a logarithmic axis."""
     records = [record for record in experiment.methods.get(name, ()) if trace(record)]
     if not records:
@@ -61,41 +59,39 @@ def posterior_figure(experiment: Experiment, name: str = "alrao") -> Figure | No
     found = trace(first)
     rates = copy_rates(first, len(found[0][1]))
     plot, wide, narrow = panels(2)
-    kept = _thinned(found)
+    kept = _thinned(found, MOST_POINTS if detail > FEW else MOST_POINTS // 4)
     steps = [step for step, _ in kept]
     for j, (rate, colour) in enumerate(zip(rates, ordered(len(rates)), strict=True)):
         weights = [rounded(weights[j], 4) for _, weights in kept]
-        plot.add_trace(
-            go.Scatter(
-                x=steps, y=weights, name=f"{rate:.2g}", mode="lines", line={"color": colour, "width": 2.5},
-                legendgroup=f"c{j}", hovertemplate=f"rate {rate:.2g}, step %{{x}}: %{{y:.3f}}<extra></extra>",
-            )
+        plot.add(
+            "scatter",
+            x=steps, y=weights, name=f"{rate:.2g}", mode="lines", line={"color": colour, "width": 2.5},
+            legendgroup=f"c{j}", hovertemplate=f"rate {rate:.2g}, step %{{x}}: %{{y:.3f}}<extra></extra>",
         )  # fmt: skip
     for record in records[:MOST_SEEDS]:
         changes = winners(record)
         end = trace(record)[-1][0]
         seed = record.settings["seed"]
-        plot.add_trace(
-            go.Scatter(
-                x=[step for step, _ in changes] + [end],
-                y=[rounded(rate) for _, rate in changes] + [rounded(changes[-1][1])],
-                mode="lines", xaxis="x2", yaxis="y2", showlegend=False,
-                opacity=1 if record is first else 0.45,
-                line={"color": ALRAO, "width": 3 if record is first else 1.5, "shape": "hv"},
-                hovertemplate=f"seed {seed}, step %{{x}}: rate %{{y:.2g}}<extra></extra>",
-            )
+        plot.add(
+            "scatter",
+            x=[step for step, _ in changes] + [end],
+            y=[rounded(rate) for _, rate in changes] + [rounded(changes[-1][1])],
+            mode="lines", xaxis="x2", yaxis="y2", showlegend=False,
+            opacity=1 if record is first else 0.45,
+            line={"color": ALRAO, "width": 3 if record is first else 1.5, "shape": "hv"},
+            hovertemplate=f"seed {seed}, step %{{x}}: rate %{{y:.2~g}}<extra></extra>",
         )  # fmt: skip
     last = [log10(max(2, found[-1][0]))]
     time = {"type": "log", "title": {"text": "step"}, "range": [0, *last], "dtick": 1}
     low, high = log10(min(rates)), log10(max(rates))
     pad = max(0.1, 0.04 * (high - low))
-    plot.update_layout(
+    plot.lay(
         xaxis=time, xaxis2=time, yaxis={"title": {"text": "weight of each copy"}, "range": [-0.02, 1.02]},
         yaxis2={
             "type": "log", "title": {"text": "rate of the heaviest copy"}, "range": [low - pad, high + pad],
             "dtick": 1,
         },
-        legend_title_text="rate of the copy",
+        legend={"title": {"text": "rate of the copy"}},
     )  # fmt: skip
     seed = first.settings["seed"]
     shown = min(len(records), MOST_SEEDS)
@@ -120,8 +116,8 @@ def posterior_figure(experiment: Experiment, name: str = "alrao") -> Figure | No
     )  # fmt: skip
 
 
-def _thinned(found: list[tuple[int, list[float]]]) -> list[tuple[int, list[float]]]:
+def _thinned(found: list[tuple[int, list[float]]], most: int) -> list[tuple[int, list[float]]]:
     """Points that are evenly spread on a logarithmic axis, more or less: the run noted them so."""
-    if len(found) <= MOST_POINTS:
+    if len(found) <= most:
         return found
-    return [found[round(i * (len(found) - 1) / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]
+    return [found[round(i * (len(found) - 1) / (most - 1))] for i in range(most)]

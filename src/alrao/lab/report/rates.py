@@ -6,13 +6,11 @@ from math import log10
 from statistics import mean, median, stdev
 from typing import Any
 
-import plotly.graph_objects as go  # type: ignore[import-untyped]
-
 from ..table import Row
 from .captions import caption
 from .commands import compare_command, triangle_command
 from .experiments import Experiment, interval, rate, spoken
-from .figure import ADAM, ALRAO, BASELINE, SCALE, Figure, axes_control, ordered, panels, plain, rounded
+from .figure import ADAM, ALRAO, BASELINE, SCALE, Figure, Plot, axes_control, ordered, panels, plain, rounded
 
 __all__ = ["frozen", "triangle", "valley"]
 
@@ -51,14 +49,13 @@ def valley(experiment: Experiment) -> Figure | None:
                 good.append((value, at, deviation))
                 drawn.append(at)
         if good:
-            plot.add_trace(
-                go.Scatter(
-                    x=[value for value, _, _ in good], y=[rounded(at) for _, at, _ in good],
-                    error_y={"array": [rounded(deviation) for _, _, deviation in good], "thickness": 1.2},
-                    name=plain(f"{spoken(method)} at one rate"), mode="lines+markers",
-                    line={"color": colour, "width": 2.5}, marker={"size": 8},
-                    hovertemplate="rate %{x:.2g}: %{y:.4g}<extra></extra>",
-                )
+            plot.add(
+                "scatter",
+                x=[value for value, _, _ in good], y=[rounded(at) for _, at, _ in good],
+                error_y={"array": [rounded(deviation) for _, _, deviation in good], "thickness": 1.2},
+                name=plain(f"{spoken(method)} at one rate"), mode="lines+markers",
+                line={"color": colour, "width": 2.5}, marker={"size": 8},
+                hovertemplate="rate %{x:.2~g}: %{y:.4~g}<extra></extra>",
             )  # fmt: skip
     if not found or not drawn:
         return None
@@ -74,17 +71,16 @@ def valley(experiment: Experiment) -> Figure | None:
     known = [value for value in drawn if value is not None]
     top = min(known) if experiment.higher else min(max(known), 8 * median(known))
     if lost:
-        plot.add_trace(
-            go.Scatter(
-                x=[value for value, _ in lost], y=[rounded(top)] * len(lost), mode="markers",
-                name="diverged", marker={"symbol": "x", "size": 11, "color": BASELINE},
-                text=[plain(f"{who} {value:g}: every run diverged") for value, who in lost],
-                hovertemplate="%{text}<extra></extra>",
-            )
+        plot.add(
+            "scatter",
+            x=[value for value, _ in lost], y=[rounded(top)] * len(lost), mode="markers",
+            name="diverged", marker={"symbol": "x", "size": 11, "color": BASELINE},
+            text=[plain(f"{who} {value:g}: every run diverged") for value, who in lost],
+            hovertemplate="%{text}<extra></extra>",
         )  # fmt: skip
-    plot.update_layout(
+    plot.lay(
         xaxis={"type": "log", "title": {"text": "learning rate"}, "dtick": 1, "exponentformat": "power"},
-        yaxis_title_text=f"test {measure}",
+        yaxis={"title": {"text": f"test {measure}"}},
     )  # fmt: skip
     control = axes_control("vertical axis", {"yaxis": drawn}, {"yaxis": 8 * median(known)})
     return Figure(
@@ -101,24 +97,22 @@ def valley(experiment: Experiment) -> Figure | None:
     )
 
 
-def _across(plot: go.Figure, name: str, ends: list[float], at: float, deviation: float) -> None:
+def _across(plot: Plot, name: str, ends: list[float], at: float, deviation: float) -> None:
     main = name == "alrao"
     if deviation and main:
-        plot.add_trace(
-            go.Scatter(
-                x=[*ends, *reversed(ends)],
-                y=[rounded(v) for v in (at - deviation,) * 2 + (at + deviation,) * 2],
-                fill="toself", mode="none", fillcolor="rgba(229,56,59,0.15)", legendgroup=name,
-                showlegend=False, hoverinfo="skip",
-            )
+        plot.add(
+            "scatter",
+            x=[*ends, *reversed(ends)],
+            y=[rounded(v) for v in (at - deviation,) * 2 + (at + deviation,) * 2],
+            fill="toself", mode="none", fillcolor="rgba(229,56,59,0.15)", legendgroup=name,
+            showlegend=False, hoverinfo="skip",
         )  # fmt: skip
-    plot.add_trace(
-        go.Scatter(
-            x=ends, y=[rounded(at)] * 2, name=f"{spoken(name)}, no rate chosen", mode="lines",
-            legendgroup=name,
-            line={"color": ALRAO, "width": 4 if main else 2.5, "dash": "solid" if main else "dash"},
-            hovertemplate=f"{spoken(name)}: %{{y:.4g}}<extra></extra>",
-        )
+    plot.add(
+        "scatter",
+        x=ends, y=[rounded(at)] * 2, name=f"{spoken(name)}, no rate chosen", mode="lines",
+        legendgroup=name,
+        line={"color": ALRAO, "width": 4 if main else 2.5, "dash": "solid" if main else "dash"},
+        hovertemplate=f"{spoken(name)}: %{{y:.4~g}}<extra></extra>",
     )  # fmt: skip
 
 
@@ -153,8 +147,8 @@ def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
     for panel, part in enumerate(parts):
         suffix = "" if panel == 0 else "2"
         side = "training" if part == "train" else "test"
-        plot.update_layout({f"xaxis{suffix}": {**kind, "title": {"text": f"lowest rate ({side} {measure})"}}})
-        plot.update_layout({f"yaxis{suffix}": {**kind, "title": {"text": "highest rate"}}})
+        across, up = {"text": f"lowest rate ({side} {measure})"}, {"text": "highest rate"}
+        plot.lay(**{f"xaxis{suffix}": {**kind, "title": across}, f"yaxis{suffix}": {**kind, "title": up}})
     sides = "First the training loss, then the test loss," if len(parts) > 1 else f"Test {measure}"
     return Figure(
         "triangle",
@@ -170,7 +164,7 @@ def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
 
 
 def _heat(
-    plot: go.Figure,
+    plot: Plot,
     panel: int,
     rates: list[str],
     cells: dict[tuple[str, str], Row],
@@ -182,26 +176,24 @@ def _heat(
         value = values.get((low, high))
         return "" if value is None else f"{value:.2f}" if 0.095 <= abs(value) < 100 else f"{value:.1g}"
 
-    plot.add_trace(
-        go.Heatmap(
-            x=rates, y=rates, z=[[rounded(values.get((low, high))) for low in rates] for high in rates],
-            text=[[said(low, high) for low in rates] for high in rates], texttemplate="%{text}",
-            xaxis=f"x{suffix}", yaxis=f"y{suffix}", xgap=2, ygap=2, coloraxis="coloraxis",
-            hovertemplate="from %{x} to %{y}: %{text}<extra></extra>", hoverongaps=False,
-        )
+    plot.add(
+        "heatmap",
+        x=rates, y=rates, z=[[rounded(values.get((low, high))) for low in rates] for high in rates],
+        text=[[said(low, high) for low in rates] for high in rates], texttemplate="%{text}",
+        xaxis=f"x{suffix}", yaxis=f"y{suffix}", xgap=2, ygap=2, coloraxis="coloraxis",
+        hovertemplate="from %{x} to %{y}: %{text}<extra></extra>", hoverongaps=False,
     )  # fmt: skip
     diverged = [cell for cell in cells if values[cell] is None]
     if diverged:
-        plot.add_trace(
-            go.Scatter(
-                x=[low for low, _ in diverged], y=[high for _, high in diverged], mode="markers",
-                marker={"symbol": "x", "size": 11, "color": BASELINE}, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
-                name="diverged", hovertemplate="from %{x} to %{y}: diverged<extra></extra>",
-            )
+        plot.add(
+            "scatter",
+            x=[low for low, _ in diverged], y=[high for _, high in diverged], mode="markers",
+            marker={"symbol": "x", "size": 11, "color": BASELINE}, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+            name="diverged", hovertemplate="from %{x} to %{y}: diverged<extra></extra>",
         )  # fmt: skip
 
 
-def _shading(plot: go.Figure, known: list[float], name: str, higher: bool) -> None:
+def _shading(plot: Plot, known: list[float], name: str, higher: bool) -> None:
     """One scale for all panels, logarithmic where it can be: the cells then hold logarithms."""
     side = {"title": {"text": plain(name)}, "thickness": 12, "len": 1, "outlinewidth": 0, "xpad": 4}
     scale = {"colorscale": "Viridis", "reversescale": not higher, "colorbar": side}
@@ -212,9 +204,9 @@ def _shading(plot: go.Figure, known: list[float], name: str, higher: bool) -> No
         side |= {"tickvals": [log10(tick) for tick in ticks], "ticktext": [f"{tick:g}" for tick in ticks]}
         scale |= {"cmin": log10(min(known)), "cmax": log10(max(top, 1.001 * min(known)))}
         for trace in plot.data:
-            if trace.type == "heatmap":
-                trace.z = [[None if z is None else rounded(log10(z)) for z in row] for row in trace.z]
-    plot.update_layout(coloraxis=scale)
+            if trace["type"] == "heatmap":
+                trace["z"] = [[None if z is None else rounded(log10(z)) for z in row] for row in trace["z"]]
+    plot.lay(coloraxis=scale)
 
 
 def frozen(experiment: Experiment) -> Figure | None:
@@ -239,19 +231,18 @@ def frozen(experiment: Experiment) -> Figure | None:
             drawn += [value for _, value, _ in good]
             table += [[eta, part, *point] for point in found]
             said = "training" if part == "train" else part
-            plot.add_trace(
-                go.Scatter(
-                    x=[fraction for fraction, _, _ in good], y=[rounded(value) for _, value, _ in good],
-                    error_y={"array": [rounded(spread) for _, _, spread in good], "thickness": 1.2},
-                    name=f"{said} {of}, rate {eta:g}", mode="lines+markers",
-                    line={"color": colour, "width": 2.5, "dash": dash},
-                    hovertemplate="fraction %{x}: %{y:.4g}<extra></extra>",
-                )
+            plot.add(
+                "scatter",
+                x=[fraction for fraction, _, _ in good], y=[rounded(value) for _, value, _ in good],
+                error_y={"array": [rounded(spread) for _, _, spread in good], "thickness": 1.2},
+                name=f"{said} {of}, rate {eta:g}", mode="lines+markers",
+                line={"color": colour, "width": 2.5, "dash": dash},
+                hovertemplate="fraction %{x}: %{y:.4~g}<extra></extra>",
             )  # fmt: skip
     control = axes_control("vertical axis", {"yaxis": drawn})
-    plot.update_layout(
+    plot.lay(
         xaxis={"title": {"text": "fraction of features trained"}, "range": [-0.03, 1.03]},
-        yaxis_title_text=measure,
+        yaxis={"title": {"text": measure}},
     )  # fmt: skip
     used = [row.label for points in lines.values() for _, row in points]
     return Figure(

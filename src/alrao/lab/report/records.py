@@ -192,7 +192,7 @@ def _result(found: dict[str, Any] | None, lines: list[dict[str, Any]]) -> dict[s
         **parts,
         "measures": measures,
         "status": "finished" if finished else "diverged",
-        "diverged_at": number(found.get("diverged_at")),
+        "diverged_at": int(step) if (step := number(found.get("diverged_at"))) is not None else None,
         "seconds": number(found.get("seconds")) or 0.0,
         "copy_rates": rates if isinstance(rates, list) else None,
     }

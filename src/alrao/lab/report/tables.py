@@ -131,7 +131,7 @@ def _headline(experiment: Experiment) -> list[str]:
                 f"Finding that rate took {duration(best.search_seconds)}, {times:.1f} times a run of Alrao "
                 f"({duration(alrao.seconds)})."
             )
-    going = sum(not record.ended for records in experiment.methods.values() for record in records)
+    going = sum(not record.ended for record in experiment.records)
     if going:
         said.append(
             f"{going} run{' has' if going == 1 else 's have'} not ended yet: this is not the last word."
