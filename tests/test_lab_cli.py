@@ -27,7 +27,7 @@ def alrao(tmp_path, monkeypatch, capsys):
     """Runs the command in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALRAO_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(cli.out, "_width", 100)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["alrao", *map(str, words)])
