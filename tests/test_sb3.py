@@ -62,6 +62,7 @@ def agent(kind=AlraoDQN, env=None, **options):
         "train_freq": 2,
         "target_update_interval": 2,
         "tau": 0.1,
+        "reward_scale": 0.5,
         "buffer_size": 1000,
         "seed": 0,
         "device": "cpu",
@@ -84,7 +85,7 @@ def next_batch(trained):
 def target_of(batch, gamma, target_net):
     with torch.no_grad():
         return (
-            batch.rewards
+            0.5 * batch.rewards
             + (1 - batch.dones) * gamma * target_net(batch.next_observations).max(1).values[:, None]
         )
 
@@ -340,6 +341,13 @@ def test_observations_of_several_axes_may_be_flattened_by_name():
     assert agent(env=env).q_net.net.features_dim == 6
 
 
+def test_large_rewards_are_scaled_by_default():
+    env = DiscreteActions(gym.make("Pendulum-v1"), 3)
+    trained = AlraoDQN("MlpPolicy", env, tau=0.1, target_update_interval=1, train_freq=1, seed=0).learn(400)
+    values = trained.q_net(torch.zeros(1, 3))
+    assert values.abs().max() < 100
+
+
 # Bad input.
 
 
@@ -381,6 +389,8 @@ def test_a_checkpoint_of_plain_dqn(tmp_path):
 
 
 def test_wrong_arguments():
+    with pytest.raises(ValueError, match="reward_scale must be positive"):
+        agent(reward_scale=0.0)
     with pytest.raises(TypeError, match=r"a schedule goes into factor="):
         agent(learning_rate=lambda remaining: 0.1)
     with pytest.raises(TypeError, match="lr must be an interval"):

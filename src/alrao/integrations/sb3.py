@@ -169,7 +169,7 @@ class LikelihoodDQN(DQN):
     r"""Vanilla deep Q-learning whose loss is a negative log-likelihood, for any network and optimizer.
 
     The Q-value of the action taken is predicted by a Normal of variance 1; the loss at the bootstrapped
-    target :math:`y = r + \gamma \max_b Q_\text{target}(s', b)` is :class:`alrao.MixtureMSELoss`: half the
+    target :math:`y = c\,r + \gamma \max_b Q_\text{target}(s', b)` is :class:`alrao.MixtureMSELoss`: half the
     squared error for a plain network, the negative log-likelihood of the mixture for an Alrao model. Other
     actions have no target, so neither gradient nor evidence comes from them. Where it differs from
     Stable-Baselines3's: that one clips the error (smooth L1) and the gradient, and its target network does
@@ -179,6 +179,8 @@ class LikelihoodDQN(DQN):
         policy: as in Stable-Baselines3.
         env: an environment, or its name; actions must be discrete, see :class:`DiscreteActions`.
         learning_rate: of the optimizer.
+        reward_scale: multiplies the rewards in the target, so that the network learns values of that scale.
+            Which actions are best does not depend on it; returns are reported as they are.
         max_grad_norm: clips the gradient; by default it does not. Of an Alrao model, the body and each copy
             are clipped on their own.
         **kwargs: as in :class:`stable_baselines3.DQN`.
@@ -194,6 +196,7 @@ class LikelihoodDQN(DQN):
         env: Any,
         learning_rate: Any = 1e-4,
         *,
+        reward_scale: float = 1.0,
         max_grad_norm: float = inf,
         **kwargs: Any,
     ) -> None:
@@ -201,6 +204,9 @@ class LikelihoodDQN(DQN):
             env = maybe_make_env(env, kwargs.get("verbose", 0))
             kind = self._get_policy_from_name(policy) if isinstance(policy, str) else policy
             _check_spaces(env, kind, kwargs.get("policy_kwargs") or {})
+        if not 0 < reward_scale < inf:
+            raise ValueError(f"reward_scale must be positive and finite, got {reward_scale!r}")
+        self.reward_scale = reward_scale
         self.criterion = alrao.MixtureMSELoss()
         super().__init__(policy, env, learning_rate, max_grad_norm=max_grad_norm, **kwargs)
 
@@ -242,7 +248,7 @@ class LikelihoodDQN(DQN):
         discounts = self.gamma if batch.discounts is None else batch.discounts
         with torch.no_grad():
             following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
-            target = batch.rewards + (1 - batch.dones) * discounts * following
+            target = self.reward_scale * batch.rewards + (1 - batch.dones) * discounts * following
         chosen = self.q_net(batch.observations).gather(1, batch.actions.long())
         loss: Tensor = self.criterion(chosen, target)
         return loss
@@ -292,6 +298,9 @@ class AlraoDQN(LikelihoodDQN):
         learning_rate: the interval of rates, or a law, as in :class:`alrao.SGD`.
         copies: copies of the output layer.
         averaging: the posterior; :class:`alrao.Switch` by default.
+        reward_scale: multiplies the rewards in the target. The likelihood has variance 1, and high rates do
+            not forgive large errors: the values learnt, discounted returns times this, should be of the order
+            of 1 to 10. The default suits returns of some hundreds, as most environments have.
         factor: on all rates: a number, or a function of the progress that remains, from 1 to 0, as the
             schedules of Stable-Baselines3.
         max_grad_norm: clips the gradient of the body and of each copy; by default it does not.
@@ -319,6 +328,7 @@ class AlraoDQN(LikelihoodDQN):
         copies: int = 10,
         *,
         averaging: alrao.Averaging | None = None,
+        reward_scale: float = 0.02,
         factor: float | Callable[[float], float] = 1.0,
         max_grad_norm: float = inf,
         policy_kwargs: dict[str, Any] | None = None,
@@ -343,7 +353,13 @@ class AlraoDQN(LikelihoodDQN):
             **(policy_kwargs or {}),
         }
         super().__init__(
-            policy, env, learning_rate, max_grad_norm=max_grad_norm, policy_kwargs=policy_kwargs, **kwargs
+            policy,
+            env,
+            learning_rate,
+            reward_scale=reward_scale,
+            max_grad_norm=max_grad_norm,
+            policy_kwargs=policy_kwargs,
+            **kwargs,
         )
 
     def _setup_lr_schedule(self) -> None:

@@ -62,13 +62,6 @@ def make_environment(recipe: Recipe) -> gym.Env[Any, Any]:
     return env if recipe.levels is None else DiscreteActions(env, recipe.levels)
 
 
-def _training_environment(recipe: Recipe, seed: int) -> tuple[gym.Env[Any, Any], Episodes]:
-    episodes = Episodes(make_environment(recipe), seed, "episode")
-    monitored = Monitor(cast(Any, episodes))  # sees the returns without the scale
-    scaled = gym.wrappers.TransformReward(monitored, lambda reward: float(reward) * recipe.reward_scale)
-    return scaled, episodes
-
-
 class _Policy(LearnerPolicy):
     """Takes over the network that a method made."""
 
@@ -92,7 +85,7 @@ class Agent(LikelihoodDQN):
 
     def __init__(self, control: Control, settings: Settings, device: torch.device) -> None:
         recipe = control.recipe
-        env, self.episodes = _training_environment(recipe, settings.seed)
+        self.episodes = Episodes(make_environment(recipe), settings.seed, "episode")
         self.clip = settings.clip
         self.losses: list[float] = []
         self.diverged: int | None = None
@@ -104,7 +97,8 @@ class Agent(LikelihoodDQN):
 
         super().__init__(
             _Policy,
-            env,
+            Monitor(cast(Any, self.episodes)),
+            reward_scale=recipe.reward_scale,
             buffer_size=recipe.replay,
             learning_starts=recipe.warmup,
             batch_size=settings.batch,

@@ -104,10 +104,10 @@ class Pendulum(_Reinforcement):
     name = "pendulum"
     summary = "gymnasium's Pendulum-v1, five torques, by deep Q-learning; the measure is the return"
     budgets: ClassVar = {
-        "mini": Budget(epochs=20, batch=64, seeds=3, train=2000, valid=10, test=100),
+        "mini": Budget(epochs=20, batch=64, seeds=3, train=1000, valid=10, test=100),
         "paper": Budget(epochs=100, batch=64, seeds=10, train=2000, valid=20, test=100),
     }
-    recipe = Recipe("Pendulum-v1", levels=5, reward_scale=0.1, gamma=0.98)
+    recipe = Recipe("Pendulum-v1", levels=5, reward_scale=0.02, gamma=0.98, warmup=500)
 
 
 class LunarLander(_Reinforcement):
@@ -119,4 +119,4 @@ class LunarLander(_Reinforcement):
         "mini": Budget(epochs=20, batch=64, seeds=3, train=5000, valid=10, test=100),
         "paper": Budget(epochs=100, batch=64, seeds=10, train=10_000, valid=20, test=100),
     }
-    recipe = Recipe("LunarLander-v3", reward_scale=0.02, train_every=2, exploration=0.4)
+    recipe = Recipe("LunarLander-v3", reward_scale=0.02, hidden=128, train_every=2)
