@@ -175,6 +175,18 @@ def test_returns_are_better_the_higher_they_are(tmp_path):
     assert "at 3 of the 3 rates" in " ".join(section.comparison.headline)
 
 
+def test_axes_say_what_they_are(figures):
+    said = {
+        name: [figure.plot.layout[f"{axis}axis{n}"]["title"]["text"] for n in ("", "2") for axis in "xy"
+               if f"{axis}axis{n}" in figure.plot.layout]
+        for name, figure in figures.items()
+    }  # fmt: skip
+    assert said["curves"] == said["adam"] == ["epoch", "training loss", "epoch", "test loss"]
+    assert said["valley"] == ["learning rate", "test loss"]
+    assert said["posterior"] == ["step", "weight of each copy", "step", "rate of the heaviest copy"]
+    assert said["frozen"] == ["fraction of features trained", "loss"]
+
+
 # The page.
 
 

@@ -171,8 +171,8 @@ def panels(
         suffix = "" if i == 0 else str(i + 1)
         axis: dict[str, Any] = {"zeroline": False, "ticks": "outside", "ticklen": 4, "showline": True}
         axis |= {"automargin": True, "title": {"standoff": 8}}
-        layout[f"xaxis{suffix}"] = {**axis, "anchor": f"y{suffix}", "tickangle": 0}
-        layout[f"yaxis{suffix}"] = {**axis, "anchor": f"x{suffix}", "exponentformat": "power"}
+        layout[f"xaxis{suffix}"] = {**deepcopy(axis), "anchor": f"y{suffix}", "tickangle": 0}
+        layout[f"yaxis{suffix}"] = {**deepcopy(axis), "anchor": f"x{suffix}", "exponentformat": "power"}
         left, top = i * (across + gap), 1 - i * (share + space)
         wide |= {f"xaxis{suffix}.domain": [left, min(1, left + across)], f"yaxis{suffix}.domain": [0, 1]}
         narrow |= {f"xaxis{suffix}.domain": [0, 1], f"yaxis{suffix}.domain": [max(0, top - share), top]}

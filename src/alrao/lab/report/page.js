@@ -106,16 +106,23 @@
   }
   new ResizeObserver(reshape).observe(document.body);
 
+  const onPaper = { width: 680, "legend.orientation": "h", "legend.x": 0, "legend.y": -0.2, "legend.yanchor": "top", "font.size": 10 };
+  let closed = [];
   window.addEventListener("beforeprint", () => {
     printing = true;
-    for (const details of document.querySelectorAll("details")) details.open = true;
-    for (const plot of plots) draw(plot);
-    refresh();
-    for (const plot of plots) Plotly.relayout(plot, { width: 640 });
+    closed = [...document.querySelectorAll("details:not([open])")];
+    for (const details of closed) details.open = true;
+    for (const plot of plots) {
+      draw(plot);
+      const { wide } = drawings[plot.dataset.figure];
+      Plotly.relayout(plot, { ...colours(plot.layout), ...wide, ...onPaper, height: wide.height });
+    }
   });
   window.addEventListener("afterprint", () => {
     printing = false;
-    refresh();
-    for (const plot of plots) Plotly.relayout(plot, { width: null, autosize: true });
+    for (const details of closed) details.open = false;
+    for (const plot of plots) {
+      Plotly.relayout(plot, { ...colours(plot.layout), ...shape(plot), width: null, autosize: true });
+    }
   });
 })();
