@@ -106,7 +106,8 @@ class LearnerPolicy(plain.DQNPolicy):
 
     def set_training_mode(self, mode: bool) -> None:
         """Put the Q-network into training or evaluation mode."""
-        self.q_net.train(mode)
+        if self.q_net.training != mode:
+            self.q_net.train(mode)
         self.training = mode
 
 

@@ -125,11 +125,6 @@ class Agent(LikelihoodDQN):
             self.losses.append(value)
             self.learner.step(loss, self.clip)
 
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Learn from some transitions."""
-        self.learner.train()
-        super().train(gradient_steps, batch_size)
-
     # The state, all of it but the learner's and the random generators'.
 
     def state(self) -> dict[str, Any]:
