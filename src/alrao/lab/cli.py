@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from .cli_report import command_line, make_report, report
+from .cli_reproduce import reproduce
 from .errors import LabError, unknown
 from .options import collect, settings_options
 
@@ -39,6 +40,7 @@ def cli() -> None:
 
 
 cli.add_command(report)
+cli.add_command(reproduce)
 
 out_option = click.option(
     "--out", "out_dir", default="runs", show_default=True, metavar="DIR", help="where run directories go"
@@ -64,9 +66,11 @@ def _roots(out_dir: str, results: str) -> list[Path]:
 def train(task: str, out_dir: str, results: str, **values: Any) -> None:
     """Train one network on TASK. The same command goes on where it was interrupted."""
     from .display import TrainingBar, describe
+    from .resolve import refuse_idle
     from .run import run
 
     settings = collect({"task": task, **values})
+    refuse_idle(settings)
     with TrainingBar(out) as bar:
         directory = run(settings, _roots(out_dir, results), bar)
         lines = directory.metrics()
@@ -211,8 +215,10 @@ def keep(paths: tuple[Path, ...], results: str) -> None:
     """Copy finished runs below PATHS (default: runs), without checkpoints, to a directory to commit."""
     from .keep import keep as copy
 
-    count = copy(paths or [Path("runs")], Path(results))
+    count, damaged = copy(paths or [Path("runs")], Path(results))
     out.print(f"{count} runs copied to {results}", soft_wrap=True, markup=False)
+    for line in damaged:
+        err.print(f"left out: {line}", soft_wrap=True, markup=False)
 
 
 @cli.command("list")

@@ -1,4 +1,4 @@
-"""The commands ``alrao report`` and ``alrao reproduce``."""
+"""The command ``alrao report``."""
 
 from __future__ import annotations
 

@@ -52,6 +52,13 @@ CAPTIONS = {
         between them it learnt. Here {slow} hardly moved, {learning} learnt, {fast} ran wild. Look how
         broad the useful range of rates is.
     """,
+    "theorem": """
+        The theorem of appendix B: softmax regression on fixed features, with {copies} copies of the
+        output layer of which {good} learn at a rate below 1/λ, where λ bounds the curvature of the loss,
+        and the others at rates that are too large. First the loss, then how far it is above the optimum.
+        Look how the red line, the mixture, follows whichever copy is best and reaches the optimum, while
+        the fast copies diverge.
+    """,
 }
 
 

@@ -1,0 +1,230 @@
+"""From an exhibit to its files: runs, figures, tables, verdict, and the page that shows all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import LabError
+from ..paper import PARAMETERS
+from ..report import Report, write_report
+from ..report.captions import caption
+from ..report.experiments import Experiment
+from ..report.figure import ALRAO, BASELINE, Figure, ordered, panels, rounded
+from ..report.page import Section
+from ..runset import RunSet
+from ..settings import Settings
+from ..store import replace_file
+from .checks import CHECKS, Verdict, check_theorem
+from .exhibits import EXHIBITS, Exhibit
+from .export import file_name, write_csv, write_images
+from .theorem import Theorem, compute
+
+__all__ = ["Reproduction", "Shown", "reproduce"]
+
+
+@dataclass
+class Shown:
+    """What one exhibit came to on one experiment."""
+
+    exhibit: Exhibit
+    subject: str
+    """The experiment, in words."""
+    verdict: Verdict
+    figures: dict[str, Figure] = field(default_factory=dict)
+    """By the name of their file, without its ending."""
+    table: list[list[str]] = field(default_factory=list)
+    name: str = ""
+    """Of the table's file."""
+
+
+@dataclass
+class Reproduction:
+    """What all exhibits came to."""
+
+    budget: str
+    shown: list[Shown] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Exhibits that could not be made, and why."""
+
+
+Run = Callable[[RunSet], None]
+"""Runs what is missing, before the user's eyes."""
+
+
+def reproduce(
+    names: Sequence[str],
+    budget: str,
+    common: Settings,
+    roots: list[Path],
+    figures: Path,
+    page: Path,
+    run: Run,
+) -> Reproduction:
+    """Make exhibits: their runs as far as they are missing, their files, an index, and the report.
+
+    Args:
+        names: of the exhibits.
+        budget: ``mini`` or ``paper``.
+        common: where the data is, on what device, with how many threads.
+        roots: where runs are.
+        figures: where the files go.
+        page: where the report goes.
+        run: runs what is missing.
+    """
+    made = Reproduction(budget)
+    directories: dict[Path, None] = {}
+    extra: list[Figure] = []
+    for name in names:
+        exhibit = EXHIBITS[name]
+        try:
+            if name == "theorem":
+                made.shown.append(_theorem(exhibit))
+                extra += made.shown[-1].figures.values()
+            elif name == "params":
+                made.shown.append(_params(exhibit))
+            else:
+                for plan in exhibit.plans(budget):
+                    runs = plan.runs(budget, common, roots)
+                    run(runs)
+                    paths = [directory.path for directory in runs.directories if directory.path.exists()]
+                    directories |= dict.fromkeys(paths)
+                    made.shown += [_shown(exhibit, section) for section in Report.read(paths).sections]
+        except LabError as error:
+            made.failed[name] = str(error)
+    write_report(list(directories), page, extra, f"alrao reproduce {' '.join(names)} --budget {budget}")
+    _write(made, figures)
+    return made
+
+
+def _shown(exhibit: Exhibit, section: Section) -> Shown:
+    experiment = section.experiment
+    named = {figure.name: figure for figure in section.figures}
+    verdict = CHECKS[exhibit.name](experiment, named)
+    wanted = {
+        file_name(exhibit.name, _subject(experiment), name if name != exhibit.name else ""): named[name]
+        for name in exhibit.figures
+        if name in named
+    }
+    shown = Shown(exhibit, section.experiment.title, verdict, wanted)
+    if section.comparison is not None and exhibit.name in ("table1", "rl"):
+        shown.name = file_name(exhibit.name, _subject(experiment))
+        shown.table = [section.comparison.heads, *(line.cells for line in section.comparison.main)]
+    return shown
+
+
+def _subject(experiment: Experiment) -> str:
+    settings = experiment.settings
+    width = "" if settings["width"] == 1 else f"-x{settings['width']:g}"
+    return f"{settings['task']}-{settings['model']}{width}"
+
+
+def _params(exhibit: Exhibit) -> Shown:
+    from ..params import NETWORKS, count
+
+    table = [["network", "plain", "with Alrao", "copies", "paper: plain", "paper: with Alrao"]]
+    same = True
+    for name, (_, copies) in NETWORKS.items():
+        ours = [f"{number / 1e6:.3f}" for number in count(name)]
+        theirs = [f"{number:.3f}" for number in PARAMETERS[name]]
+        same = same and ours == theirs
+        table.append([name, *ours, str(copies), *theirs])
+    verdict = Verdict(same, "every count is the paper's" if same else "some counts differ")
+    return Shown(exhibit, "millions of parameters", verdict, table=table, name="params")
+
+
+def _theorem(exhibit: Exhibit) -> Shown:
+    found = compute()
+    return Shown(
+        exhibit, "softmax regression on digits", check_theorem(found), {"theorem": theorem_figure(found)}
+    )
+
+
+def theorem_figure(found: Theorem) -> Figure:
+    """Losses of the copies and of the mixture, and how far the better ones are above the optimum."""
+    plot, wide, narrow = panels(2)
+    curves = [("the mixture", ALRAO, 4.0, "solid", found.mixture)]
+    lines = zip(found.multiples, found.rates, ordered(len(found.rates)), found.copies, strict=True)
+    curves = [
+        (f"{multiple:g}/λ = {rate:.2g}", colour, 2.0, "solid", own) for multiple, rate, colour, own in lines
+    ] + curves
+    for rank, (name, colour, width, dash, values) in enumerate(curves):
+        for suffix in ("", "2"):
+            above = [rounded(max(value - found.optimum, 1e-12)) for value in values]
+            plot.add(
+                "scatter", x=found.steps, name=name,
+                y=above if suffix else [rounded(value) for value in values],
+                mode="lines", line={"color": colour, "width": width, "dash": dash}, legendgroup=name,
+                showlegend=not suffix, legendrank=len(curves) - rank, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+                hovertemplate="step %{x}: %{y:.4~g}",
+            )  # fmt: skip
+    plot.add(
+        "scatter", x=[1, found.steps[-1]], y=[rounded(found.optimum)] * 2, name="optimum", mode="lines",
+        line={"color": BASELINE, "width": 1.5, "dash": "dash"},
+        hovertemplate="optimum %{y:.4~g}<extra></extra>",
+        xaxis="x", yaxis="y", legendrank=100,
+    )  # fmt: skip
+    log = {"type": "log", "exponentformat": "power", "dtick": 1}
+    plot.lay(
+        xaxis={**log, "title": {"text": "step"}}, xaxis2={**log, "title": {"text": "step"}},
+        yaxis={"type": "log", "title": {"text": "loss"}},
+        yaxis2={**log, "title": {"text": "loss above the optimum"}, "dtick": 2},
+        legend={"title": {"text": "rate of the copy"}},
+    )  # fmt: skip
+    columns = ["step", "mixture", *(f"copy at {rate:.4g}" for rate in found.rates)]
+    rows = [list(row) for row in zip(found.steps, found.mixture, *found.copies, strict=True)]
+    words = caption("theorem", copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
+    return Figure(
+        "theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, columns, rows,
+        wide=wide, narrow=narrow,
+    )  # fmt: skip
+
+
+def _write(made: Reproduction, place: Path) -> None:
+    images: dict[Path, Figure] = {}
+    for shown in made.shown:
+        for name, figure in shown.figures.items():
+            write_csv(place / f"{name}.csv", figure.columns, figure.rows)
+            images[place / f"{name}.svg"] = figure
+        if shown.table:
+            write_csv(place / f"{shown.name}.csv", shown.table[0], shown.table[1:])
+    replace_file(place / "README.md", lambda file: file.write(_index(made).encode()))
+    write_images(images)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _index(made: Reproduction) -> str:
+    """A page of Markdown: every exhibit beside what the paper found."""
+    said = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
+    lines = ["# The paper's tables and figures, made again", ""]
+    lines += [
+        f"Made by `alrao reproduce`, budget {made.budget}; the numbers behind each are in the CSV file",
+        "",
+    ]
+    lines[-2] += (
+        " of the same name. What counts as agreeing is a rule in `src/alrao/lab/reproduce/checks.py`."
+    )
+    for name in dict.fromkeys(shown.exhibit.name for shown in made.shown):
+        exhibit = EXHIBITS[name]
+        lines += [f"## {exhibit.title}", "", f"In the paper: {exhibit.where}. {exhibit.found}", ""]
+        for shown in (one for one in made.shown if one.exhibit is exhibit):
+            lines += [f"**{shown.subject[0].upper()}{shown.subject[1:]}.** {said[shown.verdict.agrees]}"]
+            lines[-1] += f" {shown.verdict.why[0].upper()}{shown.verdict.why[1:]}."
+            lines.append("")
+            if shown.table:
+                lines += [_line(shown.table[0]), _line(["---"] + ["---:"] * (len(shown.table[0]) - 1))]
+                lines += [*(_line(row) for row in shown.table[1:]), ""]
+            for file, figure in shown.figures.items():
+                lines += [
+                    f"![{figure.title}]({file}.svg)",
+                    "",
+                    f"{figure.look_for} Made by `{figure.command}`.",
+                    "",
+                ]
+    for name, why in made.failed.items():
+        lines += [f"## {EXHIBITS[name].title}", "", f"Not made: {why}", ""]
+    return "\n".join(lines)

@@ -1,0 +1,115 @@
+"""Appendix B: one good rate is enough. A program of its own; nothing is random but the initial weights.
+
+The loss is convex (softmax regression on fixed features), the gradient that of all data, the copies are
+averaged by plain Bayes. If one copy's rate is below 1/λ, λ a bound on the Hessian, the mixture's loss tends
+to the optimum, although other copies diverge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import alrao
+
+from ..errors import missing
+
+__all__ = ["Theorem", "compute"]
+
+MULTIPLES = (0.009, 0.09, 0.9, 9.0, 90.0, 900.0)
+"""The rates of the copies, as multiples of 1/λ: three below 1, three above."""
+STEPS, ROWS = 3_000, 600
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """What happened."""
+
+    multiples: tuple[float, ...]
+    rates: list[float]
+    steps: list[int]
+    mixture: list[float]
+    """Loss of the mixture before each of the steps."""
+    copies: list[list[float]]
+    """The same of each copy."""
+    posterior: list[float]
+    optimum: float
+
+
+def compute(steps: int = STEPS) -> Theorem:
+    """Train the copies, and find the optimum by other means."""
+    x, y = _data()
+    bound = _bound(x)
+    optimum = _optimum(x, y)
+    torch.manual_seed(0)
+    count = len(MULTIPLES)
+    average = alrao.BayesianAverage(count)
+    model = alrao.Alrao(nn.Linear(x.shape[1], 10, dtype=torch.float64), count, averaging=average)
+    optimizer = alrao.SGD(model, lr=(MULTIPLES[0] / bound, MULTIPLES[-1] / bound))
+    kept = sorted({round(10 ** (i / 20)) for i in range(20 * len(str(steps)))} & set(range(1, steps + 1)))
+    mixture: list[float] = []
+    copies: list[list[float]] = [[] for _ in MULTIPLES]
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if step in kept:
+            mixture.append(loss.item())
+            for own, logits in zip(copies, _logits(model, x), strict=True):
+                own.append(F.cross_entropy(logits, y).item())
+        loss.backward()
+        optimizer.step()
+    rates = [multiple / bound for multiple in MULTIPLES]
+    return Theorem(MULTIPLES, rates, kept, mixture, copies, model.posterior.tolist(), optimum)
+
+
+def _logits(model: alrao.Alrao, x: Tensor) -> Iterator[Tensor]:
+    """Of each copy."""
+    tensors = dict(model.head.named_parameters())
+    for weight, bias in zip(tensors["weight"].detach(), tensors["bias"].detach(), strict=True):
+        yield F.linear(x, weight, bias)
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    """Handwritten digits seen as the brightness of four quarters: classes overlap, the optimum is finite."""
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    except ImportError:
+        raise missing("scikit-learn", "lab", "the theorem") from None
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels[:ROWS]).view(-1, 1, 8, 8)
+    features = F.avg_pool2d(images, 4).flatten(1)
+    return (features - features.mean(0)) / features.std(0), torch.from_numpy(labels[:ROWS]).long()
+
+
+def _with_ones(x: Tensor) -> NDArray[np.float64]:
+    return np.hstack([x.numpy(), np.ones((len(x), 1))])
+
+
+def _bound(x: Tensor) -> float:
+    """λ: the Hessian of the loss in the logits, diag(p) - p p', is at most 1/2."""
+    inputs = _with_ones(x)
+    return float(0.5 * np.linalg.eigvalsh(inputs.T @ inputs / len(inputs)).max())
+
+
+def _optimum(x: Tensor, y: Tensor) -> float:
+    try:
+        from scipy.optimize import minimize  # type: ignore[import-untyped]
+    except ImportError:
+        raise missing("scipy", "lab", "the theorem") from None
+    inputs, labels = _with_ones(x), np.eye(10)[y.numpy()]
+
+    def loss_and_gradient(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        logits = inputs @ flat.reshape(-1, 10)
+        logits -= logits.max(1, keepdims=True)
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        return float(-np.log((p * labels).sum(1)).mean()), (inputs.T @ (p - labels) / len(inputs)).ravel()
+
+    start = np.zeros(inputs.shape[1] * 10)
+    options = {"maxiter": 100_000, "maxfun": 1_000_000, "ftol": 1e-15, "gtol": 1e-10}
+    return float(minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options).fun)
