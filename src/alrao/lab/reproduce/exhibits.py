@@ -68,7 +68,7 @@ def _networks(methods: str, seeds: int, **settings: Any) -> tuple[Plan, ...]:
 CIFAR = Plan("cifar10", settings={"model": "small"})
 PTB = Plan("ptb")
 GAMES = (Plan("pendulum"), Plan("lunarlander"))
-SMALL = {"model": "cnn", "epochs": 20}
+SMALL = {"model": "cnn", "epochs": 10}
 """For figures of many runs: the convolutional network on digits, a few seconds each."""
 ADAM_RATES = ",".join(f"adam@{rate}" for rate in ("1e-05", "0.0001", "0.01", "0.1"))
 FRACTIONS = ("0", "0.05", "0.1", "0.2", "0.35", "0.5", "0.75", "1")

@@ -52,7 +52,8 @@ def compute(steps: int = STEPS) -> Theorem:
     average = alrao.BayesianAverage(count)
     model = alrao.Alrao(nn.Linear(x.shape[1], 10, dtype=torch.float64), count, averaging=average)
     optimizer = alrao.SGD(model, lr=(MULTIPLES[0] / bound, MULTIPLES[-1] / bound))
-    kept = sorted({round(10 ** (i / 20)) for i in range(20 * len(str(steps)))} & set(range(1, steps + 1)))
+    spread = {round(10 ** (i / 20)) for i in range(20 * len(str(steps)))}
+    kept = sorted({step for step in spread if step < steps} | {steps})
     mixture: list[float] = []
     copies: list[list[float]] = [[] for _ in MULTIPLES]
     for step in range(1, steps + 1):
