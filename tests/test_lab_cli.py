@@ -43,6 +43,7 @@ def alrao(tmp_path, monkeypatch, capsys):
 
 
 ERRORS = [
+    ("train digits --method adam --copies 5", "--copies is for Alrao's methods"),
     ("tran digits", "unknown command 'tran': did you mean train?"),
     ("train", "Missing argument 'TASK'"),
     ("train digit", "unknown task 'digit': did you mean digits?"),

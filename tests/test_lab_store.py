@@ -270,11 +270,23 @@ def test_keeping_copies_what_is_small_and_finished(tmp_path):
     first = tiny(tmp_path / "runs", seed=1)
     interrupted(tmp_path / "other" / "runs")
     roots = [tmp_path / "runs", tmp_path / "other" / "runs"]
-    assert keep(roots, tmp_path / "results") == 1
-    assert keep(roots, tmp_path / "results") == 0
+    assert keep(roots, tmp_path / "results") == (1, [])
+    assert keep(roots, tmp_path / "results") == (0, [])
     [kept] = find_runs([tmp_path / "results"])
     assert sorted(os.listdir(kept.path)) == ["config.json", "features.json", "metrics.jsonl", "result.json"]
     assert kept.result == first.result
     assert json.loads((kept.path / "config.json").read_text()) == first.config
     # Where the run is gone, the kept one is found in its place.
     assert run(settings(seed=1), [tmp_path / "new", tmp_path / "results"]).path == kept.path
+
+
+def test_keep_goes_on_past_a_damaged_run(tmp_path):
+    for name, result in (("a", b"{"), ("b", b'{"status": "finished"}')):
+        run = tmp_path / "runs" / "digits" / "mlp" / name
+        run.mkdir(parents=True)
+        (run / "config.json").write_bytes(b"{}")
+        (run / "result.json").write_bytes(result)
+    count, damaged = keep([tmp_path / "runs"], tmp_path / "results")
+    assert count == 1
+    assert len(damaged) == 1
+    assert "mlp/a/result.json is damaged" in damaged[0].replace("\\", "/")

@@ -10,7 +10,7 @@ from .methods import METHODS, canonical
 from .settings import Settings
 from .tasks import Task, get_task
 
-__all__ = ["of_alrao", "resolve"]
+__all__ = ["OF_ALRAO", "of_alrao", "refuse_idle", "resolve"]
 
 POSITIVE = (
     "copies",
@@ -38,6 +38,20 @@ def of_alrao(method: str) -> bool:
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name].rate == "never"
+
+
+def refuse_idle(settings: Settings) -> None:
+    """Refuse options that only Alrao has, for a single run of another method.
+
+    Raises:
+        LabError: there are some.
+    """
+    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
+    idle = [name for name in OF_ALRAO if getattr(settings, name) != fields[name]]
+    if idle and not of_alrao(settings.method):
+        raise LabError(
+            f"--{idle[0]} is for Alrao's methods, and does nothing for {settings.method}: leave it out"
+        )
 
 
 def resolve(settings: Settings) -> tuple[Task, Settings]:

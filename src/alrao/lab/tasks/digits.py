@@ -12,6 +12,7 @@ from ..data.places import short_digest
 from ..errors import missing, unknown
 from ..seeds import generator
 from ..settings import Settings
+from ..zoo.blocks import scaled
 from .images import ImagesInMemory, Part
 from .task import Budget, Task
 
@@ -57,7 +58,7 @@ class Digits(Task):
 def _network(model: str, width: float) -> nn.Module:
     match model:
         case "mlp":
-            return zoo.mlp(64, 10, hidden=(round(128 * width), round(128 * width)))
+            return zoo.mlp(64, 10, hidden=(scaled(128, width),) * 2)
         case "cnn":
             return zoo.digits_cnn(10, width)
         case _:
