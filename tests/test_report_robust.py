@@ -154,6 +154,31 @@ def test_odd_features_and_posteriors(root, tmp_path):
     assert "features" in [figure.name for figure in report.sections[0].figures]
 
 
+@pytest.mark.parametrize(
+    "method", ["frozen@x:y", "frozen@0.1", "sgd@nan", "sgd@-1", "sgd@", "adam@1e999", "alrao-", "@", "a@b@c"]
+)
+def test_methods_of_another_world(root, tmp_path, method):
+    make_run(root, method)
+    make_run(root, "alrao", lr="10:1")
+    make_run(root, "sgd@1")
+    report, _ = page_of(root, tmp_path)
+    assert report.left_out == []
+    assert len(report.sections) == 1
+
+
+def test_a_figure_that_cannot_be_drawn_is_left_out_alone(root, tmp_path, monkeypatch):
+    import alrao.lab.report.page as page
+
+    def fail(experiment):
+        raise ZeroDivisionError("by surprise")
+
+    make_run(root, "sgd@1")
+    monkeypatch.setattr(page, "valley", fail)
+    report, text = page_of(root, tmp_path)
+    assert "the valley: ZeroDivisionError: by surprise" in text
+    assert [figure.name for figure in report.sections[0].figures] == ["curves"]
+
+
 def test_no_runs_at_all(tmp_path):
     (tmp_path / "runs").mkdir()
     _, text = page_of(tmp_path / "runs", tmp_path)

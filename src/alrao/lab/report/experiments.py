@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ..errors import LabError
@@ -12,7 +13,7 @@ from ..methods import parse_interval
 from ..table import HIGHER_IS_BETTER, Group, Row, experiment, group, label, title
 from .records import Reading, Record
 
-__all__ = ["Experiment", "experiments", "interval", "rate", "spoken"]
+__all__ = ["Experiment", "experiments", "interval", "positive", "rate", "spoken"]
 
 NAMES = {"sgd": "SGD", "adam": "Adam", "alrao": "Alrao", "alrao-adam": "Alrao-Adam", "frozen": "Frozen"}
 NAMES |= {"prodigy": "Prodigy", "dog": "DoG", "schedulefree": "Schedule-Free", "dadapt-sgd": "D-Adapt SGD"}
@@ -38,10 +39,16 @@ def rate(name: str, method: str) -> float | None:
         return None
     if not at:
         return ADAM_DEFAULT if method == "adam" else None
+    return positive(value)
+
+
+def positive(text: str) -> float | None:
+    """A finite number above zero, or None: names of runs may hold anything."""
     try:
-        return float(value)
+        found = float(text)
     except ValueError:
         return None
+    return found if 0 < found < inf else None
 
 
 def interval(name: str, settings: dict[str, Any]) -> tuple[str, str, str] | None:

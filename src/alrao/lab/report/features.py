@@ -77,7 +77,7 @@ def features_figure(experiment: Experiment, detail: int, left_out: list[str]) ->
         for record in experiment.methods.get(name, ()) if name.startswith("alrao") else ():
             try:
                 layers = read_layers(record.path)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 left_out.append(f"{record.path}: its features are left out: {error}")
                 continue
             if layers:
@@ -160,7 +160,7 @@ def health(experiment: Experiment) -> tuple[list[str], list[list[Any]]]:
         for record in experiment.methods.get(name, ()) if name.startswith("alrao") else ():
             try:
                 layers = read_layers(record.path)
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue
             if layers:
                 known = [key for key in HEALTH if any(key in layer.health for layer in layers)]

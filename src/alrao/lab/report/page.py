@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -84,17 +84,24 @@ class Report:
 
 
 def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Section:
-    made = [
-        learning_curves(experiment, detail),
-        valley(experiment),
-        posterior_figure(experiment, detail),
-        triangle(experiment),
-        triangle(experiment, "alrao-adam"),
-        adam_curves(experiment, detail),
-        frozen(experiment),
-        features_figure(experiment, detail, left_out),
-    ]
-    figures = [figure for figure in made if figure is not None]
+    makers: dict[str, Callable[[], Figure | None]] = {
+        "learning curves": lambda: learning_curves(experiment, detail),
+        "the valley": lambda: valley(experiment),
+        "the posterior": lambda: posterior_figure(experiment, detail),
+        "the triangle": lambda: triangle(experiment),
+        "the triangle of Alrao-Adam": lambda: triangle(experiment, "alrao-adam"),
+        "the rates of Adam": lambda: adam_curves(experiment, detail),
+        "trained fractions": lambda: frozen(experiment),
+        "features": lambda: features_figure(experiment, detail, left_out),
+    }
+    figures: list[Figure] = []
+    for name, make in makers.items():
+        try:
+            figure = make()
+        except Exception as error:  # runs of any origin must not keep the rest from being shown
+            left_out.append(f"{experiment.title}: {name}: {type(error).__name__}: {error}")
+        else:
+            figures += [figure] if figure is not None else []
     for number, figure in enumerate(figures, 1):
         figure.id = f"{experiment.name}-{number}-{figure.name}"
     return Section(experiment, compared(experiment), figures, *health(experiment))

@@ -9,7 +9,7 @@ from typing import Any
 from ..table import Row
 from .captions import caption
 from .commands import compare_command, triangle_command
-from .experiments import Experiment, interval, rate, spoken
+from .experiments import Experiment, interval, positive, rate, spoken
 from .figure import ADAM, ALRAO, BASELINE, SCALE, Figure, Plot, axes_control, ordered, panels, plain, rounded
 
 __all__ = ["frozen", "triangle", "valley"]
@@ -215,9 +215,10 @@ def frozen(experiment: Experiment) -> Figure | None:
     lines: dict[float, list[tuple[float, Row]]] = {}
     for name, row in experiment.rows().items():
         method, _, value = name.partition("@")
-        at, colon, fraction = value.partition(":")
-        if method == "frozen" and colon:
-            lines.setdefault(float(at), []).append((float(fraction), row))
+        at, _, fraction = value.partition(":")
+        eta, p = positive(at), 0.0 if fraction == "0" else positive(fraction)
+        if method == "frozen" and eta is not None and p is not None:
+            lines.setdefault(eta, []).append((p, row))
     if not any(len(points) > 1 for points in lines.values()):
         return None
     plot, wide, narrow = panels(1, height=380)
