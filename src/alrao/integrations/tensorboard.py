@@ -1,0 +1,73 @@
+"""The posterior and the learning rates in TensorBoard, from any training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..model import unwrap
+from ..optimizer import AlraoOptimizer
+
+__all__ = ["log"]
+
+
+@torch.no_grad()
+def log(
+    writer: Any, model: nn.Module, optimizer: AlraoOptimizer | None = None, step: int | None = None
+) -> None:
+    """Write what an Alrao model believes, and how fast it learns.
+
+    Scalars: ``alrao/posterior/…``, the probability of each copy of the output layer, named after its rate;
+    ``alrao/rate``, the mean rate of the copies under the posterior (geometric), which is the learning rate
+    that the data chose; ``alrao/copies``, how many copies share the posterior (the exponential of its
+    entropy). With the optimizer: ``alrao/factor/…``, the schedule's factor of each parameter group, and the
+    histograms ``alrao/log10 rates/…`` of the features' rates of each parameter, times the factor.
+
+    Args:
+        writer: a :class:`torch.utils.tensorboard.SummaryWriter`, or anything with its ``add_scalar`` and
+            ``add_histogram``.
+        model: an :class:`alrao.Alrao` model, or what DDP or ``torch.compile`` made of it.
+        optimizer: its optimizer; without it the features' rates are left out.
+        step: the step, as the writer takes it.
+
+    Example:
+        >>> import alrao, torch
+        >>> from alrao.integrations import tensorboard
+        >>> model = alrao.Alrao(torch.nn.Linear(4, 3), copies=2)
+        >>> optimizer = alrao.SGD(model, lr=(0.1, 1.0))
+        >>> class Printer:
+        ...     def add_scalar(self, name, value, step):
+        ...         print(name, round(value, 3))
+        ...     def add_histogram(self, name, values, step):
+        ...         print(name, len(values))
+        >>> tensorboard.log(Printer(), model, optimizer, step=0)
+        alrao/posterior/0 at 0.1 0.5
+        alrao/posterior/1 at 1 0.5
+        alrao/copies 2.0
+        alrao/rate 0.316
+        alrao/factor/group 0 1.0
+        alrao/log10 rates/weight 2
+        alrao/log10 rates/bias 2
+    """
+    alrao = unwrap(model)
+    posterior, rates = alrao.head.averaging.weights.double().cpu(), alrao.head.rates
+    for copy, weight in enumerate(posterior.tolist()):
+        name = f"{copy}" if rates is None else f"{copy} at {rates[copy].item():.3g}"
+        writer.add_scalar(f"alrao/posterior/{name}", weight, step)
+    writer.add_scalar("alrao/copies", torch.special.entr(posterior).sum().exp().item(), step)
+    if rates is not None:
+        mean = (posterior * rates.double().cpu().clamp(min=1e-300).log()).sum().exp()
+        writer.add_scalar("alrao/rate", mean.item(), step)
+    if optimizer is None:
+        return
+    names = {p: name for name, p in alrao.net.named_parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        factor = float(group["lr"])
+        writer.add_scalar(f"alrao/factor/group {index}", factor, step)
+        for p in group["params"]:
+            drawn = optimizer.rates(p).double().cpu().flatten() * factor
+            drawn = drawn[drawn > 0]  # frozen features have no logarithm
+            if len(drawn):
+                writer.add_histogram(f"alrao/log10 rates/{names[p]}", drawn.log10(), step)
