@@ -213,3 +213,15 @@ def test_images_are_svg(tmp_path, found):
     text = (tmp_path / "theorem.svg").read_text()
     assert text.startswith("<svg")
     assert "loss above the optimum" in text
+
+
+def test_the_page_keeps_what_was_made_before(tmp_path, no_images, monkeypatch, found):
+    monkeypatch.setattr(make, "compute", lambda: found)
+    places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
+    for names in (["theorem"], ["params"], ["params"]):
+        make.reproduce(names, "mini", Settings(), *places, lambda runs: None)
+    text = (tmp_path / "figures" / "README.md").read_text("utf-8")
+    assert text.count("## Numbers of parameters") == 1
+    assert text.count("![One good rate is enough](theorem.svg)") == 1
+    assert text.index("## Numbers of parameters") < text.index("## One good rate")
+    assert no_images == ["theorem.svg"]

@@ -28,10 +28,10 @@ CAPTIONS = {
     """,
     "valley": """
         Test {measure} at the best epoch on validation data, against the learning rate; {better} is
-        better. SGD is good in a narrow valley and bad on both sides of it, and where the valley lies
-        changes with the network and the data. The red line is Alrao, which uses all these rates at once
-        and was told none: look how few rates are better than the line, and by how much. Bars and the band
-        are one standard deviation over seeds.
+        better. SGD is good in a narrow range of rates and bad on both sides of it, and where that range
+        lies changes with the network and the data. The red line is Alrao, which uses all these rates at
+        once and was told none: look how few rates are better than the line, and by how much. Bars and the
+        band are one standard deviation over seeds.
     """,
     "triangle": """
         Each cell is {method} with rates drawn from one interval: lowest rate across, highest rate up. The

@@ -131,7 +131,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "Alrao on Adam",
             "Figure 7, appendix E",
             "Alrao-Adam trains as well as Adam at a good rate, but its test loss is worse and may diverge.",
-            (Plan("digits", f"alrao-adam,adam,{ADAM_RATES}", settings=SMALL),),
+            (replace(CIFAR, methods=f"alrao-adam,adam,{ADAM_RATES}", seeds=1),),
             (
                 *_networks(f"alrao-adam,adam,{ADAM_RATES}", 10),
                 Plan("cifar10", "alrao-adam", 10, settings={"model": "mobilenet", "lr": "1e-6:1e-2"}),

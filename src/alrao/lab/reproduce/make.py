@@ -15,28 +15,13 @@ from ..report.figure import ALRAO, BASELINE, Figure, ordered, panels, rounded
 from ..report.page import Section
 from ..runset import RunSet
 from ..settings import Settings
-from ..store import replace_file
 from .checks import CHECKS, Verdict, check_theorem
 from .exhibits import EXHIBITS, Exhibit
 from .export import file_name, write_csv, write_images
+from .index import Shown, write_index
 from .theorem import Theorem, compute
 
-__all__ = ["Reproduction", "Shown", "reproduce"]
-
-
-@dataclass
-class Shown:
-    """What one exhibit came to on one experiment."""
-
-    exhibit: Exhibit
-    subject: str
-    """The experiment, in words."""
-    verdict: Verdict
-    figures: dict[str, Figure] = field(default_factory=dict)
-    """By the name of their file, without its ending."""
-    table: list[list[str]] = field(default_factory=list)
-    name: str = ""
-    """Of the table's file."""
+__all__ = ["Reproduction", "reproduce", "theorem_figure"]
 
 
 @dataclass
@@ -181,6 +166,13 @@ def theorem_figure(found: Theorem) -> Figure:
     )  # fmt: skip
 
 
+def _by_exhibit(made: Reproduction) -> dict[str, list[Shown]]:
+    found: dict[str, list[Shown]] = {}
+    for shown in made.shown:
+        found.setdefault(shown.exhibit.name, []).append(shown)
+    return found
+
+
 def _write(made: Reproduction, place: Path) -> None:
     images: dict[Path, Figure] = {}
     for shown in made.shown:
@@ -189,42 +181,5 @@ def _write(made: Reproduction, place: Path) -> None:
             images[place / f"{name}.svg"] = figure
         if shown.table:
             write_csv(place / f"{shown.name}.csv", shown.table[0], shown.table[1:])
-    replace_file(place / "README.md", lambda file: file.write(_index(made).encode()))
+    write_index(made.budget, _by_exhibit(made), made.failed, place / "README.md")
     write_images(images)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _index(made: Reproduction) -> str:
-    """A page of Markdown: every exhibit beside what the paper found."""
-    said = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
-    lines = ["# The paper's tables and figures, made again", ""]
-    lines += [
-        f"Made by `alrao reproduce`, budget {made.budget}; the numbers behind each are in the CSV file",
-        "",
-    ]
-    lines[-2] += (
-        " of the same name. What counts as agreeing is a rule in `src/alrao/lab/reproduce/checks.py`."
-    )
-    for name in dict.fromkeys(shown.exhibit.name for shown in made.shown):
-        exhibit = EXHIBITS[name]
-        lines += [f"## {exhibit.title}", "", f"In the paper: {exhibit.where}. {exhibit.found}", ""]
-        for shown in (one for one in made.shown if one.exhibit is exhibit):
-            lines += [f"**{shown.subject[0].upper()}{shown.subject[1:]}.** {said[shown.verdict.agrees]}"]
-            lines[-1] += f" {shown.verdict.why[0].upper()}{shown.verdict.why[1:]}."
-            lines.append("")
-            if shown.table:
-                lines += [_line(shown.table[0]), _line(["---"] + ["---:"] * (len(shown.table[0]) - 1))]
-                lines += [*(_line(row) for row in shown.table[1:]), ""]
-            for file, figure in shown.figures.items():
-                lines += [
-                    f"![{figure.title}]({file}.svg)",
-                    "",
-                    f"{figure.look_for} Made by `{figure.command}`.",
-                    "",
-                ]
-    for name, why in made.failed.items():
-        lines += [f"## {EXHIBITS[name].title}", "", f"Not made: {why}", ""]
-    return "\n".join(lines)
