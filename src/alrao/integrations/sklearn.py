@@ -89,6 +89,11 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Array, NDArray[Any], Array]:
         """The arguments of ``fit``, checked, without the samples of weight 0."""
         self._validate_params()
+        sizes = self.hidden_layer_sizes
+        if not isinstance(sizes, str) and not all(
+            isinstance(size, Integral) and int(size) >= 1 for size in np.atleast_1d(np.asarray(sizes, object))
+        ):
+            raise ValueError(f"hidden_layer_sizes must be 'auto' or ints in the range [1, inf), got {sizes}.")
         X, y = validate_data(
             self,
             X,
@@ -105,7 +110,7 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
             y = np.asarray(y, dtype=np.float64)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weights.any():
-            raise ValueError("All sample weights are zero: there is nothing to learn from.")
+            raise ValueError("Sample weights must contain at least one non-zero number.")
         some = weights > 0
         weights = weights[some] / weights.max()
         return X[some], y[some], weights / weights.mean()
