@@ -116,7 +116,7 @@ class LunarLander(_Reinforcement):
     name = "lunarlander"
     summary = "gymnasium's LunarLander-v3 by deep Q-learning; the measure is the return"
     budgets: ClassVar = {
-        "mini": Budget(epochs=20, batch=64, seeds=3, train=5000, valid=10, test=100),
-        "paper": Budget(epochs=100, batch=64, seeds=10, train=10_000, valid=20, test=100),
+        "mini": Budget(epochs=20, batch=128, seeds=3, train=6000, valid=10, test=100),
+        "paper": Budget(epochs=100, batch=128, seeds=10, train=10_000, valid=20, test=100),
     }
-    recipe = Recipe("LunarLander-v3", reward_scale=0.02, hidden=128, train_every=2)
+    recipe = Recipe("LunarLander-v3", reward_scale=0.02, train_every=2, exploration=0.3)
