@@ -83,7 +83,7 @@ def test_the_layout(module, later):
 
 
 LAB = sorted(path for path in (SOURCE / "lab").rglob("*.py"))
-COMMANDS = {"cli", "cli_report", "main"}
+COMMANDS = {"cli", "cli_report", "cli_reproduce", "main"}
 
 
 def lab_imports(path):

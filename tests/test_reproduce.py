@@ -225,3 +225,16 @@ def test_the_page_keeps_what_was_made_before(tmp_path, no_images, monkeypatch, f
     assert text.count("![One good rate is enough](theorem.svg)") == 1
     assert text.index("## Numbers of parameters") < text.index("## One good rate")
     assert no_images == ["theorem.svg"]
+
+
+def test_a_run_that_fails_is_named(tmp_path, no_images, monkeypatch):
+    small = Plan("digits", "alrao", 1, settings={"epochs": 1})
+    monkeypatch.setitem(EXHIBITS, "curves", replace(EXHIBITS["curves"], mini=(small,)))
+
+    def run(runs):
+        runs.failed = {directory.path: "MemoryError: all of it" for directory in runs.directories}
+
+    places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
+    made = make.reproduce(["curves"], "mini", Settings(), *places, run)
+    assert "MemoryError: all of it" in made.failed["curves"]
+    assert "Not made: " in (tmp_path / "figures" / "README.md").read_text("utf-8")

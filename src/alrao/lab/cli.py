@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.live import Live
 
 from .cli_report import command_line, make_report, report
 from .cli_reproduce import reproduce
 from .errors import LabError, unknown
-from .options import collect, settings_options
+from .options import collect, roots_of, settings_options
 
 if TYPE_CHECKING:
     from .runset import RunSet  # torch takes seconds to import; --help should not
@@ -54,10 +53,6 @@ jobs_option = click.option(
 )
 
 
-def _roots(out_dir: str, results: str) -> list[Path]:
-    return [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
-
-
 @cli.command()
 @click.argument("task")
 @settings_options(skip=["task"])
@@ -72,7 +67,7 @@ def train(task: str, out_dir: str, results: str, **values: Any) -> None:
     settings = collect({"task": task, **values})
     refuse_idle(settings)
     with TrainingBar(out) as bar:
-        directory = run(settings, _roots(out_dir, results), bar)
+        directory = run(settings, roots_of(out_dir, results), bar)
         lines = directory.metrics()
         if lines:
             bar.epoch(lines[-1])
@@ -124,7 +119,7 @@ def compare(
         raise LabError("--methods must name at least one method")
     kind, _ = resolve(settings)
     count = seeds or kind.budgets[settings.budget].seeds
-    roots = _roots(out_dir, results)
+    roots = roots_of(out_dir, results)
     comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
     _run_all(comparison, jobs)
     found, _ = groups(comparison.directories)
@@ -151,7 +146,7 @@ def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str
 
     settings = collect({"task": task, **values})
     grid = GRID if rates is None else tuple(rate.strip() for rate in rates.split(","))
-    runs = Triangle(settings, grid, roots=_roots(out_dir, results))
+    runs = Triangle(settings, grid, roots=roots_of(out_dir, results))
     _run_all(runs, jobs)
     out.print(runs.table())
     _report_failures(runs)
@@ -159,13 +154,9 @@ def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str
 
 def _run_all(runs: RunSet, jobs: int) -> None:
     """Run what is missing, before the user's eyes."""
-    from .display import ended, live_table
+    from .display import run_shown
 
-    if out.is_terminal:
-        with Live(get_renderable=lambda: live_table(runs), console=out, refresh_per_second=1, transient=True):
-            runs.run(jobs)
-    else:
-        runs.run(jobs, lambda planned, error: out.print(ended(planned, error), soft_wrap=True, markup=False))
+    run_shown(runs, jobs, out)
 
 
 def _report_failures(runs: RunSet) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import LabError, unknown
+from .options import roots_of
 from .settings import Settings
 
 __all__ = ["reproduce"]
@@ -49,7 +50,7 @@ def reproduce(
     Finished runs are used as they are. Budget mini trains small networks, on two cores in under three
     hours for everything; budget paper trains the paper's.
     """
-    from .cli import _roots, _run_all
+    from .display import run_shown
     from .reproduce import reproduce as make
 
     wanted = list(NAMES) if "all" in names else list(dict.fromkeys(names))
@@ -59,8 +60,8 @@ def reproduce(
     page = Path(out_dir) / "reproduce.html"
     common = Settings(data=data, device=device, threads=threads)
     made = make(
-        wanted, budget, common, _roots(out_dir, results), Path(figures), page,
-        lambda runs: _run_all(runs, jobs),
+        wanted, budget, common, roots_of(out_dir, results), Path(figures), page,
+        lambda runs: run_shown(runs, jobs, out),
     )  # fmt: skip
     table = Table(title=f"the paper's tables and figures, budget {budget}")
     for column in ("exhibit", "on", "agrees"):
@@ -72,4 +73,6 @@ def reproduce(
     out.print(f"figures: {figures}", soft_wrap=True, markup=False)
     out.print(f"report: {page}", soft_wrap=True, markup=False)
     if made.failed:
-        raise LabError("; ".join(f"{name} could not be made: {why}" for name, why in made.failed.items()))
+        raise LabError(
+            "; ".join(f"{name} could not be made in full: {why}" for name, why in made.failed.items())
+        )

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +19,7 @@ from .run import Moment
 from .runset import Planned, RunSet
 from .table import Group, Row, spread
 
-__all__ = ["TrainingBar", "comparison_table", "describe", "live_table"]
+__all__ = ["TrainingBar", "comparison_table", "describe", "live_table", "run_shown"]
 
 AS_PERCENT = ("accuracy",)
 DIGITS = {"return": 1}
@@ -150,6 +151,19 @@ def live_table(runs: RunSet) -> RenderableType:
         epoch = f"{len(lines)}/{planned.settings.epochs}"
         table.add_row(planned.settings.method, str(planned.settings.seed), epoch, shown, state)
     return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
+
+
+def run_shown(runs: RunSet, jobs: int, console: Console) -> None:
+    """Run what is missing, before the user's eyes: a live table, or a line for each run that ends."""
+    if console.is_terminal:
+        with Live(
+            get_renderable=lambda: live_table(runs), console=console, refresh_per_second=1, transient=True
+        ):
+            runs.run(jobs)
+    else:
+        runs.run(
+            jobs, lambda planned, error: console.print(ended(planned, error), soft_wrap=True, markup=False)
+        )
 
 
 def columns(measures: Sequence[str]) -> list[str]:

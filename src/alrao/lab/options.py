@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -11,7 +12,7 @@ import click
 
 from .settings import Settings
 
-__all__ = ["collect", "settings_options"]
+__all__ = ["collect", "roots_of", "settings_options"]
 
 
 def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
@@ -38,6 +39,11 @@ def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
         return command
 
     return add
+
+
+def roots_of(out_dir: str, results: str) -> list[Path]:
+    """Where runs are: new ones go to the first; finished ones are looked for in the second too, if there."""
+    return [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
 
 
 def _metavar(kind: type) -> str:

@@ -31,7 +31,7 @@ class Reproduction:
     budget: str
     shown: list[Shown] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """Exhibits that could not be made, and why."""
+    """Exhibits that could not be made, or not from all their runs, and why."""
 
 
 Run = Callable[[RunSet], None]
@@ -73,6 +73,8 @@ def reproduce(
                 for plan in exhibit.plans(budget):
                     runs = plan.runs(budget, common, roots)
                     run(runs)
+                    if runs.failed:
+                        made.failed[name] = "; ".join(f"{path}: {why}" for path, why in runs.failed.items())
                     paths = [directory.path for directory in runs.directories if directory.path.exists()]
                     directories |= dict.fromkeys(paths)
                     made.shown += [_shown(exhibit, section) for section in Report.read(paths).sections]
