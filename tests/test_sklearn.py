@@ -1,6 +1,8 @@
 """The scikit-learn estimators: its own checks, the promises of their documentation, and hard data."""
 
 import copy
+import doctest
+import os
 import pickle
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import alrao.integrations.sklearn
 from alrao.integrations._tabular import Scale, Table, Tabular, held_out
 from alrao.integrations.sklearn import AlraoClassifier, AlraoRegressor
 
@@ -52,6 +55,19 @@ def test_the_checks_of_scikit_learn_in_short(estimator, check):
     check(estimator)
 
 
+@slow
+def test_the_check_that_needs_a_setting_of_scipy():
+    # check_array_api_input, which is skipped without it.
+    command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "in_short and array_api"]
+    environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_doctests():
+    assert doctest.testmod(alrao.integrations.sklearn).failed == 0
+
+
 def two_kinds(samples=60, features=4, seed=0):
     rng = np.random.RandomState(seed)
     X = rng.randn(samples, features)
@@ -70,12 +86,12 @@ def fitted(kind, X, **options):
 
 def test_iris():
     X, y = load_iris(return_X_y=True)
-    assert cross_val_score(AlraoClassifier(random_state=0), X, y, cv=3).mean() > 0.9
+    assert cross_val_score(AlraoClassifier(random_state=0, max_iter=60), X, y, cv=2).mean() > 0.9
 
 
 def test_friedman():
     X, y = make_friedman1(300, noise=0.5, random_state=0)
-    assert cross_val_score(AlraoRegressor(random_state=0), X, y, cv=3).mean() > 0.75
+    assert cross_val_score(AlraoRegressor(random_state=0, max_iter=60), X, y, cv=2).mean() > 0.75
 
 
 def test_several_targets():

@@ -1,5 +1,7 @@
 """TensorBoard sees the posterior and the rates; exported networks say the same in onnxruntime."""
 
+import doctest
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,6 +75,10 @@ def test_frozen_features_and_groups():
         "alrao/log10 rates/2.bias",
     }
     assert ("alrao/factor/group 1", 0) in writer.scalars
+
+
+def test_doctests():
+    assert doctest.testmod(tensorboard).failed == 0
 
 
 def test_a_plain_network_is_refused():
