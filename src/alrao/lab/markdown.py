@@ -21,7 +21,8 @@ HEAD = """# Results
 Made by `make results` from the run directories under `results/`; every row can be run again with the command
 above its table. The epoch that counts, and SGD's rate, are chosen on validation data; the figures are those
 on test data, mean ± standard deviation over the seeds. *Behind SGD* is how much worse the first measure is
-than that of SGD at its best rate; a method that is ahead has a minus.
+than that of SGD at its best rate; a method that is ahead has a minus. *Minutes a run* is wall time on two
+cores that had other work too; what a step costs is measured by `make bench`.
 """
 
 
