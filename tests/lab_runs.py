@@ -33,7 +33,9 @@ def strict(text):
 
 def _timeless(value):
     if isinstance(value, dict):
-        return {key: _timeless(item) for key, item in value.items() if key not in ("seconds", "started", "commit")}
+        return {
+            key: _timeless(item) for key, item in value.items() if key not in ("seconds", "started", "commit")
+        }
     return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 
