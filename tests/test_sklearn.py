@@ -158,7 +158,7 @@ def test_whatever_the_table_predictions_are_finite(
     X = np.clip(X, np.finfo(dtype).min, np.finfo(dtype).max)
     if constant:
         X[:, 0] = X[0, 0]
-    y = rng.randint(3, size=samples) if kind is AlraoClassifier else X.astype(np.float64).sum(1) / features
+    y = rng.randint(3, size=samples) if kind is AlraoClassifier else (X.astype(np.float64) / features).sum(1)
     estimator = kind(max_iter=2, hidden_layer_sizes=8, random_state=0).fit(X, y)
     out = estimator.predict_proba(X) if kind is AlraoClassifier else estimator.predict(X)
     assert np.isfinite(out).all()
