@@ -19,11 +19,13 @@ EXAMPLES = {
     "export_onnx.py": ["--steps", "20"],
     "quickstart.py": ["--epochs", "1", "--seeds", "1"],
     "sklearn_estimators.py": [],
+    "skorch_search.py": ["--epochs", "1"],
     "tensorboard_log.py": ["--steps", "11"],
 }
 NEEDS = {
     "export_onnx.py": ["onnxruntime", "onnxscript", "sklearn"],
     "sklearn_estimators.py": ["sklearn", "pandas"],
+    "skorch_search.py": ["skorch"],
     "tensorboard_log.py": ["tensorboard"],
 }
 

@@ -1,0 +1,251 @@
+"""skorch's nets without a learning rate to choose: ``AlraoNetClassifier`` in the place of its own.
+
+Needs ``pip install 'alrao[skorch]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+try:
+    from skorch import (  # type: ignore[import-untyped]
+        NeuralNet,
+        NeuralNetBinaryClassifier,
+        NeuralNetClassifier,
+        NeuralNetRegressor,
+        callbacks,
+    )
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"alrao.integrations.skorch needs the package {error.name}, which is not installed: "
+        "pip install 'alrao[skorch]'",
+        name=error.name,
+    ) from error
+
+from ..criteria import MixtureMSELoss
+from ..model import Alrao, unwrap
+from ..optim import SGD
+from ..optimizer import AlraoOptimizer
+from ..outputs import LogProbs
+from ..warn import warn
+
+__all__ = [
+    "AlraoNet",
+    "AlraoNetBinaryClassifier",
+    "AlraoNetClassifier",
+    "AlraoNetRegressor",
+    "GradientNormClipping",
+]
+
+RATES = ("lr", "optimizer__lr")
+"""The parameters of a net that hold an interval of rates."""
+
+
+class AlraoNet(NeuralNet):  # type: ignore[misc]
+    """:class:`skorch.NeuralNet` without a learning rate to choose.
+
+    - The module is converted by :class:`alrao.Alrao`, whose arguments are those with the prefix ``alrao__``
+      (``alrao__copies=5``); a module that is an Alrao model already is used as it is.
+    - The optimizer is one of this library's. It gets the model, and the groups that
+      ``optimizer__param_groups`` asks for; names of parameters are those of the module before the conversion.
+    - ``lr`` is an interval of rates or a law. None, the default, is the optimizer's own.
+    - The output is log-probabilities already: skorch takes no logarithm of it for ``NLLLoss``, and
+      ``predict_proba`` returns probabilities with every criterion.
+
+    A module given as an instance stays as it was: what is trained is a copy of it, from its values on.
+
+    For a net class of your own: ``class MyAlraoNet(AlraoNet, MyNet)``.
+
+    Args:
+        module: a network, as a class or an instance.
+        *args: the criterion, as in skorch.
+        optimizer: one of this library's.
+        lr: an interval of learning rates or a law.
+        **kwargs: as in skorch; those with ``alrao__`` go to :class:`alrao.Alrao`.
+    """
+
+    prefixes_: ClassVar[list[str]] = [*NeuralNet.prefixes_, "alrao"]
+
+    alrao_likelihood: ClassVar[str | None] = None
+    """The likelihood that goes with the net, unless ``alrao__likelihood`` says another."""
+
+    def __init__(self, module: Any, *args: Any, optimizer: Any = SGD, lr: Any = None, **kwargs: Any) -> None:
+        super().__init__(module, *args, optimizer=optimizer, lr=lr, **kwargs)
+
+    # What is trained.
+
+    def initialize_module(self) -> Self:
+        """Make the module, and an Alrao model of it."""
+        super().initialize_module()
+        module: Any = self.module_  # type: ignore[has-type]
+        if not isinstance(module, Alrao):
+            if module is self.module:
+                module = deepcopy(module)
+            options = {"likelihood": self.alrao_likelihood, **self.get_params_for("alrao")}
+            self.module_ = Alrao(module, **options)
+        return self
+
+    def initialize_optimizer(self, *args: Any, **kwargs: Any) -> Self:
+        """Make the optimizer, for the model and with the groups of ``optimizer__param_groups``."""
+        kind: Any = self.optimizer
+        if isinstance(kind, type) and not issubclass(kind, AlraoOptimizer):
+            raise TypeError(
+                f"optimizer must be one of alrao's, such as alrao.SGD or alrao.Adam, got {kind.__name__}: "
+                f"functools.partial(alrao.Rated, {kind.__name__}) makes one of it"
+            )
+        named = self.get_all_learnable_params()
+        (groups,), options = self.get_params_for_optimizer("optimizer", named)
+        if options["lr"] is None:
+            del options["lr"]
+        self.optimizer_ = kind(self.module_, params=groups, **options)
+        return self
+
+    def get_all_learnable_params(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters, by the names that they had in the module before the conversion."""
+        own = {p: name for name, p in unwrap(self.module_).net.named_parameters()}
+        for name, p in super().get_all_learnable_params():
+            yield own.get(p, name), p
+
+    def set_params(self, **kwargs: Any) -> Self:
+        """Set parameters, as in skorch.
+
+        Of a net that is initialized, a new ``lr`` starts the optimizer anew, with rates drawn from it; an
+        option of ``alrao__`` starts the module anew too.
+        """
+        if not self.initialized_:
+            return super().set_params(**kwargs)
+        self._check_factors(kwargs)
+        ours = {key: value for key, value in kwargs.items() if key in RATES or key.startswith("alrao__")}
+        super().set_params(**{key: value for key, value in kwargs.items() if key not in ours})
+        for key, value in ours.items():
+            setattr(self, key, value)
+        self._params_to_validate.update(key for key in ours if key != "lr")
+        if any(key not in RATES for key in ours):
+            self._initialize_module(reason=self._format_reinit_msg("module", ours))
+            self._initialize_criterion(reason=self._format_reinit_msg("criterion"))
+        if ours:
+            self._initialize_optimizer(reason=self._format_reinit_msg("optimizer", ours))
+        return self
+
+    def _check_factors(self, kwargs: dict[str, Any]) -> None:
+        # skorch writes these into the groups, where a factor on the drawn rates is.
+        for key, value in kwargs.items():
+            if key.startswith("optimizer__param_groups__") and key.endswith("__lr"):
+                try:
+                    float(value)
+                except (TypeError, ValueError):
+                    raise ValueError(
+                        f"the lr of a group of a running optimizer is a factor on its drawn rates, a number, "
+                        f"got {key}={value!r}: set lr for other rates, or initialize the net again with "
+                        "optimizer__param_groups"
+                    ) from None
+
+    def initialize_callbacks(self) -> Self:
+        """Make the callbacks; clipping that mixes up the copies is warned of."""
+        super().initialize_callbacks()
+        for name, callback in self.callbacks_:
+            if (
+                isinstance(callback, callbacks.GradientNormClipping)
+                and not isinstance(callback, GradientNormClipping)
+                and callback.gradient_clip_value is not None
+            ):
+                warn(
+                    f"the callback {name!r} clips one norm over everything, so that the wildest copy of the "
+                    "output layer holds back the whole network: use the GradientNormClipping of "
+                    "alrao.integrations.skorch"
+                )
+        return self
+
+    # What it returns.
+
+    def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss of a batch; log-probabilities go to ``NLLLoss`` as they are."""
+        criterion = getattr(self.criterion_, "_orig_mod", self.criterion_)
+        if isinstance(criterion, nn.NLLLoss) and isinstance(y_pred, LogProbs):
+            return NeuralNet.get_loss(self, y_pred, y_true, *args, **kwargs)
+        return super().get_loss(y_pred, y_true, *args, **kwargs)
+
+    def _get_predict_nonlinearity(self) -> Any:
+        nonlinearity = super()._get_predict_nonlinearity()
+        if self.predict_nonlinearity != "auto":
+            return nonlinearity
+        return lambda y: y.exp() if isinstance(y, LogProbs) else nonlinearity(y)
+
+
+class AlraoNetClassifier(AlraoNet, NeuralNetClassifier):  # type: ignore[misc]
+    """:class:`skorch.NeuralNetClassifier` without a learning rate to choose; see :class:`AlraoNet`.
+
+    The module returns logits, with no softmax at its end; ``NLLLoss``, the default criterion, and
+    ``CrossEntropyLoss`` are the same here.
+
+    Args:
+        module: a network, as a class or an instance.
+        optimizer: one of this library's.
+        lr: an interval of learning rates or a law; by default the optimizer's own.
+        **kwargs: as in skorch; ``alrao__copies`` and the like go to :class:`alrao.Alrao`.
+
+    Example:
+        >>> import numpy, torch
+        >>> from sklearn.datasets import load_iris
+        >>> from alrao.integrations.skorch import AlraoNetClassifier
+        >>> X, y = load_iris(return_X_y=True)
+        >>> module = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+        >>> net = AlraoNetClassifier(module, batch_size=16, verbose=0, iterator_train__shuffle=True)
+        >>> bool(net.fit(X.astype(numpy.float32), y).score(X.astype(numpy.float32), y) > 0.7)
+        True
+    """
+
+    alrao_likelihood = "categorical"
+
+
+class AlraoNetBinaryClassifier(AlraoNet, NeuralNetBinaryClassifier):  # type: ignore[misc]
+    """:class:`skorch.NeuralNetBinaryClassifier` without a learning rate to choose; see :class:`AlraoNet`.
+
+    The module returns one logit for each sample; the criterion is ``BCEWithLogitsLoss``, or
+    :class:`alrao.MixtureBCELoss`, which is the same here.
+
+    Args:
+        module: a network, as a class or an instance.
+        optimizer: one of this library's.
+        lr: an interval of learning rates or a law; by default the optimizer's own.
+        **kwargs: as in skorch; ``alrao__copies`` and the like go to :class:`alrao.Alrao`.
+    """
+
+    alrao_likelihood = "bernoulli"
+
+
+class AlraoNetRegressor(AlraoNet, NeuralNetRegressor):  # type: ignore[misc]
+    """:class:`skorch.NeuralNetRegressor` without a learning rate to choose; see :class:`AlraoNet`.
+
+    The criterion is :class:`alrao.MixtureMSELoss`; its value is half the squared error of a sample, or less.
+
+    Args:
+        module: a network, as a class or an instance.
+        criterion: :class:`alrao.MixtureMSELoss`.
+        optimizer: one of this library's.
+        lr: an interval of learning rates or a law; by default the optimizer's own.
+        **kwargs: as in skorch; ``alrao__copies`` and the like go to :class:`alrao.Alrao`.
+    """
+
+    alrao_likelihood = "gaussian"
+
+    def __init__(self, module: Any, *args: Any, criterion: Any = MixtureMSELoss, **kwargs: Any) -> None:
+        super().__init__(module, *args, criterion=criterion, **kwargs)
+
+
+class GradientNormClipping(callbacks.GradientNormClipping):  # type: ignore[misc]
+    """skorch's callback of that name, for Alrao: clips the body and each copy of the output layer on its own.
+
+    Args:
+        gradient_clip_value: the largest norm that stays as it is; None leaves all of them.
+        gradient_clip_norm_type: which norm, as in :func:`torch.nn.utils.clip_grad_norm_`.
+    """
+
+    def on_grad_computed(self, net: Any, named_parameters: Any, **kwargs: Any) -> None:
+        """Clip, once the gradients of a batch are there."""
+        if self.gradient_clip_value is not None:
+            unwrap(net.module_).clip_grad_norm_(self.gradient_clip_value, self.gradient_clip_norm_type)
