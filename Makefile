@@ -6,7 +6,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl test test-slow lint types unit format bench build clean
+.PHONY: help env demo results results-rl test test-slow lint types unit format bench docs docs-serve build clean
 
 # Every method, for the tables of the documentation.
 METHODS := alrao,sgd,adam,alrao-adam,prodigy,dadapt-sgd,dadapt-adam,dog,schedulefree
@@ -35,11 +35,13 @@ results: $(STAMP) ## train what docs/results.md shows (two hours, resumable; nee
 	$(BIN)/alrao compare ptb --methods $(METHODS) --jobs $(WORKERS)
 	$(BIN)/alrao keep
 	$(BIN)/alrao table results --markdown docs/results.md
+	$(BIN)/python tools/comparison.py
 
 results-rl: $(STAMP) ## train the Q-learning of docs/results.md (under three hours, resumable; RL=pendulum for one)
 	for task in $(RL); do $(BIN)/alrao compare $$task --methods alrao,sgd,adam --seeds 3 --jobs $(WORKERS) || exit 1; done
 	$(BIN)/alrao keep
 	$(BIN)/alrao table results --markdown docs/results.md
+	$(BIN)/python tools/comparison.py
 
 test: lint types unit ## everything a change must pass: style, types, fast tests
 
@@ -64,10 +66,17 @@ bench: $(STAMP) ## time and memory of a step, beside torch.optim
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/memory.py
 
+docs: $(STAMP) ## the documentation's site, into site/; a broken link or an undocumented name fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
+docs-serve: $(STAMP) ## the same on a local address, made again at every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 build: $(STAMP) ## sdist and wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m build
 
 clean: ## remove caches and build products, keep .venv
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
