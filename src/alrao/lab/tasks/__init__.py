@@ -18,6 +18,7 @@ TASKS = {
     "ptb": ("text", "PennTreebank"),
     "text": ("text", "Text"),
     "regression": ("regression", "Regression"),
+    "autoencoder": ("autoencoder", "Autoencoder"),
     "pendulum": ("reinforcement", "Pendulum"),
     "lunarlander": ("reinforcement", "LunarLander"),
 }

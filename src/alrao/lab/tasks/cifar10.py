@@ -22,6 +22,8 @@ __all__ = ["Cifar10"]
 NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
     "small": lambda classes, width: zoo.small_cnn(3, classes, width),
     "small-nobn": lambda classes, width: zoo.small_cnn(3, classes, width, batch_norm=False),
+    "resnet-gn": zoo.residual_groupnorm,
+    "vit": lambda classes, width: zoo.VisionTransformer(classes, width=width),
     "vgg19": zoo.vgg19,
     "googlenet": zoo.googlenet,
     "mobilenet": zoo.mobilenet_v2,

@@ -15,6 +15,7 @@ from ..data.places import data_path, short_digest
 from ..data.text import LEVELS, Parts, Streams, Vocabulary, ptb, split
 from ..errors import LabError
 from ..settings import Settings
+from ..zoo.attention import TransformerLM
 from ..zoo.recurrent import RecurrentLM
 from .task import Batch, Budget, Classification, Task
 
@@ -73,7 +74,9 @@ class TextProblem(Classification):
         }
 
     def network(self) -> nn.Module:
-        """The paper's LSTM."""
+        """The paper's LSTM, or a Transformer."""
+        if self.settings.model == "transformer":
+            return TransformerLM(len(self.vocabulary), window=WINDOW, width=self.settings.width)
         dropout = self.settings.dropout
         return RecurrentLM(
             len(self.vocabulary),
@@ -121,7 +124,7 @@ class WordText(TextProblem):
 
 
 class _TextTask(Task):
-    models: ClassVar[tuple[str, ...]] = ("lstm",)
+    models: ClassVar[tuple[str, ...]] = ("lstm", "transformer")
     budgets: ClassVar[Mapping[str, Budget]] = {
         "paper": Budget(epochs=200, batch=20, seeds=5),
         "mini": Budget(epochs=8, batch=20, seeds=3),

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
 from .blocks import scaled
 
-__all__ = ["digits_cnn", "mlp", "small_cnn"]
+__all__ = ["autoencoder", "digits_cnn", "mlp", "small_cnn"]
 
 
-def mlp(inputs: int, classes: int, hidden: Sequence[int] = (128, 128)) -> nn.Module:
-    """Fully connected layers with ReLU; an example of any shape is flattened to ``inputs`` numbers."""
+def mlp(
+    inputs: int,
+    classes: int,
+    hidden: Sequence[int] = (128, 128),
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> nn.Module:
+    """Fully connected layers; an example of any shape is flattened to ``inputs`` numbers."""
     layers: list[nn.Module] = [nn.Flatten()]
     for units in hidden:
-        layers += [nn.Linear(inputs, units), nn.ReLU()]
+        layers += [nn.Linear(inputs, units), activation()]
         inputs = units
     return nn.Sequential(*layers, nn.Linear(inputs, classes))
+
+
+def autoencoder(inputs: int, width: float = 1.0) -> nn.Module:
+    """From ``inputs`` numbers down to 12, and back to all of them."""
+    return mlp(inputs, inputs, hidden=(scaled(128, width), 12, scaled(128, width)), activation=nn.Tanh)
 
 
 def small_cnn(channels: int, classes: int, width: float = 1.0, batch_norm: bool = True) -> nn.Module:
