@@ -185,7 +185,8 @@ def mathml(formula: str, *, block: bool = False) -> str:
     """A formula of LaTeX as MathML."""
     formula = formula.replace("{aligned}", "{align*}")
     formula = re.sub(r"\\(mathrm|operatorname)\{(\w\w+)\}", r"\\text{\2}", formula)
-    return convert(formula, display="block" if block else "inline")
+    drawn = convert(formula, display="block" if block else "inline")
+    return re.sub(r"<mi>(log|exp)</mi>(?!<mo|<mrow><mo)", r'<mi>\1</mi><mspace width="0.17em" />', drawn)
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
