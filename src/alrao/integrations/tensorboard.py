@@ -9,6 +9,7 @@ from torch import nn
 
 from ..model import unwrap
 from ..optimizer import AlraoOptimizer
+from ._posterior import posterior_scalars
 
 __all__ = ["log"]
 
@@ -52,14 +53,8 @@ def log(
         alrao/log10 rates/bias 2
     """
     alrao = unwrap(model)
-    posterior, rates = alrao.head.averaging.weights.double().cpu(), alrao.head.rates
-    for copy, weight in enumerate(posterior.tolist()):
-        name = f"{copy}" if rates is None else f"{copy} at {rates[copy].item():.3g}"
-        writer.add_scalar(f"alrao/posterior/{name}", weight, step)
-    writer.add_scalar("alrao/copies", torch.special.entr(posterior).sum().exp().item(), step)
-    if rates is not None:
-        mean = (posterior * rates.double().cpu().clamp(min=1e-300).log()).sum().exp()
-        writer.add_scalar("alrao/rate", mean.item(), step)
+    for name, value in posterior_scalars(alrao).items():
+        writer.add_scalar(name, value, step)
     if optimizer is None:
         return
     names = {p: name for name, p in alrao.net.named_parameters()}

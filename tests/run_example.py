@@ -1,0 +1,14 @@
+"""Runs an example as `python file.py arguments` does, where torchvision's operators cannot be loaded too.
+
+Lightning and transformers import torchvision; see alrao.lab.zoo.vision.
+"""
+
+import runpy
+import sys
+
+from alrao.lab.zoo.vision import torchvision
+
+if __name__ == "__main__":
+    assert torchvision.__version__
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
