@@ -98,6 +98,7 @@ def check_links_out_of_docs(site):
     script = (site / "source/examples/tensorboard_log.py.html").read_text("utf-8")
     assert "SummaryWriter" in script
     assert 'href="tutorial.html"' in (site / "index.html").read_text("utf-8")
+    assert "largest difference: " in (site / "tutorial.html").read_text("utf-8")  # an output of the notebook
 
 
 def test_the_site_builds_strictly_and_is_complete(tmp_path):
@@ -208,7 +209,10 @@ def test_the_comparison_shows_the_results_as_they_are():
 
 
 def test_the_comparison_says_of_the_results_what_is_true():
-    found = comparison.read((DOCS / "results.md").read_text("utf-8"))
+    results = (DOCS / "results.md").read_text("utf-8")
+    ours = [comparison.cells(line) for line in results.splitlines() if line.startswith("| **alrao")]
+    assert {row[5] for row in ours} == {"0"}, "no run of Alrao failed"
+    found = comparison.read(results)
     assert {"cifar10", "ptb", "regression"} <= set(found)
     behind = {task: {method: float(x[0]) for method, x in rows.items()} for task, rows in found.items()}
     for rows in behind.values():
@@ -219,6 +223,12 @@ def test_the_comparison_says_of_the_results_what_is_true():
     for method in ("dadapt-sgd", "dadapt-adam"):
         ahead = {rows[method] < rows["alrao"] for rows in behind.values() if method in rows}
         assert ahead == {True, False}
+
+
+def test_the_citation_names_this_version():
+    text = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.search(r"^version: (\S+)$", text, re.M)[1] == alrao.__version__
+    assert re.search(r"version = \{(\S+)\}", (DOCS / "citing.md").read_text("utf-8"))[1] == alrao.__version__
 
 
 # The code on the pages.
