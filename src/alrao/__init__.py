@@ -2,7 +2,8 @@
 
 The map: ``features`` says what a feature is, ``rates`` draws the learning rates, ``optim`` moves every
 feature at its own; ``averaging`` is the posterior over the copies of the output layer, ``heads`` are those
-copies, ``model`` puts them in place; ``criteria`` are the losses for regression and multi-label outputs.
+copies, ``model`` puts them in place; ``schedules`` narrows the interval of the rates; ``criteria`` are the
+losses for regression and multi-label outputs.
 """
 
 from .averaging import Averaging, BayesianAverage, Switch
@@ -12,6 +13,7 @@ from .model import Alrao
 from .optim import SGD, Adam, AdamW
 from .rated import Rated
 from .rates import Bernoulli, Constant, Law, LogUniform, PerWeight, Redrawn
+from .schedules import Zoom
 from .summary import summary
 
 __version__ = "0.1.0"
@@ -33,6 +35,7 @@ __all__ = [
     "Rated",
     "Redrawn",
     "Switch",
+    "Zoom",
     "register_features",
     "summary",
 ]

@@ -117,20 +117,26 @@ class AlraoOptimizer(Optimizer):
     def _draw(self, law: Law, group: dict[str, Any], params: Iterable[Tensor]) -> None:
         """Draw the rates of ``params``: always the same for the same feature and seed, however grouped."""
         self._plans.clear()
+        params = list(params)
+        for p, rate in zip(params, self._drawn(law, group, params), strict=True):
+            dtype = torch.promote_types(p.dtype, torch.float32)
+            self.state[p]["rate"] = rate.to(p.device, dtype if not dtype.is_complex else torch.float64)
+
+    def _drawn(self, law: Law, group: dict[str, Any], params: Iterable[Tensor]) -> list[Tensor]:
+        """The rates that the group's seed gives to ``params``, in double precision, on the CPU."""
         seed = group["seed"] + (group["redraws"] or 0)
-        drawn = None
+        rates, drawn = [], None
         for p in params:
             if p in self._of_copies:
-                rate = law.grid(self.model.head.copies).view([-1] + [1] * (p.ndim - 1))
+                rates.append(law.grid(self.model.head.copies).view([-1] + [1] * (p.ndim - 1)))
             elif isinstance(law, PerWeight):
                 order = next(i for i, q in enumerate(self._features) if q is p)
-                rate = law.draw(p.numel(), Generator().manual_seed(seed + order)).view(p.shape)
+                rates.append(law.draw(p.numel(), Generator().manual_seed(seed + order)).view(p.shape))
             else:
                 if drawn is None:
                     drawn = law.draw(self._feature_count, Generator().manual_seed(seed))
-                rate = drawn[self._features[p]]
-            dtype = torch.promote_types(p.dtype, torch.float32)
-            self.state[p]["rate"] = rate.to(p.device, dtype if not dtype.is_complex else torch.float64)
+                rates.append(drawn[self._features[p]])
+        return rates
 
     def _warn_of_copies(self, law: Law, params: list[Tensor]) -> None:
         copies = self.model.head.copies
