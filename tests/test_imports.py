@@ -17,6 +17,7 @@ SOURCE = ROOT / "src" / "alrao"
 CORE = sorted(path.stem for path in SOURCE.glob("*.py"))
 EXAMPLES = {
     "export_onnx.py": ["--steps", "20"],
+    "huggingface_trainer.py": ["--epochs", "1"],
     "lightning_digits.py": ["--epochs", "1"],
     "quickstart.py": ["--epochs", "1", "--seeds", "1"],
     "sklearn_estimators.py": [],
@@ -25,6 +26,7 @@ EXAMPLES = {
 }
 NEEDS = {
     "export_onnx.py": ["onnxruntime", "onnxscript", "sklearn"],
+    "huggingface_trainer.py": ["accelerate", "sklearn", "transformers"],
     "lightning_digits.py": ["lightning", "sklearn"],
     "sklearn_estimators.py": ["sklearn", "pandas"],
     "skorch_search.py": ["skorch"],

@@ -17,7 +17,7 @@ from .adaptive import AdaptiveHead
 from .averaging import Averaging, Switch
 from .clipping import clip_grads_
 from .heads import LINEAR_HEADS, Head
-from .search import choose, tied_elsewhere, verify
+from .search import choose, declare_untied, tied_elsewhere, verify
 from .statistics import FiniteStatistics
 from .warn import warn
 
@@ -100,6 +100,7 @@ class Alrao(nn.Module):
                 "weights of their own, and those stay with the network (untied)"
             )
         self.output_name = name
+        self._untied = bool(tied)
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
         self._statistics = FiniteStatistics(net)
@@ -201,6 +202,9 @@ class Alrao(nn.Module):
     def collapse(self, *, mixture: bool = False) -> nn.Module:
         """An ordinary, independent copy of the network, without copies of the output layer.
 
+        Where the output layer was tied to an embedding, a Hugging Face model's ``config`` says that it is no
+        more, so that ``save_pretrained`` and ``from_pretrained`` keep both.
+
         Args:
             mixture: by default the copy with the highest posterior becomes the output layer, and the network
                 returns what it returned before the conversion (logits, for a classifier). With True, the
@@ -211,7 +215,10 @@ class Alrao(nn.Module):
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
         layer.train(head.training)
         memo: dict[int, Any] = {id(head): layer}  # spares copying the copies
-        return copy.deepcopy(self.net, memo)
+        plain = copy.deepcopy(self.net, memo)
+        if self.__dict__.get("_untied"):  # a pickle of before may not have it
+            declare_untied(plain, self.output_name)
+        return plain
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

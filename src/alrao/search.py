@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .outputs import LogProbs, Prediction
 
-__all__ = ["candidates", "choose", "tied_elsewhere", "verify"]
+__all__ = ["candidates", "choose", "declare_untied", "tied_elsewhere", "verify"]
 
 _HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
 
@@ -103,6 +103,20 @@ def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
         for parameter_name, parameter in module.named_parameters(recurse=False)
         if parameter in own
     ]
+
+
+def declare_untied(net: nn.Module, output: str) -> None:
+    """Say in the configuration of a Hugging Face model that the output layer is tied no more.
+
+    Its weights would be replaced by those of the embedding when it is loaded again.
+    """
+    parts = output.split(".")
+    for depth in range(len(parts)):
+        config: Any = getattr(net.get_submodule(".".join(parts[:depth])), "config", None)
+        nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a model of images and text, say
+        for each in (config, nested):
+            if getattr(each, "tie_word_embeddings", None) is True:
+                each.tie_word_embeddings = False
 
 
 @contextmanager

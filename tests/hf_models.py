@@ -1,0 +1,60 @@
+"""Small models of Hugging Face, made from a configuration, and what trains them: shared by tests."""
+
+import pytest
+import torch
+
+import alrao
+from alrao.lab.zoo.vision import torchvision  # noqa: F401  before transformers imports it
+
+pytest.importorskip("transformers", reason="needs alrao[huggingface]")
+pytest.importorskip("accelerate", reason="needs alrao[huggingface]")
+
+import accelerate  # noqa: F401  for those who import it from here, in this order
+import transformers
+
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 30,
+    "max_position_embeddings": 16,
+}
+ROWS, COPIES = 32, 4
+
+
+def classifier(dropout=0.0):
+    config = transformers.BertConfig(
+        num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **SMALL
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+def tokens():
+    return torch.randint(1, 30, (ROWS, 7), generator=torch.Generator().manual_seed(5))
+
+
+def examples():
+    return [{"input_ids": row, "labels": int(row[0] % 3)} for row in tokens()]
+
+
+def arguments(folder, **options):
+    quiet = {
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "logging_steps": 1,
+    }
+    ours = {"max_grad_norm": 0, "label_names": ["labels"], "per_device_train_batch_size": 8}
+    return transformers.TrainingArguments(str(folder), **{**quiet, **ours, **options})
+
+
+def trainer(folder, model, optimizer=None, *, callbacks=(), data=None, **options):
+    optimizer = alrao.AdamW(model) if optimizer is None else optimizer
+    made = transformers.Trainer(
+        model, arguments(folder, **options), train_dataset=examples() if data is None else data,
+        eval_dataset=examples(), optimizers=(optimizer, None), callbacks=list(callbacks),
+    )  # fmt: skip
+    made.remove_callback(transformers.PrinterCallback)
+    return made
