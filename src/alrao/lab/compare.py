@@ -33,7 +33,7 @@ class Comparison(RunSet):
         names = list(dict.fromkeys(name for method in methods for name in expand(method)))
         if settings.lr is not None and not any(of_alrao(name) for name in names):
             raise LabError(
-                "--lr is for alrao and alrao-adam; the rates of the others go to their names: adam@0.01"
+                "--lr is for the methods of Alrao; the rates of the others go to their names: adam@0.01"
             )
         self._rates = [name for name in names if self.grid and name.startswith("sgd@")]
         super().__init__(_with(settings, names[0], 0), roots)

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 import alrao
 
 from .errors import missing
+from .zooming import Zooming
 
 __all__ = ["Averaged", "Learner", "ScheduleFree"]
 
@@ -26,17 +27,21 @@ class Learner:
     Args:
         model: what is trained.
         optimizer: what trains it.
+        zooming: how its interval of rates narrows, if it does.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, zooming: Zooming | None = None) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.scheduler: LambdaLR | None = None
+        self.zooming = zooming
+        self.schedulers: dict[str, LRScheduler] = {}
 
     def follow(self, schedule: str, steps: int) -> None:
-        """Multiply the rates by a schedule's factor over so many steps."""
+        """Multiply the rates by a schedule's factor over so many steps; narrow their interval if asked."""
         if schedule != "none":
-            self.scheduler = LambdaLR(self.optimizer, _factor(schedule, steps))
+            self.schedulers["scheduler"] = LambdaLR(self.optimizer, _factor(schedule, steps))
+        if self.zooming is not None:
+            self.schedulers["zoom"] = self.zooming.scheduler(self.optimizer, steps)
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
         """One step against the gradient of the loss."""
@@ -48,8 +53,8 @@ class Learner:
             else:
                 nn.utils.clip_grad_norm_(self.model.parameters(), clip)
         self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
+        for scheduler in self.schedulers.values():
+            scheduler.step()
 
     def train(self) -> None:
         """Make ready for steps."""
@@ -81,16 +86,14 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """All that further training depends on, the random generators aside."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        if self.scheduler is not None:
-            state["scheduler"] = self.scheduler.state_dict()
-        return state
+        return state | {name: scheduler.state_dict() for name, scheduler in self.schedulers.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
+        for name, scheduler in self.schedulers.items():
+            scheduler.load_state_dict(state[name])
 
 
 def _factor(schedule: str, steps: int) -> Callable[[int], float]:

@@ -18,6 +18,7 @@ from .errors import LabError, missing, unknown
 from .learner import Averaged, Learner, ScheduleFree
 from .settings import Settings
 from .tasks.task import Problem
+from .zooming import Zooming
 
 __all__ = ["GRID", "METHODS", "Method", "canonical", "expand", "learner", "parse_interval"]
 
@@ -136,13 +137,17 @@ def _alrao(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> L
     optimizer = alrao.SGD(
         model, _interval(settings), momentum=settings.momentum or 0.0, weight_decay=settings.weight_decay
     )
-    return Learner(model, optimizer)
+    return Learner(model, optimizer, _zooming(settings))
 
 
 def _alrao_adam(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:
     model = _alrao_model(net, settings.copies or 1, settings, problem)
     optimizer = alrao.Adam(model, _interval(settings), _betas(settings), weight_decay=settings.weight_decay)
-    return Learner(model, optimizer)
+    return Learner(model, optimizer, _zooming(settings))
+
+
+def _zooming(settings: Settings) -> Zooming | None:
+    return None if settings.zoom is None else Zooming.parse(settings.zoom)
 
 
 def _frozen(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:
@@ -158,11 +163,13 @@ def _betas(settings: Settings) -> tuple[float, float]:
     return (0.9 if settings.momentum is None else settings.momentum, 0.999)
 
 
-def _plain(module: str, name: str, *, betas: bool = False, kind: type[Learner] = Learner) -> Any:
+def _plain(
+    module: str, name: str, *, betas: bool = False, weight_decay: float = 0.0, kind: type[Learner] = Learner
+) -> Any:
     """A method that is an optimizer from a package, at its published defaults."""
 
     def build(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:
-        options: dict[str, Any] = {"weight_decay": settings.weight_decay}
+        options: dict[str, Any] = {"weight_decay": settings.weight_decay or weight_decay}
         if rate:
             options["lr"] = float(rate)
         if settings.momentum is not None:
@@ -186,12 +193,17 @@ PACKAGES = {"prodigyopt": "prodigyopt", "dadaptation": "dadaptation", "dog": "do
 METHODS: dict[str, Method] = {
     "alrao": Method("Alrao, the paper's: SGD with a random rate for every feature", _alrao, "never"),
     "alrao-adam": Method("the same on Adam (appendix E)", _alrao_adam, "never"),
+    "alrao-zoom": Method("Alrao on Adam, its interval narrowing around the posterior", _alrao_adam, "never"),
     "sgd": Method(
         "SGD at a rate; in a comparison, the best of seven on validation",
         _plain("torch.optim", "SGD"),
         "needed",
     ),
     "adam": Method("Adam, at 0.001 or at a rate", _plain("torch.optim", "Adam", betas=True)),
+    "adamw": Method(
+        "AdamW, at 0.001 or at a rate; weight decay 0.01 unless another is given",
+        _plain("torch.optim", "AdamW", betas=True, weight_decay=0.01),
+    ),
     "frozen": Method(
         "SGD on a random fraction of the features, frozen@RATE:P (appendix G)", _frozen, "needed"
     ),

@@ -9,6 +9,7 @@ from .errors import LabError, unknown
 from .methods import METHODS, canonical
 from .settings import Settings
 from .tasks import Task, get_task
+from .zooming import Zooming
 
 __all__ = ["OF_ALRAO", "of_alrao", "refuse_idle", "resolve"]
 
@@ -25,7 +26,7 @@ POSITIVE = (
     "threads",
 )
 OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "tau", "workers")
-OF_ALRAO = ("copies", "averaging", "theta", "evidence")
+OF_ALRAO = ("copies", "averaging", "theta", "evidence", "zoom")
 
 
 def of_alrao(method: str) -> bool:
@@ -75,9 +76,11 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     }
     changes |= {name: value for name, value in task.defaults.items() if getattr(settings, name) is None}
     if of_alrao(method):
-        low, high = task.adam_interval if method == "alrao-adam" else task.interval
+        low, high = task.interval_of(method)
         changes["lr"] = lr or f"{low:g}:{high:g}"
         changes["copies"] = settings.copies or task.copies
+        if settings.zoom is not None or method == "alrao-zoom":
+            changes["zoom"] = str(Zooming.parse(settings.zoom or "default"))
     else:
         changes |= {name: defaults[name] for name in OF_ALRAO}
     return task, dataclasses.replace(settings, **changes)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ __all__ = [
 OF_METHOD = ("method", "lr", *OF_ALRAO)
 NEEDED = ("task", "model", "method", "seed", "budget", "epochs")
 RESULT = ("status", "diverged_at", "measures", "seconds", "valid", "test")
-ORDER = ("sgd", "adam", "alrao", "alrao-adam")
+ORDER = ("sgd", "adam", "alrao", "alrao-adam", "alrao-zoom")
 HIGHER_IS_BETTER = ("return", "accuracy")
 
 
@@ -192,7 +192,7 @@ def label(settings: dict[str, Any]) -> str:
     name: str = settings["method"]
     task = _task(settings["task"])
     if name.startswith("alrao") and task is not None:
-        low, high = task.adam_interval if name == "alrao-adam" else task.interval
+        low, high = task.interval_of(name)
         said = []
         if settings["lr"] != f"{low:g}:{high:g}":
             said.append(settings["lr"])
@@ -203,6 +203,8 @@ def label(settings: dict[str, Any]) -> str:
             for option in ("averaging", "theta", "evidence")
             if settings[option] != Settings.__dataclass_fields__[option].default
         ]
+        zoom = settings.get("zoom")  # which older runs do not have
+        said += [f"zoom {zoom}"] if zoom and (name != "alrao-zoom" or zoom != "default") else []
         name += f" ({', '.join(said)})" if said else ""
     return name
 

@@ -29,7 +29,7 @@ class Triangle(RunSet):
         if not of_alrao(settings.method):
             raise LabError(f"the triangle is about alrao and alrao-adam, got --method {settings.method}")
         super().__init__(replace(settings, lr=None), roots)
-        plain = "adam" if settings.method == "alrao-adam" else "sgd"
+        plain = "sgd" if settings.method == "alrao" else "adam"
         values = sorted({float(canonical("sgd", rate)[0].partition("@")[2]) for rate in rates})
         self.rates = [f"{value:g}" for value in values]
         self.cells: dict[tuple[str, str], Planned] = {}

@@ -15,10 +15,21 @@ from .records import Reading, Record
 
 __all__ = ["Experiment", "experiments", "interval", "positive", "rate", "spoken"]
 
-NAMES = {"sgd": "SGD", "adam": "Adam", "alrao": "Alrao", "alrao-adam": "Alrao-Adam", "frozen": "Frozen"}
-NAMES |= {"prodigy": "Prodigy", "dog": "DoG", "schedulefree": "Schedule-Free", "dadapt-sgd": "D-Adapt SGD"}
-NAMES |= {"dadapt-adam": "D-Adapt Adam"}
-ORDER = ("alrao", "sgd", "adam", "alrao-adam")
+NAMES = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "alrao": "Alrao",
+    "alrao-adam": "Alrao-Adam",
+    "alrao-zoom": "Alrao-Zoom",
+    "frozen": "Frozen",
+    "prodigy": "Prodigy",
+    "dog": "DoG",
+    "schedulefree": "Schedule-Free",
+    "dadapt-sgd": "D-Adapt SGD",
+    "dadapt-adam": "D-Adapt Adam",
+}
+ORDER = ("alrao", "sgd", "adam", "alrao-adam", "alrao-zoom")
 ADAM_DEFAULT = 1e-3
 INTERVAL = re.compile(r"(alrao|alrao-adam) \(([^ ,():]+:[^ ,():]+)\)")
 MANY = 3

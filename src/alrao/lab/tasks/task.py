@@ -136,6 +136,10 @@ class Task(ABC):
     examples: ClassVar[str] = "examples"
     """What ``train`` of its budgets counts."""
 
+    def interval_of(self, method: str) -> tuple[float, float]:
+        """The rates of a method of Alrao, where the user names none."""
+        return self.interval if method == "alrao" else self.adam_interval
+
     def batch(self, settings: Settings) -> int:
         """The batch size, where the user names none."""
         return self.budgets[settings.budget].batch

@@ -1,0 +1,101 @@
+"""``--zoom``: how the interval narrows, said on the command line."""
+
+import pytest
+import torch
+
+import alrao
+from alrao.lab.errors import LabError
+from alrao.lab.methods import learner
+from alrao.lab.resolve import refuse_idle, resolve
+from alrao.lab.settings import Settings
+from alrao.lab.table import label
+from alrao.lab.zooming import Zooming
+
+CPU = torch.device("cpu")
+
+
+def built(**settings):
+    task, resolved = resolve(Settings(task="digits", **settings))
+    problem = task.load(resolved, CPU)
+    return learner(problem.network(), resolved, problem), problem
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("default", "default"),
+        ("width=3", "default"),
+        ("width=10, part=0.50", "part=0.5,width=10"),
+        ("memory=20", "memory=20"),
+    ],
+)
+def test_one_spelling(text, spelled):
+    assert str(Zooming.parse(text)) == spelled
+    assert resolve(Settings(method="alrao", zoom=text))[1].zoom == spelled
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("widht=3", "did you mean width"),
+        ("width", "as in --zoom width=3, got 'width'"),
+        ("width=wide", "takes numbers"),
+        ("part=0", "part must lie between 0 and 1, got 0"),
+        ("part=nan", "part must lie"),
+        ("width=0.5", "width must be at least 1"),
+        ("memory=inf", "memory must be at least 1"),
+    ],
+)
+def test_refusals(text, words):
+    with pytest.raises(LabError, match=words):
+        resolve(Settings(method="alrao-zoom", zoom=text))
+
+
+def test_alrao_has_none_unless_asked_and_its_runs_keep_their_names():
+    plain = resolve(Settings(method="alrao"))[1]
+    assert plain.zoom is None
+    assert "zoom" not in plain.key()
+    assert built(method="alrao")[0].zooming is None
+
+
+def test_zoom_is_for_alrao():
+    with pytest.raises(LabError, match="--zoom is for Alrao's methods"):
+        refuse_idle(Settings(method="adam", zoom="default"))
+
+
+@pytest.mark.parametrize("method", ["alrao", "alrao-adam", "alrao-zoom"])
+def test_the_interval_narrows_during_its_part_of_the_training(method):
+    trained, problem = built(method=method, zoom="part=0.5,width=5,memory=3")
+    trained.follow("cosine", 2 * problem.steps)
+    trained.train()
+    optimizer = trained.optimizer
+    widths, factors = [], []
+    for epoch in (1, 2):
+        for inputs, targets in problem.batches(epoch):
+            trained.step(problem.loss(trained.model(inputs), targets))
+        rates = torch.cat([optimizer.rates(p).flatten() for p in trained.model.parameters()])
+        widths.append(float(rates.max() / rates.min()))
+        factors.append(optimizer.param_groups[0]["lr"])
+    assert widths == pytest.approx([5, 5], rel=0.02)
+    assert factors == pytest.approx([0.5, 0.0], abs=1e-6)
+    assert isinstance(optimizer, alrao.SGD if method == "alrao" else alrao.Adam)
+
+
+def test_tables_say_how():
+    def named(**settings):
+        return label(vars(resolve(Settings(**settings))[1]))
+
+    assert named(method="alrao-zoom") == "alrao-zoom"
+    assert named(method="alrao-zoom", zoom="width=10") == "alrao-zoom (zoom width=10)"
+    assert named(method="alrao", zoom="default") == "alrao (zoom default)"
+    assert named(method="alrao") == "alrao"
+
+
+def test_adamw_decays_weights_as_torch_does():
+    trained, _ = built(method="adamw")
+    group = trained.optimizer.param_groups[0]
+    assert isinstance(trained.optimizer, torch.optim.AdamW)
+    assert (group["lr"], group["weight_decay"]) == (0.001, 0.01)
+    trained, _ = built(method="adamw@0.1", weight_decay=0.5)
+    group = trained.optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.1, 0.5)
