@@ -234,6 +234,7 @@ def test_the_citation_names_this_version():
 # The code on the pages.
 
 NOT_RUN = {
+    "huggingface.md": "loads a pre-trained model; tests/test_huggingface.py has the same with a small one",
     "reinforcement-learning.md": "trains for 200,000 steps; tests/test_sb3.py has the same at a small size",
 }
 BEFORE = {
