@@ -10,6 +10,7 @@ from rich.console import Console
 
 from .cli_report import command_line, make_report, report
 from .cli_reproduce import reproduce
+from .cli_suite import suite
 from .errors import LabError, unknown
 from .options import collect, roots_of, settings_options
 
@@ -40,6 +41,7 @@ def cli() -> None:
 
 cli.add_command(report)
 cli.add_command(reproduce)
+cli.add_command(suite)
 
 out_option = click.option(
     "--out", "out_dir", default="runs", show_default=True, metavar="DIR", help="where run directories go"

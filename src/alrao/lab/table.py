@@ -19,6 +19,7 @@ __all__ = [
     "Finished",
     "Group",
     "Row",
+    "best_of",
     "experiment",
     "group",
     "groups",
@@ -180,7 +181,7 @@ def group(runs: Sequence[Finished]) -> Group:
     grid = sorted((row for name, row in rows.items() if name.startswith("sgd@")), key=_rate)
     shown = [row for row in rows.values() if row not in grid]
     if grid:
-        shown.append(_best_of(grid))
+        shown.append(best_of(grid))
     shown.sort(key=lambda row: (_place(row.label), row.label))
     return Group(
         first["task"], first["model"], title(first), runs[0].result["measures"], runs[0].about, shown, grid
@@ -246,8 +247,8 @@ def _place(label: str) -> int:
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
-def _best_of(grid: list[Row]) -> Row:
-    """SGD at the rate that fails least and then has the best validation loss, over the seeds all have."""
+def best_of(grid: list[Row]) -> Row:
+    """The row of a grid that fails least and then has the best validation loss, over the seeds all have."""
     common = set.intersection(*({run.settings["seed"] for run in row.runs} for row in grid))
     measure = grid[0].runs[0].result["measures"][0]
 

@@ -1,0 +1,99 @@
+"""The command ``alrao suite``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import click
+from rich.console import Console
+
+from .errors import unknown
+from .options import roots_of
+from .settings import Settings
+
+__all__ = ["suite"]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+Kind = TypeVar("Kind")
+
+
+@click.command()
+@click.option("--workloads", metavar="A,B,…", help="some of them  [default: all]")
+@click.option("--contenders", metavar="A,B,…", help="some of them  [default: all]")
+@click.option("--budget", type=click.Choice(["mini", "paper"]), default="mini", show_default=True,
+              help="how much to train: a minute a run, or as the paper does")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+              help="runs of what has no rate to find, and of the best rate of what has one")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="runs at a time")  # fmt: skip
+@click.option("--run/--no-run", "train", default=True, help="train what is missing, or show what there is")
+@click.option("--markdown", metavar="FILE", help="write the tables to a page of the documentation too")
+@click.option("--out", "out_dir", default="runs/suite", show_default=True, metavar="DIR",
+              help="where run directories go")  # fmt: skip
+@click.option("--results", default="results/suite", show_default=True, metavar="DIR",
+              help="finished runs to use as well, where it exists")  # fmt: skip
+@click.option("--data", metavar="DIR", help="where the data is (default: $ALRAO_DATA)")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps")
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="processor threads of torch")
+def suite(
+    workloads: str | None,
+    contenders: str | None,
+    budget: str,
+    seeds: int,
+    jobs: int,
+    train: bool,
+    markdown: str | None,
+    out_dir: str,
+    results: str,
+    data: str | None,
+    device: str,
+    threads: int | None,
+) -> None:
+    """Compare methods without a learning rate with tuned ones, on small workloads that differ in kind.
+
+    For each method: how far its test loss is behind the best tuned run, on every workload, at worst, and in
+    the mean. Rates are chosen on validation data. Finished runs are not repeated.
+    """
+    from .display import run_shown
+    from .store import replace_file
+    from .suite import CONTENDERS, WORKLOADS, Suite, standings, table
+    from .suite import markdown as page
+
+    runs = Suite(
+        _some(workloads, WORKLOADS, "workload"),
+        _some(contenders, CONTENDERS, "contender"),
+        Settings(budget=budget, data=data, device=device, threads=threads),
+        seeds=seeds,
+        roots=roots_of(out_dir, results),
+    )
+    if train:
+        runs.run(lambda some: run_shown(some, jobs, out))
+    found = standings(runs)
+    for title, chosen_on in (("not used for choosing", False), ("used for choosing", True)):
+        some = [workload for workload in runs.workloads if workload.chosen_on == chosen_on]
+        if some:
+            out.print(table(found, some, f"workloads {title}"))
+    if runs.missing:
+        out.print(f"{runs.missing} runs are missing: the same command without --no-run trains them")
+    if markdown is not None:
+        content = page(found, list(runs.workloads)).encode()
+        replace_file(Path(markdown), lambda file: file.write(content))
+    failed = {path: error for some in runs.sets.values() for path, error in some.failed.items()}
+    for path, error in failed.items():
+        err.print(f"failed: {path}: {error}", style="red", soft_wrap=True, markup=False)
+    if failed:
+        raise SystemExit(1)
+
+
+def _some(names: str | None, known: Mapping[str, Kind], what: str) -> list[Kind]:
+    """Those of the names, in the order of all."""
+    if names is None:
+        return list(known.values())
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            raise unknown(what, name, known)
+    return [each for name, each in known.items() if name in wanted]

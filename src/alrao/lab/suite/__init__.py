@@ -1,0 +1,23 @@
+"""Methods without a learning rate against tuned ones, on small workloads that differ in kind.
+
+``workloads`` are what is learnt, ``contenders`` what learns it, ``plan`` the runs, ``gaps`` what they show,
+``page`` how it is shown.
+"""
+
+from .contenders import CONTENDERS, Contender
+from .gaps import Standing, standings
+from .page import markdown, table
+from .plan import Suite
+from .workloads import WORKLOADS, Workload
+
+__all__ = [
+    "CONTENDERS",
+    "WORKLOADS",
+    "Contender",
+    "Standing",
+    "Suite",
+    "Workload",
+    "markdown",
+    "standings",
+    "table",
+]

@@ -1,0 +1,60 @@
+"""How far every contender is behind the best tuned run of each workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from statistics import mean
+
+from ..table import Row
+from .contenders import Contender
+from .plan import Suite
+from .workloads import Workload
+
+__all__ = ["Standing", "standings"]
+
+
+@dataclass
+class Standing:
+    """What a contender achieved."""
+
+    contender: Contender
+    rows: dict[str, Row] = field(default_factory=dict)
+    """Its finished runs, by workload."""
+    gaps: dict[str, float] = field(default_factory=dict)
+    """By how much of the loss it is behind the best tuned contender; infinite where a run failed."""
+
+    @property
+    def failed(self) -> int:
+        """Runs that did not end, of those that count."""
+        return sum(len(row.runs) - len(row.good) for row in self.rows.values())
+
+    def over(self, workloads: list[Workload]) -> tuple[float, float] | None:
+        """The worst and the mean gap on some workloads; None where it has not run on all of them."""
+        found = [self.gaps[workload.name] for workload in workloads if workload.name in self.gaps]
+        return (max(found), mean(found)) if found and len(found) == len(workloads) else None
+
+
+def loss(row: Row) -> float:
+    """Mean test loss over the seeds; infinite if one of them failed."""
+    values = row.values("test", row.runs[0].result["measures"][0])
+    return mean(values) if len(values) == len(row.runs) else inf
+
+
+def standings(suite: Suite) -> list[Standing]:
+    """Of every contender that has a finished run, in their order."""
+    found = {contender.name: Standing(contender) for contender in suite.contenders}
+    for workload in suite.workloads:
+        rows = {
+            contender: row
+            for contender in suite.contenders
+            if (row := suite.chosen(workload, contender)) is not None
+        }
+        tuned = [loss(row) for contender, row in rows.items() if contender.tuned]
+        best = min(tuned, default=inf)
+        for contender, row in rows.items():
+            standing = found[contender.name]
+            standing.rows[workload.name] = row
+            if best < inf:
+                standing.gaps[workload.name] = loss(row) / best - 1
+    return [standing for standing in found.values() if standing.rows]
