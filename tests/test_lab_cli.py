@@ -315,8 +315,7 @@ def test_ctrl_c(tmp_path):
         _, errors = process.communicate(timeout=50)
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert errors.strip() == "interrupted: the same command goes on from here"
+    assert (process.returncode, errors.strip()) == (130, "interrupted: the same command goes on from here")
 
 
 @pytest.mark.parametrize("package", ["click", "filelock"])

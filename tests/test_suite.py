@@ -37,7 +37,7 @@ def a_row(label, tests, valid=1.0, failed=0):
                 "test": {"loss": test},
             },
             {},
-        )  # fmt: skip
+        )
         for seed, test in enumerate(tests)
     ]
     lost = {"status": "diverged", "measures": ["loss"], "valid": None, "test": None}
