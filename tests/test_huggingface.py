@@ -206,6 +206,12 @@ def test_an_optimizer_of_torch_is_refused(tmp_path):
         trainer(tmp_path, model, optimizer, callbacks=[AlraoCallback()]).train()
 
 
+def test_an_optimizer_of_another_model_is_refused(tmp_path):
+    model, other = (alrao.Alrao(classifier(), COPIES) for _ in range(2))
+    with pytest.raises(ValueError, match="one of alrao's, for this model"):
+        trainer(tmp_path, model, alrao.AdamW(other), callbacks=[AlraoCallback()]).train()
+
+
 def test_an_evaluation_without_labels_is_warned_of(tmp_path):
     model = alrao.Alrao(classifier(), COPIES)
     fit = trainer(

@@ -34,6 +34,7 @@ NEEDS = {
 }
 IMPORT_TORCHVISION = {"huggingface_trainer.py", "lightning_digits.py"}
 """Indirectly, which needs some care on some machines; see run_example.py."""
+LONG = {*IMPORT_TORCHVISION, "skorch_search.py"}
 
 
 def imports(module):
@@ -166,7 +167,9 @@ def test_every_example_is_run_here():
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", list(EXAMPLES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in EXAMPLES]
+)
 def test_examples_run(name):
     for package in NEEDS.get(name, ()):
         if importlib.util.find_spec(package) is None:

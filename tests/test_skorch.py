@@ -256,6 +256,19 @@ def test_any_optimizer_of_torch():
     assert net.history[-1, "train_loss"] < net.history[0, "train_loss"]
 
 
+# torch's compiler makes an instance of the class itself while it traces.
+@pytest.mark.filterwarnings(
+    "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
+)
+@pytest.mark.slow
+def test_compiled_modules():
+    options = {"optimizer__param_groups": [("hidden*", {"momentum": 0.5})], **QUIET}
+    net = seeded(AlraoNetClassifier(Net, compile=True, compile__backend="eager", **options))
+    plain = seeded(AlraoNetClassifier(Net, **options))
+    assert net.history[:, "train_loss"] == pytest.approx(plain.history[:, "train_loss"], rel=1e-4)
+    np.testing.assert_allclose(net.predict_proba(X).sum(1), 1, rtol=1e-5)
+
+
 # What is refused.
 
 

@@ -123,7 +123,6 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         super().set_params(**{key: value for key, value in kwargs.items() if key not in ours})
         for key, value in ours.items():
             setattr(self, key, value)
-        self._params_to_validate.update(key for key in ours if key != "lr")
         if any(key not in RATES for key in ours):
             self._initialize_module(reason=self._format_reinit_msg("module", ours))
             self._initialize_criterion(reason=self._format_reinit_msg("criterion"))
