@@ -116,14 +116,28 @@ def test_regression_with_one_copy_is_what_skorch_itself_trains():
     np.testing.assert_allclose(ours.predict(X), plain.predict(X), rtol=1e-4, atol=1e-6)
 
 
-def test_binary_classification():
+@pytest.mark.parametrize("criterion", [nn.BCEWithLogitsLoss, alrao.MixtureBCELoss])
+def test_binary_classification(criterion):
     target = (X[:, 0] > 0).astype(np.float32)
-    net = AlraoNetBinaryClassifier(Net, module__outputs=1, max_epochs=15, batch_size=8, verbose=0)
+    net = AlraoNetBinaryClassifier(
+        Net, criterion=criterion, module__outputs=1, max_epochs=15, batch_size=8, verbose=0
+    )
     seeded(net, X, target)
     assert net.score(X, target) > 0.85
     probabilities = net.predict_proba(X)
     assert probabilities.shape == (120, 2)
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(net.predict(X), probabilities[:, 1] > 0.5)
+
+
+def test_several_labels():
+    target = (X[:, :3] > 0).astype(np.float32)
+    net = AlraoNet(
+        Net, alrao.MixtureBCELoss, alrao__likelihood="bernoulli", max_epochs=20, batch_size=8, verbose=0
+    )
+    probabilities = seeded(net, X, target).predict_proba(X)
+    assert ((probabilities >= 0) & (probabilities <= 1)).all()
+    assert ((probabilities > 0.5) == target).mean() > 0.85
 
 
 # skorch's parameters.
@@ -256,9 +270,11 @@ def test_any_optimizer_of_torch():
     assert net.history[-1, "train_loss"] < net.history[0, "train_loss"]
 
 
-# torch's compiler makes an instance of the class itself while it traces.
+# torch's compiler makes an instance of the class itself while it traces; and as skorch compiles the criterion
+# too, it looks at the gradient of its input.
 @pytest.mark.filterwarnings(
-    "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
+    "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning",
 )
 @pytest.mark.slow
 def test_compiled_modules():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 try:
@@ -26,7 +27,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from ..criteria import MixtureMSELoss
+from ..criteria import MixtureBCELoss, MixtureMSELoss
 from ..model import Alrao, unwrap
 from ..optim import SGD
 from ..optimizer import AlraoOptimizer
@@ -163,8 +164,7 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
 
     def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch; log-probabilities go to ``NLLLoss`` as they are."""
-        criterion = getattr(self.criterion_, "_orig_mod", self.criterion_)
-        if isinstance(criterion, nn.NLLLoss) and isinstance(y_pred, LogProbs):
+        if isinstance(self._plain_criterion(), nn.NLLLoss) and isinstance(y_pred, LogProbs):
             return NeuralNet.get_loss(self, y_pred, y_true, *args, **kwargs)
         return super().get_loss(y_pred, y_true, *args, **kwargs)
 
@@ -172,7 +172,17 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         nonlinearity = super()._get_predict_nonlinearity()
         if self.predict_nonlinearity != "auto":
             return nonlinearity
+        if isinstance(self._plain_criterion(), MixtureBCELoss):
+            return _probabilities
         return lambda y: y.exp() if isinstance(y, LogProbs) else nonlinearity(y)
+
+    def _plain_criterion(self) -> Any:
+        return getattr(self.criterion_, "_orig_mod", self.criterion_)  # as it was before it was compiled
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    yes = logits.sigmoid()
+    return yes if yes.ndim > 1 else torch.stack([1 - yes, yes], 1)
 
 
 class AlraoNetClassifier(AlraoNet, NeuralNetClassifier):  # type: ignore[misc]
