@@ -16,7 +16,7 @@ def load(task, data, **settings):
     return get_task(task).load(Settings(task=task, data=data, **{**SMALL, **settings}), CPU)
 
 
-def refused(task, data, *words, **settings):
+def check_refused(task, data, *words, **settings):
     """Loading it gives an error whose message has the words, in one line."""
     with pytest.raises(LabError) as caught:
         load(task, data, **settings)

@@ -17,20 +17,10 @@ from alrao.lab.errors import LabError
 ALRAO_DATA = os.environ.get("ALRAO_DATA")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ALRAO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ALRAO_DATA", raising=False)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
-@pytest.fixture
-def binary(tmp_path):
-    """The folder of the binary version."""
-    return as_binary(cifar(), tmp_path / "cifar-10-batches-bin")
-
-
-def refused(where, *words):
+def check_refused(where, *words):
     """The error's message, which has the words, in one line."""
     with pytest.raises(LabError) as caught:
         load_cifar10(where)
@@ -118,18 +108,20 @@ def test_other_data_has_another_digest(tmp_path):
 
 class TestRefusals:
     def test_no_place(self):
-        message = refused(None, "--data", "ALRAO_DATA", "cifar-10-python.tar.gz")
+        message = check_refused(None, "--data", "ALRAO_DATA", "cifar-10-python.tar.gz")
         assert "https://www.cs.toronto.edu/~kriz/cifar.html" in message
 
     def test_place_does_not_exist(self, tmp_path, monkeypatch):
-        refused(tmp_path / "nowhere", str(tmp_path / "nowhere"), "--data names", "cifar-10-python.tar.gz")
+        check_refused(
+            tmp_path / "nowhere", str(tmp_path / "nowhere"), "--data names", "cifar-10-python.tar.gz"
+        )
         monkeypatch.setenv("ALRAO_DATA", str(tmp_path / "void"))
-        refused(None, str(tmp_path / "void"), "ALRAO_DATA names")
+        check_refused(None, str(tmp_path / "void"), "ALRAO_DATA names")
 
     def test_nothing_there(self, tmp_path):
         (tmp_path / "letter.txt").write_text("nothing")
-        refused(tmp_path, f"no CIFAR-10 in {tmp_path}", "cifar-10-batches-bin", "download")
-        refused(tmp_path / "letter.txt", "letter.txt", "damaged")
+        check_refused(tmp_path, f"no CIFAR-10 in {tmp_path}", "cifar-10-batches-bin", "download")
+        check_refused(tmp_path / "letter.txt", "letter.txt", "damaged")
 
     @pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
     @pytest.mark.parametrize("form", ["python.tar.gz", "images.tar.gz", "images.tar.xz", "images.tar.bz2"])
@@ -137,38 +129,38 @@ class TestRefusals:
         archive = write_form(form, tmp_path)
         content = archive.read_bytes()
         archive.write_bytes(content[: int(kept * len(content))])
-        refused(archive, str(archive), "damaged or cut off")
+        check_refused(archive, str(archive), "damaged or cut off")
 
     def test_tar_cut_off_between_members(self, tmp_path):
         archive = write_form("images.tar", tmp_path)
         content = archive.read_bytes().rstrip(b"\0")
         archive.write_bytes(content + b"\0" * (-len(content) % 512))
-        refused(archive, str(archive), "its end is missing")
+        check_refused(archive, str(archive), "its end is missing")
 
     def test_archive_with_a_wrong_byte(self, tmp_path):
         archive = write_form("images.tar.gz", tmp_path)
         content = bytearray(archive.read_bytes())
         content[len(content) // 2] ^= 0xFF
         archive.write_bytes(content)
-        refused(archive, str(archive))
+        check_refused(archive, str(archive))
 
     def test_no_archive_at_all(self, tmp_path):
         (tmp_path / "cifar10.tar.gz").write_bytes(b"<html>not found</html>" * 1000)
-        refused(tmp_path, "cifar10.tar.gz", "damaged")
+        check_refused(tmp_path, "cifar10.tar.gz", "damaged")
 
     def test_batch_missing(self, binary):
         (binary / "data_batch_3.bin").unlink()
-        refused(binary, "lacks data_batch_3")
+        check_refused(binary, "lacks data_batch_3")
 
     def test_binary_of_a_wrong_length(self, binary):
         path = binary / "data_batch_3.bin"
         path.write_bytes(path.read_bytes()[:-1])
-        refused(binary, str(path), "3073")
+        check_refused(binary, str(path), "3073")
 
     def test_label_out_of_range(self, binary):
         path = binary / "test_batch.bin"
         path.write_bytes(b"\x0a" + path.read_bytes()[1:])
-        refused(binary, str(path), "labels from 0 to 9")
+        check_refused(binary, str(path), "labels from 0 to 9")
 
     @pytest.mark.parametrize(
         ("batch", "words"),
@@ -187,13 +179,13 @@ class TestRefusals:
     def test_pickle_of_something_else(self, batch, words, tmp_path):
         folder = as_python(cifar(), tmp_path / "py")
         (folder / "data_batch_4").write_bytes(pickle.dumps(batch, 2))
-        refused(folder, str(folder / "data_batch_4"), words)
+        check_refused(folder, str(folder / "data_batch_4"), words)
 
     def test_pickle_cut_off(self, tmp_path):
         folder = as_python(cifar(), tmp_path / "py")
         path = folder / "data_batch_5"
         path.write_bytes(path.read_bytes()[:5000])
-        refused(folder, str(path), "damaged")
+        check_refused(folder, str(path), "damaged")
 
     @pytest.mark.parametrize("protocol", [0, 2, 4])
     @pytest.mark.parametrize("inside", ["alone", "as labels"])
@@ -205,7 +197,7 @@ class TestRefusals:
         folder = as_python(cifar(), tmp_path / "py")
         value = Evil() if inside == "alone" else {b"data": np.zeros((1, 3072), np.uint8), b"labels": Evil()}
         (folder / "data_batch_1").write_bytes(pickle.dumps(value, protocol))
-        refused(folder, str(folder / "data_batch_1"), "system")
+        check_refused(folder, str(folder / "data_batch_1"), "system")
         assert not (tmp_path / "harm").exists()
 
     @pytest.mark.parametrize(
@@ -220,35 +212,35 @@ class TestRefusals:
     def test_pickle_that_calls_anything_else(self, call, tmp_path):
         folder = as_python(cifar(), tmp_path / "py")
         (folder / "data_batch_1").write_bytes(b"\x80\x02" + call + b"U\x011\x85R.")
-        refused(folder, "it would call")
+        check_refused(folder, "it would call")
 
     def test_corrupt_image(self, tmp_path):
         folder = as_images(cifar(), tmp_path / "images")
         path = folder / "train" / "cat" / "0030.png"
         path.write_bytes(path.read_bytes()[:60])
-        refused(folder, str(path))
+        check_refused(folder, str(path))
         path.write_bytes(b"no image")
         archive = packed(folder, tmp_path / "images.tar.xz")
-        refused(archive, "train/cat/0030.png in", str(archive))
+        check_refused(archive, "train/cat/0030.png in", str(archive))
 
     def test_corrupt_jpeg(self, tmp_path):
         folder = as_images(cifar(), tmp_path / "images")
         path = folder / "test" / "cat" / "9999.jpg"
         Image.effect_noise((32, 32), 50).save(path)
         path.write_bytes(path.read_bytes()[:-300])
-        refused(folder, str(path), "damaged")
+        check_refused(folder, str(path), "damaged")
 
     def test_image_of_another_size(self, tmp_path):
         folder = as_images(cifar(), tmp_path / "images")
         Image.new("RGB", (31, 33)).save(folder / "test" / "dog" / "big.png")
-        refused(folder, "big.png", "31×33")
+        check_refused(folder, "big.png", "31×33")
 
     def test_other_classes(self, tmp_path):
         folder = as_images(cifar(), tmp_path / "images")
         (folder / "test" / "dog").rename(folder / "test" / "cow")
-        refused(folder, "cow, dog")
+        check_refused(folder, "cow, dog")
         (folder / "test" / "cow").rename(tmp_path / "cow")
-        refused(folder, "9 classes", "test")
+        check_refused(folder, "9 classes", "test")
 
 
 def test_progress_only_after_a_while(monkeypatch, capsys):

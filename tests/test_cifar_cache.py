@@ -9,23 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import as_binary, cifar
 
 from alrao.lab.data import arrays as arrays_module
 from alrao.lab.data.cifar import load_cifar10
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ALRAO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ALRAO_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def binary(tmp_path):
-    """The folder of the binary version."""
-    return as_binary(cifar(), tmp_path / "cifar-10-batches-bin")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def test_second_time_reads_the_cache(binary, cache, monkeypatch):

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from folders import load, paths, refused, sizes
+from folders import check_refused, load, paths, sizes
 from pictures import class_folder, packed
 
 from alrao.lab.data.folders import in_proportion, scan
@@ -14,26 +14,7 @@ from alrao.lab.settings import Settings
 from alrao.lab.tasks import get_task
 from alrao.lab.zoo.vision import torchvision
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ALRAO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ALRAO_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder like ImageNet's: 40 images to train on, 6 to test."""
-    class_folder(tmp_path / "data" / "train", {"ant": 20, "bee": 20})
-    class_folder(tmp_path / "data" / "val", {"ant": 3, "bee": 3}, seed=1)
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def flat(tmp_path):
-    """A folder of classes alone."""
-    return class_folder(tmp_path / "pets", {"cat": 40, "dog": 20, "eel": 10})
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 class TestListing:
@@ -173,40 +154,48 @@ class TestImageFolder:
 class TestRefusals:
     @pytest.mark.parametrize("task", ["imagenet", "imagefolder"])
     def test_no_place(self, task, tmp_path):
-        refused(task, None, "--data", "ALRAO_DATA", "<class>/")
-        refused(task, tmp_path / "nowhere", str(tmp_path / "nowhere"), "does not exist")
+        check_refused(task, None, "--data", "ALRAO_DATA", "<class>/")
+        check_refused(task, tmp_path / "nowhere", str(tmp_path / "nowhere"), "does not exist")
 
     def test_nothing_there(self, tmp_path):
         (tmp_path / "empty").mkdir()
-        refused("imagenet", tmp_path / "empty", "no ImageNet in", "image-net.org")
-        refused("imagefolder", tmp_path / "empty", "at least two classes", "none")
+        check_refused("imagenet", tmp_path / "empty", "no ImageNet in", "image-net.org")
+        check_refused("imagefolder", tmp_path / "empty", "at least two classes", "none")
         (tmp_path / "letter.txt").write_text("text")
-        refused("imagefolder", tmp_path / "letter.txt", "neither a folder nor a tar archive")
+        check_refused("imagefolder", tmp_path / "letter.txt", "neither a folder nor a tar archive")
 
     def test_no_val(self, folder):
         shutil.rmtree(folder / "val")
-        refused("imagenet", folder, "needs folders train and val")
-        refused("imagefolder", folder, "none of val, valid and test")
+        check_refused("imagenet", folder, "needs folders train and val")
+        check_refused("imagefolder", folder, "none of val, valid and test")
 
     @pytest.mark.parametrize("task", ["imagenet", "imagefolder"])
     def test_empty_class(self, task, folder):
         (folder / "train" / "cow").mkdir()
         (folder / "train" / "cow" / "readme.txt").write_text("images follow")
-        refused(task, folder, str(folder / "train" / "cow"), "no image")
+        check_refused(task, folder, str(folder / "train" / "cow"), "no image")
 
     @pytest.mark.parametrize("task", ["imagenet", "imagefolder"])
     def test_other_classes(self, task, folder):
         (folder / "val" / "bee").rename(folder / "val" / "wasp")
-        refused(task, folder, "bee, wasp", "not in both")
+        check_refused(task, folder, "bee, wasp", "not in both")
 
     def test_one_class(self, tmp_path):
-        refused("imagefolder", class_folder(tmp_path / "one", {"cat": 5}), "only cat/")
+        check_refused("imagefolder", class_folder(tmp_path / "one", {"cat": 5}), "only cat/")
 
     def test_too_few_to_split(self, tmp_path):
-        refused("imagefolder", class_folder(tmp_path / "few", {"cat": 2, "dog": 2}), "4 images are too few")
+        check_refused(
+            "imagefolder", class_folder(tmp_path / "few", {"cat": 2, "dog": 2}), "4 images are too few"
+        )
 
     def test_network_and_size(self, flat):
-        refused("imagefolder", flat, "unknown model 'resnet19'", "did you mean", model="resnet19")
-        refused("imagefolder", flat, "alexnet cannot take images of 32×32", "--image-size", model="alexnet")
-        refused("imagefolder", flat, "vit_b_16 cannot take images of 64×64", model="vit_b_16", image_size=64)
-        refused("imagefolder", flat, "only the ResNets scale", model="alexnet", image_size=64, width=2.0)
+        check_refused("imagefolder", flat, "unknown model 'resnet19'", "did you mean", model="resnet19")
+        check_refused(
+            "imagefolder", flat, "alexnet cannot take images of 32×32", "--image-size", model="alexnet"
+        )
+        check_refused(
+            "imagefolder", flat, "vit_b_16 cannot take images of 64×64", model="vit_b_16", image_size=64
+        )
+        check_refused(
+            "imagefolder", flat, "only the ResNets scale", model="alexnet", image_size=64, width=2.0
+        )

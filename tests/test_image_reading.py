@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folders import equal, load, paths, refused, sizes
+from folders import check_refused, equal, load, paths, sizes
 from pictures import add_file, class_folder, packed
 from PIL import Image
 
@@ -23,25 +23,7 @@ from alrao.lab.zoo.vision import torchvision
 JPEG = Path(os.environ.get("ALRAO_DATA", ""), "cifar10-jpeg.tar.xz")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ALRAO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ALRAO_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder like ImageNet's: 40 images to train on, 6 to test."""
-    class_folder(tmp_path / "data" / "train", {"ant": 20, "bee": 20})
-    class_folder(tmp_path / "data" / "val", {"ant": 3, "bee": 3}, seed=1)
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def flat(tmp_path):
-    """A folder of classes alone."""
-    return class_folder(tmp_path / "pets", {"cat": 40, "dog": 20, "eel": 10})
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 class TestReading:
@@ -154,7 +136,7 @@ class TestUnpacking:
         archive = packed(flat, flat.parent / "pets.tar.gz")
         content = archive.read_bytes()
         archive.write_bytes(content[: int(kept * len(content))])
-        refused("imagefolder", archive, str(archive), "damaged or cut off")
+        check_refused("imagefolder", archive, str(archive), "damaged or cut off")
         assert not list(cache.glob("pets*"))
         assert not list(cache.glob(".pets*-*/"))
 
@@ -164,10 +146,10 @@ class TestUnpacking:
             add_file(tar, "cat/1.jpg", b"")
             add_file(tar, name, b"harm")
         if name.startswith("/"):
-            refused("imagefolder", tmp_path / "evil.tar")
+            check_refused("imagefolder", tmp_path / "evil.tar")
             assert not os.path.exists(name)
         else:
-            refused("imagefolder", tmp_path / "evil.tar", "harm.jpg leads out of it")
+            check_refused("imagefolder", tmp_path / "evil.tar", "harm.jpg leads out of it")
         assert not list(tmp_path.glob("harm.jpg"))
 
     def test_links_and_programs_stay_inside(self, flat, tmp_path, cache):
@@ -181,7 +163,7 @@ class TestUnpacking:
         archive = packed(flat, tmp_path / "pets.tar")
         (tmp_path / "file").write_text("")
         monkeypatch.setenv("ALRAO_CACHE", str(tmp_path / "file" / "below"))
-        refused("imagefolder", archive, str(archive), str(tmp_path / "file"), "ALRAO_CACHE")
+        check_refused("imagefolder", archive, str(archive), str(tmp_path / "file"), "ALRAO_CACHE")
 
     def test_full_disk(self, flat, tmp_path, cache, monkeypatch):
         archive = packed(flat, tmp_path / "pets.tar")
@@ -190,7 +172,7 @@ class TestUnpacking:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(tarfile.TarFile, "makefile", full)
-        refused("imagefolder", archive, str(archive), str(cache), "No space left on device")
+        check_refused("imagefolder", archive, str(archive), str(cache), "No space left on device")
         assert not list(cache.glob(".pets*-*/"))
 
     def test_killed_while_unpacking(self, flat, tmp_path, cache):
