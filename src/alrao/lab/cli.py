@@ -12,7 +12,7 @@ from .cli_report import command_line, make_report, report
 from .cli_reproduce import reproduce
 from .cli_suite import suite
 from .errors import LabError, unknown
-from .options import collect, roots_of, settings_options
+from .options import collect, jobs_option, out_option, results_option, roots_of, settings_options
 
 if TYPE_CHECKING:
     from .runset import RunSet  # torch takes seconds to import; --help should not
@@ -43,23 +43,12 @@ cli.add_command(report)
 cli.add_command(reproduce)
 cli.add_command(suite)
 
-out_option = click.option(
-    "--out", "out_dir", default="runs", show_default=True, metavar="DIR", help="where run directories go"
-)
-results_option = click.option(
-    "--results", default="results", show_default=True, metavar="DIR",
-    help="finished runs to use as well, where it exists",
-)  # fmt: skip
-jobs_option = click.option(
-    "--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="runs at a time"
-)
-
 
 @cli.command()
 @click.argument("task")
 @settings_options(skip=["task"])
-@out_option
-@results_option
+@out_option()
+@results_option()
 def train(task: str, out_dir: str, results: str, **values: Any) -> None:
     """Train one network on TASK. The same command goes on where it was interrupted."""
     from .display import TrainingBar, describe
@@ -93,8 +82,8 @@ def train(task: str, out_dir: str, results: str, **values: Any) -> None:
 )  # fmt: skip
 @jobs_option
 @settings_options(skip=["task", "method", "seed"])
-@out_option
-@results_option
+@out_option()
+@results_option()
 def compare(
     task: str,
     methods: str,
@@ -139,8 +128,8 @@ def compare(
 @click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
 @jobs_option
 @settings_options(skip=["task", "lr"])
-@out_option
-@results_option
+@out_option()
+@results_option()
 def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str, **values: Any) -> None:
     """Train Alrao on TASK in every interval of a grid of rates, SGD where both ends are equal."""
     from .methods import GRID

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from .errors import LabError, unknown
-from .options import roots_of
-from .settings import Settings
+from .options import collect, common, jobs_option, out_option, results_option, roots_of
 
 __all__ = ["reproduce"]
 
@@ -20,30 +20,19 @@ NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen"
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*NAMES, "all"]) + "}…")
-@click.option("--budget", type=click.Choice(["mini", "paper"]), default="mini", show_default=True,
-              help="how much to train")  # fmt: skip
-@click.option(
-    "--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="runs at a time"
-)
+@jobs_option
 @click.option("--figures", default="docs/figures", show_default=True, metavar="DIR",
               help="where figures (SVG), tables (CSV) and their page go")  # fmt: skip
-@click.option("--out", "out_dir", default="runs", show_default=True, metavar="DIR",
-              help="where run directories and the report go")  # fmt: skip
-@click.option("--results", default="results", show_default=True, metavar="DIR",
-              help="finished runs to use as well, where it exists")  # fmt: skip
-@click.option("--data", metavar="DIR", help="where the data is (default: $ALRAO_DATA)")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps")
-@click.option("--threads", type=click.IntRange(1), metavar="N", help="processor threads of torch")
+@common
+@out_option()
+@results_option()
 def reproduce(
     names: tuple[str, ...],
-    budget: str,
     jobs: int,
     figures: str,
     out_dir: str,
     results: str,
-    data: str | None,
-    device: str,
-    threads: int | None,
+    **values: Any,
 ) -> None:
     """Make the paper's tables and figures again: run what is missing, draw, and say whether they agree.
 
@@ -58,12 +47,12 @@ def reproduce(
         if name not in NAMES:
             raise unknown("table or figure", name, [*NAMES, "all"])
     page = Path(out_dir) / "reproduce.html"
-    common = Settings(data=data, device=device, threads=threads)
+    settings = collect(values)
     made = make(
-        wanted, budget, common, roots_of(out_dir, results), Path(figures), page,
+        wanted, settings.budget, settings, roots_of(out_dir, results), Path(figures), page,
         lambda runs: run_shown(runs, jobs, out),
     )  # fmt: skip
-    table = Table(title=f"the paper's tables and figures, budget {budget}")
+    table = Table(title=f"the paper's tables and figures, budget {settings.budget}")
     for column in ("exhibit", "on", "agrees"):
         table.add_column(column)
     for shown in made.shown:

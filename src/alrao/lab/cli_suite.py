@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 
 from .errors import unknown
-from .options import roots_of
-from .settings import Settings
+from .options import collect, common, jobs_option, out_option, results_option, roots_of
 
 __all__ = ["suite"]
 
@@ -23,34 +22,24 @@ Kind = TypeVar("Kind")
 @click.command()
 @click.option("--workloads", metavar="A,B,…", help="some of them  [default: all]")
 @click.option("--contenders", metavar="A,B,…", help="some of them  [default: all]")
-@click.option("--budget", type=click.Choice(["mini", "paper"]), default="mini", show_default=True,
-              help="how much to train: a minute a run, or as the paper does")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
               help="runs of what has no rate to find, and of the best rate of what has one")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-              help="runs at a time")  # fmt: skip
+@jobs_option
 @click.option("--run/--no-run", "train", default=True, help="train what is missing, or show what there is")
 @click.option("--markdown", metavar="FILE", help="write the tables to a page of the documentation too")
-@click.option("--out", "out_dir", default="runs/suite", show_default=True, metavar="DIR",
-              help="where run directories go")  # fmt: skip
-@click.option("--results", default="results/suite", show_default=True, metavar="DIR",
-              help="finished runs to use as well, where it exists")  # fmt: skip
-@click.option("--data", metavar="DIR", help="where the data is (default: $ALRAO_DATA)")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1, mps")
-@click.option("--threads", type=click.IntRange(1), metavar="N", help="processor threads of torch")
+@common
+@out_option("runs/suite")
+@results_option("results/suite")
 def suite(
     workloads: str | None,
     contenders: str | None,
-    budget: str,
     seeds: int,
     jobs: int,
     train: bool,
     markdown: str | None,
     out_dir: str,
     results: str,
-    data: str | None,
-    device: str,
-    threads: int | None,
+    **values: Any,
 ) -> None:
     """Compare methods without a learning rate with tuned ones, on small workloads that differ in kind.
 
@@ -65,7 +54,7 @@ def suite(
     runs = Suite(
         _some(workloads, WORKLOADS, "workload"),
         _some(contenders, CONTENDERS, "contender"),
-        Settings(budget=budget, data=data, device=device, threads=threads),
+        collect(values),
         seeds=seeds,
         roots=roots_of(out_dir, results),
     )

@@ -12,7 +12,7 @@ import click
 
 from .settings import Settings
 
-__all__ = ["collect", "roots_of", "settings_options"]
+__all__ = ["collect", "common", "jobs_option", "out_option", "results_option", "roots_of", "settings_options"]
 
 
 def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
@@ -44,6 +44,32 @@ def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
 def roots_of(out_dir: str, results: str) -> list[Path]:
     """Where runs are: new ones go to the first; finished ones are looked for in the second too, if there."""
     return [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
+
+
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="runs at a time"
+)
+
+
+def out_option(default: str = "runs") -> Callable[[Any], Any]:
+    """Add ``--out``."""
+    return click.option(
+        "--out", "out_dir", default=default, show_default=True, metavar="DIR", help="where run directories go"
+    )
+
+
+def results_option(default: str = "results") -> Callable[[Any], Any]:
+    """Add ``--results``."""
+    return click.option(
+        "--results", default=default, show_default=True, metavar="DIR",
+        help="finished runs to use as well, where it exists",
+    )  # fmt: skip
+
+
+def common(command: Any) -> Any:
+    """Add what commands that train many networks share: the budget, and where and how it is computed."""
+    every = {field.name for field in dataclasses.fields(Settings)}
+    return settings_options(skip=every - {"budget", "data", "device", "threads"})(command)
 
 
 def _metavar(kind: type) -> str:
