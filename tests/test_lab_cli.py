@@ -97,7 +97,7 @@ ERRORS = [
     ("train digits --out a.file", "could not be written: Not a directory"),
     ("compare digits --methods ,", "--methods must name at least one method"),
     ("compare digits --methods alrao,sdg", "unknown method 'sdg': did you mean sgd?"),
-    ("compare digits --methods adam --lr 0.1", "--lr is for alrao and alrao-adam"),
+    ("compare digits --methods adam --lr 0.1", "--lr is for the methods of Alrao"),
     ("compare digits --seeds 0", "not in the range"),
     ("compare digits --jobs 0", "not in the range"),
     ("compare digits --method alrao", "No such option '--method'"),
