@@ -67,7 +67,7 @@ def test_names_that_come_twice(tmp_path):
 def test_an_interval_is_for_alrao_alone(tmp_path):
     found = compared(tmp_path, "alrao,alrao-adam,adam", lr="1e-3:1").planned.values()
     assert [planned.settings.lr for planned in found] == ["0.001:1", "0.001:1", None]
-    with pytest.raises(LabError, match=r"--lr is for alrao and alrao-adam.*adam@0\.01"):
+    with pytest.raises(LabError, match=r"--lr is for the methods of Alrao.*adam@0\.01"):
         compared(tmp_path, "adam,sgd", lr="0.1")
 
 
