@@ -6,7 +6,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl test test-slow lint types unit format bench docs docs-serve build clean
+.PHONY: help env demo results results-rl suite test test-slow lint types unit format bench docs docs-serve build clean
 
 # Every method, for the tables of the documentation.
 METHODS := alrao,sgd,adam,alrao-adam,prodigy,dadapt-sgd,dadapt-adam,dog,schedulefree
@@ -42,6 +42,11 @@ results-rl: $(STAMP) ## train the Q-learning of docs/results.md (under three hou
 	$(BIN)/alrao keep
 	$(BIN)/alrao table results --markdown docs/results.md
 	$(BIN)/python tools/comparison.py
+
+suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO_DATA)
+	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS)
+	$(BIN)/alrao keep suite/runs --results suite/results
+	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
 
 test: lint types unit ## everything a change must pass: style, types, fast tests
 

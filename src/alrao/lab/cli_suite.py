@@ -28,8 +28,8 @@ Kind = TypeVar("Kind")
 @click.option("--run/--no-run", "train", default=True, help="train what is missing, or show what there is")
 @click.option("--markdown", metavar="FILE", help="write the tables to a page of the documentation too")
 @common
-@out_option("runs/suite")
-@results_option("results/suite")
+@out_option("suite/runs")
+@results_option("suite/results")
 def suite(
     workloads: str | None,
     contenders: str | None,

@@ -23,6 +23,9 @@ above its table. The epoch that counts, and SGD's rate, are chosen on validation
 on test data, mean ± standard deviation over the seeds. *Behind SGD* is how much worse the first measure is
 than that of SGD at its best rate; a method that is ahead has a minus. *Minutes a run* is wall time on two
 cores that had other work too; what a step costs is measured by `make bench`.
+
+The paper's tables and figures one by one, with what it found and whether these runs agree, are
+[on a page of their own](figures/README.md).
 """
 
 
