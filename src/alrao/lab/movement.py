@@ -1,17 +1,24 @@
-"""How far each feature has moved from where it started, beside its learning rate."""
+"""What became of each feature: how far it has moved from its start, and whether it can still learn."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import alrao
 
 from .learner import Learner
+from .tasks.task import Problem
 
 __all__ = ["Movement"]
+
+PROBED = 4
+"""Training batches on which features are asked whether a gradient reaches them."""
+FAINT = 1e-4
+"""A feature whose gradient is so small beside the median of its layer is saturated."""
 
 
 class Movement:
@@ -32,27 +39,60 @@ class Movement:
             }
 
     @torch.no_grad()
-    def layers(self) -> list[dict[str, Any]]:
-        """For each layer: rates of its features, norms of their weights at the start, and of the change."""
+    def layers(self, problem: Problem | None = None) -> list[dict[str, Any]]:
+        """For each layer: rates of its features, norms of their weights at the start, and of the change.
+
+        Args:
+            problem: with it, also how many features are dead, that is, no gradient reaches them, and how many
+                saturated, that is, hardly any does.
+        """
         optimizer = self.learner.optimizer
         if not self.start or not isinstance(optimizer, alrao.SGD | alrao.Adam):
             return []
         found = []
+        gradients = {} if problem is None else self._gradients(problem)
         for name, p in self.learner.model.named_parameters():
             if name not in self.start:
                 continue
             rates = optimizer.rates(p).cpu()
             axes = [axis for axis, size in enumerate(rates.shape) if size == 1]
             begin = self.start[name].double()
-            found.append(
-                {
-                    "name": name,
-                    "rates": _short(rates),
-                    "start": _short(_norm(begin, axes)),
-                    "moved": _short(_norm(p.cpu().double() - begin, axes)),
-                }
-            )
+            layer: dict[str, Any] = {
+                "name": name,
+                "rates": _short(rates),
+                "start": _short(_norm(begin, axes)),
+                "moved": _short(_norm(p.cpu().double() - begin, axes)),
+            }
+            if name in gradients:
+                reached = _norm(gradients[name], axes)
+                alive = reached[reached > 0]
+                layer["dead"] = int((reached == 0).sum())
+                layer["saturated"] = int((alive < FAINT * alive.median()).sum()) if len(alive) else 0
+            found.append(layer)
         return found
+
+    @torch.enable_grad()
+    def _gradients(self, problem: Problem) -> dict[str, Tensor]:
+        """The largest gradients that the weights get in a few batches; nothing of the training changes."""
+        model = self.learner.model
+        modes = {module: module.training for module in model.modules()}
+        model.train()  # which some recurrent layers need, to go backward
+        for module in modes:
+            if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
+                module.eval()
+        device, carry = next(model.parameters()).device, None
+        largest = {name: torch.zeros_like(start, dtype=torch.double) for name, start in self.start.items()}
+        for inputs, targets in islice(problem.batches(1), PROBED):
+            self.learner.optimizer.zero_grad()
+            outputs, carry = problem.forward(model, inputs.to(device), carry)
+            problem.loss(outputs, targets.to(device)).backward()
+            for name, p in model.named_parameters():
+                if name in largest and p.grad is not None:
+                    torch.maximum(largest[name], p.grad.detach().cpu().double().abs(), out=largest[name])
+        self.learner.optimizer.zero_grad()
+        for module, mode in modes.items():
+            module.training = mode
+        return largest
 
 
 def _norm(weights: Tensor, axes: list[int]) -> Tensor:

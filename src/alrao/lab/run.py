@@ -202,7 +202,7 @@ def train(
             events.epoch(lines[-1])
     if events is not None:
         events.close()
-    directory.write_features(movement.layers())
+    directory.write_features(movement.layers(problem))
     directory.write_result(_result(problem, learner, progress, lines, net))
 
 
