@@ -275,6 +275,59 @@ def test_resumed_to_the_bit(at, optimizer_first):
     assert torch.equal(model.posterior, again.posterior)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_was_moved_too_far_is_taken_back(momentum):
+    """Along a direction that never changes, a feature is where its present rate would have brought it."""
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL, momentum=momentum)
+    start = [p.detach().clone() for p in model.parameters()]
+    drawn = all_rates(optimizer)
+    zoom = alrao.Zoom(optimizer, 30, every=3)
+    directions = [torch.randn_like(p) for p in start]
+    way, speed = 0.0, 0.0
+    for _ in range(30):
+        for p, direction in zip(model.parameters(), directions, strict=True):
+            p.grad = direction.clone()
+        optimizer.step()
+        zoom.step()
+        speed = momentum * speed + 1
+        way += speed
+    for p, begin, direction, before, now in zip(
+        model.parameters(), start, directions, drawn, all_rates(optimizer), strict=True
+    ):
+        fell = (now < before).expand_as(p)  # a rate that rises does not add to the way
+        expected = (begin.double() - way * now * direction).float()
+        assert fell.any()
+        torch.testing.assert_close(p[fell], expected[fell], rtol=1e-4, atol=1e-5)
+        assert ((p - begin).abs()[~fell] > 0).all()
+
+
+def test_nothing_is_taken_back_unless_wanted_nor_once_narrow():
+    for rewind, steps in ((False, 20), (True, 4)):
+        model = a_model()
+        optimizer = alrao.SGD(model, INTERVAL)
+        zoom = alrao.Zoom(optimizer, steps, rewind=rewind, every=2)
+        for seed in range(6):
+            learn(model, optimizer, zoom, seed=seed)
+        before = [p.detach().clone() for p in model.parameters()]
+        for _ in range(8):
+            zoom.step()
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+        assert zoom._start == []
+
+
+def test_a_copy_that_ran_to_infinity_is_back_at_its_start():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 20, every=1)
+    start = model.head.weight.detach().clone()
+    learn(model, optimizer, zoom)
+    model.head.weight.data[4] = torch.inf
+    learn(model, optimizer, zoom)
+    assert torch.equal(model.head.weight[4], start[4])
+    assert model.posterior.isfinite().all()
+
+
 def test_a_group_added_later_is_moved_too():
     model = a_model()
     first, *others = model.parameters()

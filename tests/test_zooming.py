@@ -27,6 +27,8 @@ def built(**settings):
         ("width=3", "default"),
         ("width=10, part=0.50", "part=0.5,width=10"),
         ("memory=20", "memory=20"),
+        ("rewind=1", "default"),
+        ("rewind=0", "rewind=0"),
     ],
 )
 def test_one_spelling(text, spelled):
@@ -43,6 +45,7 @@ def test_one_spelling(text, spelled):
         ("part=0", "part must lie between 0 and 1, got 0"),
         ("part=nan", "part must lie"),
         ("width=0.5", "width must be at least 1"),
+        ("rewind=2", "rewind must be 0 or 1"),
         ("memory=inf", "memory must be at least 1"),
     ],
 )

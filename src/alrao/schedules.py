@@ -34,6 +34,11 @@ class Zoom(LRScheduler):
     The interval never leaves the one that it began as. Once narrow it stays, unless the posterior sits at one
     of its ends: then the right rate lies beyond, and the interval moves there.
 
+    A feature that began at a rate far too high has by then been thrown about, and a lower rate does not bring
+    it back. So, with ``rewind``, the way that it has come from its start shrinks with its rate, as if it had
+    had the lower one all along: exactly so where a step is the rate times a direction that does not depend on
+    it. This needs a copy of the weights, until the interval is narrow.
+
     It is called after each ``optimizer.step()``, as torch's schedulers are. They move the factor
     ``param_groups[…]["lr"]``, which Zoom leaves alone: both go together, in any order.
 
@@ -42,6 +47,7 @@ class Zoom(LRScheduler):
         steps: steps of the optimizer during which the interval shrinks: a seventh of the training, say.
         width: ratio of the highest to the lowest rate in the end.
         memory: steps over which the centre is averaged.
+        rewind: take back what features have moved too far while their rates shrink.
         every: steps from one move of the rates to the next.
         last_epoch: as in torch: the number of the last step, where training is resumed without a state.
 
@@ -73,6 +79,7 @@ class Zoom(LRScheduler):
         *,
         width: float = 3.0,
         memory: float = 100.0,
+        rewind: bool = True,
         every: int = 10,
         last_epoch: int = -1,
     ) -> None:
@@ -94,6 +101,13 @@ class Zoom(LRScheduler):
         law = self._check(optimizer)
         self._centre = (log(law.lo) + log(law.hi)) / 2  # of the copies' interval, at the next move
         self._placed, self._moved = self._centre, 0  # the centre at the last move, and the step of it
+        self._start: list[list[Tensor]] = []  # the weights of each group, until the interval is narrow
+        if rewind:
+            groups = zip(optimizer._laws, optimizer.param_groups, strict=True)
+            self._start = [
+                [p.detach().clone() for p in group["params"]] if _interval(law) else []
+                for law, group in groups
+            ]
         self._places: list[list[Tensor] | None] = []  # of each group; None for one without an interval
         self._seeds: list[int] = []  # that they were drawn with
         super().__init__(optimizer, last_epoch)
@@ -173,7 +187,7 @@ class Zoom(LRScheduler):
         seeds = [group["seed"] for group in groups]
         if self._seeds != seeds:  # a new group, or the state of another optimizer was loaded
             self._places, self._seeds = self._find_places(), seeds
-        for group, law, places in zip(groups, laws, self._places, strict=True):
+        for i, (group, law, places) in enumerate(zip(groups, laws, self._places, strict=True)):
             interval = _interval(law)
             if places is not None and interval is not None:
                 rates = [self.optimizer.state[p]["rate"] for p in group["params"]]
@@ -181,7 +195,14 @@ class Zoom(LRScheduler):
                 moved = torch._foreach_mul(places, high - low)
                 torch._foreach_add_(moved, low)
                 torch._foreach_exp_(moved)
+                if i < len(self._start):
+                    for p, start, rate, lower in zip(
+                        group["params"], self._start[i], rates, moved, strict=True
+                    ):
+                        _rewind(p, start, lower / rate)
                 torch._foreach_copy_(rates, moved)
+        if self._moved >= self.steps:
+            self._start = []
         self.optimizer._show_rates()
 
     def _find_places(self) -> list[list[Tensor] | None]:
@@ -207,6 +228,13 @@ class Zoom(LRScheduler):
 def _group_of_copies(optimizer: AlraoOptimizer) -> int:
     groups = optimizer.param_groups
     return next(i for i, g in enumerate(groups) if not optimizer._of_copies.isdisjoint(g["params"]))
+
+
+def _rewind(p: Tensor, start: Tensor, part: Tensor) -> None:
+    """Leave that part of the way from its start; none of a way that is not finite."""
+    start = start.to(p)
+    way = (p - start) * part.clamp(max=1)
+    p.copy_(start + torch.where(way.isfinite(), way, 0))
 
 
 def _interval(law: Law) -> LogUniform | None:

@@ -22,6 +22,8 @@ class Zooming:
     """Of the training, during which it does."""
     width: float = 3.0
     memory: float = 100.0
+    rewind: float = 1
+    """1, or 0 for not."""
 
     @classmethod
     def parse(cls, text: str) -> Zooming:
@@ -47,6 +49,8 @@ class Zooming:
         for name in ("width", "memory"):
             if not 1 <= getattr(zooming, name) < inf:
                 raise LabError(f"--zoom {name} must be at least 1, got {getattr(zooming, name):g}")
+        if zooming.rewind not in (0, 1):
+            raise LabError(f"--zoom rewind must be 0 or 1, got {zooming.rewind:g}")
         return zooming
 
     def __str__(self) -> str:
@@ -61,4 +65,6 @@ class Zooming:
     def scheduler(self, optimizer: Optimizer, steps: int) -> alrao.Zoom:
         """For a training of so many steps."""
         shrinking = max(1, round(self.part * steps))
-        return alrao.Zoom(optimizer, shrinking, width=self.width, memory=self.memory)
+        return alrao.Zoom(
+            optimizer, shrinking, width=self.width, memory=self.memory, rewind=bool(self.rewind)
+        )
