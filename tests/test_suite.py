@@ -12,7 +12,7 @@ from alrao.lab.errors import LabError
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import find_runs
-from alrao.lab.suite import CONTENDERS, WORKLOADS, Standing, Suite, markdown, standings
+from alrao.lab.suite import ABLATIONS, CONTENDERS, WORKLOADS, Standing, Suite, markdown, standings
 from alrao.lab.suite.contenders import Contender
 from alrao.lab.suite.workloads import Workload
 from alrao.lab.table import Finished, Row
@@ -110,10 +110,14 @@ def test_its_workloads_are_of_many_kinds_and_half_of_them_held_out():
 
 
 def test_its_contenders_can_all_be_resolved():
-    for contender in CONTENDERS.values():
+    keys = set()
+    for contender in (CONTENDERS | ABLATIONS).values():
         for method in contender.methods:
-            resolved = resolve(Settings(method=method, schedule=contender.schedule))[1]
+            settings = Settings(method=method, schedule=contender.schedule, **contender.settings)
+            resolved = resolve(settings)[1]
             assert resolved.method == method
+            keys.add(resolved.digest(""))
+    assert len(keys) == sum(len(c.methods) for c in (CONTENDERS | ABLATIONS).values()), "no two are the same"
     assert [len(c.methods) for c in CONTENDERS.values() if c.tuned] == [7, 7, 7]
 
 

@@ -21,7 +21,9 @@ Kind = TypeVar("Kind")
 
 @click.command()
 @click.option("--workloads", metavar="A,B,…", help="some of them  [default: all]")
-@click.option("--contenders", metavar="A,B,…", help="some of them  [default: all]")
+@click.option(
+    "--contenders", metavar="A,B,…", help="some of them, or ablations of Zoom  [default: all but these]"
+)
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
               help="runs of what has no rate to find, and of the best rate of what has one")  # fmt: skip
 @jobs_option
@@ -48,12 +50,12 @@ def suite(
     """
     from .display import run_shown
     from .store import replace_file
-    from .suite import CONTENDERS, WORKLOADS, Suite, standings, table
+    from .suite import ABLATIONS, CONTENDERS, WORKLOADS, Suite, standings, table
     from .suite import markdown as page
 
     runs = Suite(
         _some(workloads, WORKLOADS, "workload"),
-        _some(contenders, CONTENDERS, "contender"),
+        _some(contenders or ",".join(CONTENDERS), CONTENDERS | ABLATIONS, "contender"),
         collect(values),
         seeds=seeds,
         roots=roots_of(out_dir, results),

@@ -4,13 +4,14 @@
 ``page`` how it is shown.
 """
 
-from .contenders import CONTENDERS, Contender
+from .contenders import ABLATIONS, CONTENDERS, Contender
 from .gaps import Standing, standings
 from .page import markdown, table
 from .plan import Suite
 from .workloads import WORKLOADS, Workload
 
 __all__ = [
+    "ABLATIONS",
     "CONTENDERS",
     "WORKLOADS",
     "Contender",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..methods import GRID
 
-__all__ = ["CONTENDERS", "Contender"]
+__all__ = ["ABLATIONS", "CONTENDERS", "Contender"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,8 @@ class Contender:
     name: str
     methods: tuple[str, ...]
     schedule: str = "none"
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What else is special about it."""
 
     @property
     def tuned(self) -> bool:
@@ -43,5 +47,30 @@ CONTENDERS: dict[str, Contender] = {
         Contender("schedulefree", ("schedulefree",)),
         Contender("alrao", ("alrao",)),
         Contender("alrao-zoom", ("alrao-zoom",), "cosine"),
+    )
+}
+
+
+def _zoom(name: str, zoom: str = "default", schedule: str = "cosine", **settings: Any) -> Contender:
+    return Contender(name, ("alrao-zoom",), schedule, {"zoom": zoom, **settings})
+
+
+# Zoom with one thing changed; they take part where they are named.
+ABLATIONS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        _zoom("zoom-constant", schedule="none"),
+        _zoom("zoom-no-rewind", "rewind=0"),
+        _zoom("zoom-fast", "part=0.05"),
+        _zoom("zoom-slow", "part=0.5"),
+        _zoom("zoom-narrow", "width=1.5"),
+        _zoom("zoom-wide", "width=10"),
+        _zoom("zoom-short-memory", "memory=20"),
+        _zoom("zoom-long-memory", "memory=500"),
+        _zoom("zoom-sum", evidence="sum"),
+        _zoom("zoom-low-interval", lr="1e-6:0.1"),
+        Contender("zoom-sgd", ("alrao",), "cosine", {"zoom": "default"}),
+        Contender("no-zoom", ("alrao-adam",), "cosine"),
+        Contender("no-zoom-sgd", ("alrao",), "cosine"),
     )
 }

@@ -51,7 +51,11 @@ class Suite:
     ) -> None:
         by_method = self._runs.setdefault((workload.name, contender.name), {})
         by_method[method] = [
-            runs.plan(replace(runs.settings, method=method, schedule=contender.schedule, seed=seed))
+            runs.plan(
+                replace(
+                    runs.settings, method=method, schedule=contender.schedule, seed=seed, **contender.settings
+                )
+            )
             for seed in seeds
         ]
 
