@@ -144,6 +144,43 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
         assert torch.equal(ours.rates(one), theirs.rates(two))
 
 
+@pytest.mark.filterwarnings("ignore:the weights of the output layer:UserWarning")
+@pytest.mark.filterwarnings("ignore:no feature rule:UserWarning")
+def test_a_model_that_shares_weights_between_its_layers_is_saved_and_resumed(tmp_path):
+    def started(seed, folder):
+        torch.manual_seed(seed)
+        model = alrao.Alrao(list(language_models())[3], COPIES)
+        return trainer(
+            folder, model, callbacks=[AlraoCallback()], data=texts(), num_train_epochs=2,
+            save_strategy="epoch", seed=7,
+        )  # fmt: skip
+
+    whole = started(1, tmp_path / "whole")
+    names = set(whole.model.state_dict())
+    whole.train()
+    assert set(whole.model.state_dict()) == names  # all of them again
+    resumed = started(2, tmp_path / "again")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    check_same(resumed.model, whole.model)
+    assert resumed.model.encoder.embed_tokens.weight is resumed.model.shared.weight
+
+
+def test_a_regression_by_a_loss_of_its_own(tmp_path):
+    torch.manual_seed(0)
+    net = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=1, **SMALL))
+    model = alrao.Alrao(net, COPIES, likelihood="gaussian")
+    fit = trainer(
+        tmp_path, model, alrao.AdamW(model, lr=(1e-6, 1e-2)), callbacks=[AlraoCallback()],
+        data=[{"input_ids": row, "labels": row[0] / 10 - 1.5} for row in tokens()], num_train_epochs=40,
+    )  # fmt: skip
+    mixture = alrao.MixtureMSELoss()
+    fit.compute_loss_func = lambda outputs, labels, **_: mixture(outputs.logits, labels[:, None])
+    fit.train()
+    losses = [row["loss"] for row in fit.state.log_history if "loss" in row]
+    assert losses[-1] < losses[0] / 3
+    assert model.posterior.max() > 0.5
+
+
 # The callback.
 
 
@@ -190,6 +227,23 @@ def test_clipping_by_the_trainer_is_refused(tmp_path):
     ):
         trainer(tmp_path, model, callbacks=[AlraoCallback()], max_grad_norm=1.0).train()
     assert torch.equal(model.head.weight, before)
+
+
+def texts():
+    return [{"input_ids": row, "labels": row.clone()} for row in tokens()]
+
+
+def test_smoothed_labels_that_the_trainer_would_not_shift_are_refused(tmp_path):
+    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    model = alrao.Alrao(net, COPIES)
+    with pytest.warns(UserWarning, match="no feature rule"):
+        optimizer = alrao.AdamW(model)
+    options = {"callbacks": [AlraoCallback()], "data": texts(), "max_steps": 1}
+    with pytest.raises(ValueError, match=r"a LlamaForCausalLM is inside.*compute_loss_func"):
+        trainer(tmp_path, model, optimizer, label_smoothing_factor=0.1, **options).train()
+    trainer(tmp_path, model, optimizer, **options).train()
+    model = alrao.Alrao(classifier(), COPIES)  # whose labels are not shifted
+    trainer(tmp_path, model, callbacks=[AlraoCallback()], max_steps=1, label_smoothing_factor=0.1).train()
 
 
 def test_a_plain_model_is_refused(tmp_path):

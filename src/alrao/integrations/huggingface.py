@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.pytorch_utils import Conv1D
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -46,12 +47,17 @@ class AlraoCallback(TrainerCallback):
     spoils all of them where one is not finite; entries that are not are dropped before (not with ``fp16``,
     where the loss scaler looks for them).
 
+    While it trains, ``state_dict()`` names a parameter that several layers share (the embedding of T5) once:
+    the ``Trainer`` cannot save the checkpoint of a model that is not of transformers otherwise.
+
     Args:
         max_grad_norm: the largest norm of a gradient that stays as it is; None clips nothing.
 
     Raises:
         ValueError: at the start of training, if the model or the optimizer is none of this library's, if the
-            trainer clips, too, or if processes that train together have drawn different rates.
+            trainer clips, too, if it is to smooth the labels of a causal language model, which it does not
+            recognise inside of an Alrao model, or if processes that train together have drawn different
+            rates.
 
     Example:
         >>> from alrao.integrations.huggingface import AlraoCallback
@@ -84,15 +90,24 @@ class AlraoCallback(TrainerCallback):
                 "that the wildest copy of the output layer holds back the whole network: set max_grad_norm=0 "
                 f"there, and AlraoCallback(max_grad_norm={args.max_grad_norm!r})"
             )
+        name = type(model.net).__name__
+        if args.label_smoothing_factor and name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            raise ValueError(
+                f"with label_smoothing_factor={args.label_smoothing_factor!r} the Trainer goes by the name "
+                f"of the model's class to shift the labels, and does not see that a {name} is inside: "
+                "leave it out, and pass Trainer(compute_loss_func=…) with a smoothed, shifted loss"
+            )
         if args.eval_strategy != "no" and args.label_names is None:
             warn(
                 "the Trainer does not see which inputs of an Alrao model are labels, and would evaluate "
                 "without a loss: set TrainingArguments(label_names=['labels'])"
             )
         _check_processes(optimizer)
+        self._unhook()  # a run before may have ended in an error
+        self._hooks = [model.register_state_dict_post_hook(_name_once)]
         if not args.fp16:
             trained = [p for p in model.parameters() if p.requires_grad]
-            self._hooks = [p.register_post_accumulate_grad_hook(_drop_wild) for p in trained]
+            self._hooks += [p.register_post_accumulate_grad_hook(_drop_wild) for p in trained]
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -105,6 +120,9 @@ class AlraoCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Leave the model as it was."""
+        self._unhook()
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -131,6 +149,15 @@ def _drop_wild(parameter: Tensor) -> None:
     grad = parameter.grad
     if grad is not None and not grad.is_sparse:
         grad.copy_(torch.where(sane(grad), grad, 0))
+
+
+def _name_once(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    # safetensors refuses a file in which two names stand for the same memory.
+    for named in (module.named_parameters, module.named_buffers):
+        first = {name for name, _ in named()}
+        for name, _ in named(remove_duplicate=False):
+            if name not in first:
+                state.pop(prefix + name, None)
 
 
 def _check_processes(optimizer: AlraoOptimizer) -> None:
