@@ -25,7 +25,7 @@ WAYS = {
     "dog": {"method": "dog", "model": "cnn"},
     "schedulefree": {"method": "schedulefree", "model": "cnn"},
     "alrao-adam": {"method": "alrao-adam", "schedule": "linear"},
-    "alrao-zoom": {"method": "alrao-zoom", "schedule": "cosine", "zoom": "part=0.5,memory=10"},
+    "alrao-zoom": {"method": "alrao-zoom", "schedule": "cosine", "zoom": "part=0.5,memory=0.3"},
     "adamw": {"method": "adamw@0.01"},
     "frozen": {"method": "frozen@0.1:0.5"},
     "prodigy": {"method": "prodigy"},

@@ -163,6 +163,18 @@ def test_the_posterior_is_logged(tmp_path):
     assert float(rows[-1]["alrao/rate"]) == pytest.approx(mean, rel=1e-4)
 
 
+def test_the_names_stay_while_rates_move(tmp_path):
+    class Zoomed(Module):
+        def configure_optimizers(self):
+            optimizer = alrao.SGD(self.model, lr=(1e-3, 1.0))
+            return [optimizer], [{"scheduler": alrao.Zoom(optimizer, steps=4), "interval": "step"}]
+
+    logger = pl.loggers.CSVLogger(tmp_path)
+    trainer(3, logger=logger, log_every_n_steps=1, callbacks=[AlraoCallback()]).fit(Zoomed(), loader())
+    names = [name for name in rows_of(tmp_path)[-1] if name.startswith("alrao/posterior/")]
+    assert [name.rpartition("/")[2] for name in names] == ["0 at 0.001", "1 at 0.01", "2 at 0.1", "3 at 1"]
+
+
 def test_nothing_is_logged_on_demand(tmp_path):
     logger = pl.loggers.CSVLogger(tmp_path)
     trainer(1, logger=logger, log_every_n_steps=1, callbacks=[AlraoCallback(log_posterior=False)]).fit(

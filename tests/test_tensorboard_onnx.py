@@ -49,6 +49,43 @@ def test_what_is_logged(optimizer):
     assert len(writer.histograms) == len(list(model.parameters()))
 
 
+def test_names_stay_while_rates_move():
+    model, optimizer = make(alrao.Adam, lr=(1e-3, 1.0))
+    zoom = alrao.Zoom(optimizer, steps=2)
+    writer = Recorder()
+    for step in range(5):
+        train(model, optimizer, 1)
+        zoom.step()
+        tensorboard.log(writer, model, optimizer, step)
+    assert model.head.rates[0] > 1e-3  # moved
+    names = {name for name, _ in writer.scalars if name.startswith("alrao/posterior/")}
+    assert names == {f"alrao/posterior/{copy} at {rate}" for copy, rate in enumerate((0.001, 0.01, 0.1, 1))}
+    expected = (model.posterior.double() * model.head.rates.double().log()).sum().exp().item()
+    assert writer.scalars["alrao/rate", 4] == pytest.approx(expected, rel=1e-4)
+
+
+def test_names_are_those_of_a_state_from_another_interval():
+    model, optimizer = make(alrao.SGD, lr=(1e-3, 1.0))
+    _, other = make(alrao.SGD, lr=(1e-4, 10.0))
+    optimizer.load_state_dict(other.state_dict())
+    writer = Recorder()
+    tensorboard.log(writer, model, optimizer, 0)
+    assert {("alrao/posterior/0 at 0.0001", 0), ("alrao/posterior/3 at 10", 0)} <= set(writer.scalars)
+
+
+def test_an_optimizer_inside_of_another_tools():
+    class Prepared:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+    model, optimizer = make(alrao.SGD)
+    plain, wrapped = Recorder(), Recorder()
+    tensorboard.log(plain, model, optimizer, 0)
+    tensorboard.log(wrapped, model, Prepared(optimizer), 0)
+    assert wrapped.scalars == plain.scalars
+    assert wrapped.histograms.keys() == plain.histograms.keys()
+
+
 def test_without_an_optimizer_the_posterior_alone():
     writer = Recorder()
     tensorboard.log(writer, alrao.Alrao(mlp(), 4))

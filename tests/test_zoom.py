@@ -344,6 +344,13 @@ def test_a_group_added_later_is_moved_too():
     assert (rates <= high * 1.001).all()
 
 
+def test_the_centre_is_averaged_over_half_of_the_time_unless_told():
+    model = a_model()
+    assert alrao.Zoom(alrao.SGD(model), 50).memory == 25
+    assert alrao.Zoom(alrao.SGD(model), 1).memory == 1
+    assert alrao.Zoom(alrao.SGD(model), 50, memory=7).memory == 7
+
+
 def test_no_memory_the_size_of_the_weights():
     model = a_model(hidden=64)
     optimizer = alrao.SGD(model, INTERVAL)

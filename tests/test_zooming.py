@@ -26,7 +26,7 @@ def built(**settings):
         ("default", "default"),
         ("width=3", "default"),
         ("width=10, part=0.50", "part=0.5,width=10"),
-        ("memory=20", "memory=20"),
+        ("memory=0.2", "memory=0.2"),
         ("rewind=1", "default"),
         ("rewind=0", "rewind=0"),
     ],
@@ -46,7 +46,8 @@ def test_one_spelling(text, spelled):
         ("part=nan", "part must lie"),
         ("width=0.5", "width must be at least 1"),
         ("rewind=2", "rewind must be 0 or 1"),
-        ("memory=inf", "memory must be at least 1"),
+        ("memory=inf", "memory must be positive"),
+        ("memory=0", "memory must be positive"),
     ],
 )
 def test_refusals(text, words):
@@ -68,7 +69,7 @@ def test_zoom_is_for_alrao():
 
 @pytest.mark.parametrize("method", ["alrao", "alrao-adam", "alrao-zoom"])
 def test_the_interval_narrows_during_its_part_of_the_training(method):
-    trained, problem = built(method=method, zoom="part=0.5,width=5,memory=3")
+    trained, problem = built(method=method, zoom="part=0.5,width=5,memory=0.1")
     trained.follow("cosine", 2 * problem.steps)
     trained.train()
     optimizer = trained.optimizer

@@ -46,7 +46,7 @@ class Zoom(LRScheduler):
         optimizer: an optimizer of alrao whose copies have an interval.
         steps: steps of the optimizer during which the interval shrinks: a seventh of the training, say.
         width: ratio of the highest to the lowest rate in the end.
-        memory: steps over which the centre is averaged.
+        memory: steps over which the centre is averaged; by default half of ``steps``.
         rewind: take back what features have moved too far while their rates shrink.
         every: steps from one move of the rates to the next.
         last_epoch: as in torch: the number of the last step, where training is resumed without a state.
@@ -78,7 +78,7 @@ class Zoom(LRScheduler):
         steps: int,
         *,
         width: float = 3.0,
-        memory: float = 100.0,
+        memory: float | None = None,
         rewind: bool = True,
         every: int = 10,
         last_epoch: int = -1,
@@ -95,6 +95,7 @@ class Zoom(LRScheduler):
             raise ValueError(
                 f"width is the ratio of the highest rate to the lowest, at least 1, got {width!r}"
             )
+        memory = max(1.0, steps / 2) if memory is None else memory
         if not 1 <= memory < inf:
             raise ValueError(f"memory must be at least 1 step, got {memory!r}")
         self.steps, self.width, self.memory, self.every = steps, width, memory, every

@@ -28,6 +28,7 @@ from ..fused import sane
 from ..model import Alrao, unwrap
 from ..optimizer import AlraoOptimizer
 from ..warn import warn
+from ._posterior import unprepared
 
 __all__ = ["AlraoCallback"]
 
@@ -78,7 +79,7 @@ class AlraoCallback(TrainerCallback):
     ) -> None:
         """Check the settings, and watch the gradients."""
         model = _model(kwargs.get("model"))
-        optimizer = _unprepared(kwargs.get("optimizer"))
+        optimizer = unprepared(kwargs.get("optimizer"))
         if not isinstance(optimizer, AlraoOptimizer) or optimizer.model is not model:
             raise ValueError(
                 f"the optimizer must be one of alrao's, for this model, got {type(optimizer).__name__}: "
@@ -136,13 +137,6 @@ def _model(model: Any) -> Alrao:
             f"AlraoCallback is for an Alrao model, got {type(model).__name__}: Trainer(alrao.Alrao(net), …), "
             "or leave the callback out"
         ) from None
-
-
-def _unprepared(optimizer: Any) -> Any:
-    """The optimizer inside of what Accelerate makes of it."""
-    while not isinstance(optimizer, AlraoOptimizer) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def _drop_wild(parameter: Tensor) -> None:

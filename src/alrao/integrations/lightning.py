@@ -30,7 +30,7 @@ class AlraoCallback(Callback):
 
     A module that returns ``alrao.SGD(self.model)`` from ``configure_optimizers`` trains without it. With it,
     the logger gets ``alrao/posterior/…``, the probability of each copy of the output layer, named after its
-    rate; ``alrao/rate``, the mean rate under the posterior (geometric); ``alrao/copies``, how many copies
+    rate at the start; ``alrao/rate``, the mean rate under the posterior (geometric); ``alrao/copies``, how many copies
     share the posterior. With several Alrao models in the module, their names come first.
 
     ``Trainer(gradient_clip_val=…)`` clips one norm over everything, in which the wildest copy holds back the
@@ -101,9 +101,12 @@ class AlraoCallback(Callback):
         if not self.log_posterior:
             return
         models = models_in(pl_module)
+        ours = [each for each in trainer.optimizers if isinstance(each, AlraoOptimizer)]
         for place, model in models.items():
             prefix = f"{place}/" if len(models) > 1 else ""
-            scalars = {prefix + key: value for key, value in posterior_scalars(model).items()}
+            optimizer = next((each for each in ours if each.model is model), None)
+            scalars = posterior_scalars(model, optimizer)
+            scalars = {prefix + key: value for key, value in scalars.items()}
             pl_module.log_dict(scalars, on_step=True, on_epoch=False)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..model import unwrap
 from ..optimizer import AlraoOptimizer
-from ._posterior import posterior_scalars
+from ._posterior import posterior_scalars, unprepared
 
 __all__ = ["log"]
 
@@ -20,17 +20,18 @@ def log(
 ) -> None:
     """Write what an Alrao model believes, and how fast it learns.
 
-    Scalars: ``alrao/posterior/…``, the probability of each copy of the output layer, named after its rate;
-    ``alrao/rate``, the mean rate of the copies under the posterior (geometric), which is the learning rate
-    that the data chose; ``alrao/copies``, how many copies share the posterior (the exponential of its
-    entropy). With the optimizer: ``alrao/factor/…``, the schedule's factor of each parameter group, and the
+    Scalars: ``alrao/posterior/…``, the probability of each copy of the output layer, named after its rate (at
+    the start, if :class:`alrao.Zoom` moves it); ``alrao/rate``, the mean rate of the copies under the
+    posterior (geometric), which is the learning rate that the data prefer; ``alrao/copies``, how many copies
+    share the posterior (the exponential of its entropy). With the optimizer: ``alrao/factor/…``, the schedule's factor of each parameter group, and the
     histograms ``alrao/log10 rates/…`` of the features' rates of each parameter, times the factor.
 
     Args:
         writer: a :class:`torch.utils.tensorboard.SummaryWriter`, or anything with its ``add_scalar`` and
             ``add_histogram``.
         model: an :class:`alrao.Alrao` model, or what DDP or ``torch.compile`` made of it.
-        optimizer: its optimizer; without it the features' rates are left out.
+        optimizer: its optimizer, or what Accelerate or Lightning made of it; without it the features' rates
+            are left out, and copies are named after their rates of the moment.
         step: the step, as the writer takes it.
 
     Example:
@@ -52,8 +53,8 @@ def log(
         alrao/log10 rates/weight 2
         alrao/log10 rates/bias 2
     """
-    alrao = unwrap(model)
-    for name, value in posterior_scalars(alrao).items():
+    alrao, optimizer = unwrap(model), unprepared(optimizer)
+    for name, value in posterior_scalars(alrao, optimizer).items():
         writer.add_scalar(name, value, step)
     if optimizer is None:
         return

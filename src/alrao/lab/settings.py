@@ -35,7 +35,9 @@ class Settings:
     averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
     theta: float = option(0.999, "the switch's prior probability of switching again")
     evidence: str = option("mean", "a batch's log-likelihood for the posterior", choices=("mean", "sum"))
-    zoom: str | None = option(None, "narrow Alrao's interval: default, or part=0.15,width=3,memory=100")
+    zoom: str | None = option(
+        None, "narrow Alrao's interval: default, or part=0.15,width=3,memory=0.5,rewind=1"
+    )
     budget: str = option("mini", "how much to train", choices=("mini", "paper"))
     epochs: int | None = option(None, "epochs, in place of the budget's")
     batch: int | None = option(None, "batch size, in place of the budget's")

@@ -16,12 +16,13 @@ __all__ = ["Zooming"]
 
 @dataclass(frozen=True)
 class Zooming:
-    """How the interval narrows in a run: ``part=0.15,width=3,memory=100``."""
+    """How the interval narrows in a run: ``part=0.15,width=3,memory=0.5``."""
 
     part: float = 0.15
     """Of the training, during which it does."""
     width: float = 3.0
-    memory: float = 100.0
+    memory: float = 0.5
+    """Of that part, over which the centre is averaged."""
     rewind: float = 1
     """1, or 0 for not."""
 
@@ -46,9 +47,10 @@ class Zooming:
         zooming = cls(**given)
         if not 0 < zooming.part <= 1:
             raise LabError(f"--zoom part must lie between 0 and 1, got {zooming.part:g}")
-        for name in ("width", "memory"):
-            if not 1 <= getattr(zooming, name) < inf:
-                raise LabError(f"--zoom {name} must be at least 1, got {getattr(zooming, name):g}")
+        if not 1 <= zooming.width < inf:
+            raise LabError(f"--zoom width must be at least 1, got {zooming.width:g}")
+        if not 0 < zooming.memory < inf:
+            raise LabError(f"--zoom memory must be positive, got {zooming.memory:g}")
         if zooming.rewind not in (0, 1):
             raise LabError(f"--zoom rewind must be 0 or 1, got {zooming.rewind:g}")
         return zooming
@@ -65,6 +67,5 @@ class Zooming:
     def scheduler(self, optimizer: Optimizer, steps: int) -> alrao.Zoom:
         """For a training of so many steps."""
         shrinking = max(1, round(self.part * steps))
-        return alrao.Zoom(
-            optimizer, shrinking, width=self.width, memory=self.memory, rewind=bool(self.rewind)
-        )
+        memory = max(1.0, self.memory * shrinking)
+        return alrao.Zoom(optimizer, shrinking, width=self.width, memory=memory, rewind=bool(self.rewind))
