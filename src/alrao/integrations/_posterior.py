@@ -1,4 +1,4 @@
-"""What the integrations have in common: finding the Alrao model and its optimizer, the posterior as numbers."""
+"""What the integrations have in common: finding the model and its optimizer, the posterior as numbers."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class AlraoCallback(Callback):
 
     A module that returns ``alrao.SGD(self.model)`` from ``configure_optimizers`` trains without it. With it,
     the logger gets ``alrao/posterior/…``, the probability of each copy of the output layer, named after its
-    rate at the start; ``alrao/rate``, the mean rate under the posterior (geometric); ``alrao/copies``, how many copies
-    share the posterior. With several Alrao models in the module, their names come first.
+    rate at the start; ``alrao/rate``, the mean rate under the posterior (geometric); ``alrao/copies``, how
+    many copies share the posterior. With several Alrao models in the module, their names come first.
 
     ``Trainer(gradient_clip_val=…)`` clips one norm over everything, in which the wildest copy holds back the
     whole network: it is refused here. ``gradient_clip_val`` of this callback clips the body and each copy on

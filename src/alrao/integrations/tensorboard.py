@@ -23,8 +23,9 @@ def log(
     Scalars: ``alrao/posterior/…``, the probability of each copy of the output layer, named after its rate (at
     the start, if :class:`alrao.Zoom` moves it); ``alrao/rate``, the mean rate of the copies under the
     posterior (geometric), which is the learning rate that the data prefer; ``alrao/copies``, how many copies
-    share the posterior (the exponential of its entropy). With the optimizer: ``alrao/factor/…``, the schedule's factor of each parameter group, and the
-    histograms ``alrao/log10 rates/…`` of the features' rates of each parameter, times the factor.
+    share the posterior (the exponential of its entropy). With the optimizer: ``alrao/factor/…``, the
+    schedule's factor of each parameter group, and the histograms ``alrao/log10 rates/…`` of the features'
+    rates of each parameter, times the factor.
 
     Args:
         writer: a :class:`torch.utils.tensorboard.SummaryWriter`, or anything with its ``add_scalar`` and
