@@ -22,6 +22,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils._param_validation import InvalidParameterError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import alrao.integrations.sklearn
@@ -416,6 +417,28 @@ def test_partial_fit_and_classes():
     classifier = AlraoClassifier(**quick).partial_fit(X, y, classes=[0, 1])
     with pytest.raises(ValueError, match="not the same as on last call"):
         classifier.partial_fit(X, y, classes=[0, 1, 2])
+
+
+@both
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": "fast"}, {"lr": -1.0}, {"lr": None}, {"copies": 0}, {"copies": 2.5}, {"max_iter": 0}],
+    ids=str,
+)
+def test_bad_parameters_are_answered_as_by_scikit_learn(kind, options):
+    X, labels, _ = two_kinds()
+    (name,) = options
+    with pytest.raises(InvalidParameterError, match=f"The '{name}' parameter of {kind.__name__} must be"):
+        kind(**options).fit(X, labels)
+
+
+@both
+@pytest.mark.parametrize("lr", [0.01, (1e-4, 1e-1), [1e-4, 1e-1], alrao.LogUniform(1e-4, 1e-1)], ids=str)
+@pytest.mark.filterwarnings("ignore:.*the same rate:UserWarning")
+def test_rates_of_every_kind(kind, lr):
+    X, _, _ = two_kinds()
+    estimator = fitted(kind, X, lr=lr)
+    assert np.isfinite(estimator.predict(X)).all()
 
 
 # The parts.
