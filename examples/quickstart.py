@@ -1,7 +1,8 @@
 """Alrao beside SGD at seven learning rates, and Adam, on scikit-learn's digits.
 
-One network, one loop, the same number of steps for all; nothing is tuned for Alrao. Run it with `make demo`,
-or `python examples/quickstart.py [--epochs 30] [--seeds 3]`.
+One network, one loop, the same number of steps for all; nothing is tuned for Alrao. `make demo` does the same
+with the workbench. Needs `pip install 'alrao[lab]'`. Usage:
+python examples/quickstart.py [--epochs 30] [--seeds 3]
 """
 
 import argparse

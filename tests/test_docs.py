@@ -231,6 +231,17 @@ def test_the_citation_names_this_version():
     assert re.search(r"version = \{(\S+)\}", (DOCS / "citing.md").read_text("utf-8"))[1] == alrao.__version__
 
 
+def test_the_page_of_the_workbench_names_all_that_there_is():
+    pytest.importorskip("click", reason="the workbench needs alrao[lab]")
+    from alrao.lab.cli import cli
+    from alrao.lab.methods import METHODS
+    from alrao.lab.tasks import TASKS
+
+    text = (DOCS / "workbench.md").read_text("utf-8")
+    assert not [name for name in (*TASKS, *METHODS) if not re.search(rf"`{name}[`@]", text)]
+    assert not [name for name in cli.commands if f"alrao {name}" not in text]
+
+
 # The code on the pages.
 
 NOT_RUN = {

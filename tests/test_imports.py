@@ -16,18 +16,22 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "alrao"
 CORE = sorted(path.stem for path in SOURCE.glob("*.py"))
 EXAMPLES = {
+    "accelerate_loop.py": ["--epochs", "1"],
     "export_onnx.py": ["--steps", "20"],
     "huggingface_trainer.py": ["--epochs", "1"],
     "lightning_digits.py": ["--epochs", "1"],
+    "other_optimizers.py": ["--epochs", "1"],
     "quickstart.py": ["--epochs", "1", "--seeds", "1"],
     "sklearn_estimators.py": [],
     "skorch_search.py": ["--epochs", "1"],
     "tensorboard_log.py": ["--steps", "11"],
 }
 NEEDS = {
+    "accelerate_loop.py": ["accelerate", "sklearn"],
     "export_onnx.py": ["onnxruntime", "onnxscript", "sklearn"],
     "huggingface_trainer.py": ["accelerate", "sklearn", "transformers"],
     "lightning_digits.py": ["lightning", "sklearn"],
+    "other_optimizers.py": ["sklearn"],
     "sklearn_estimators.py": ["sklearn", "pandas"],
     "skorch_search.py": ["skorch"],
     "tensorboard_log.py": ["tensorboard"],
