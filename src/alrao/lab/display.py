@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -17,7 +18,7 @@ from alrao.model import posterior_bar
 
 from .run import Moment
 from .runset import Planned, RunSet
-from .table import Group, Row, spread
+from .table import Group, Row, label, spread
 
 __all__ = ["TrainingBar", "comparison_table", "describe", "live_table", "run_shown"]
 
@@ -119,7 +120,8 @@ def describe(console: Console, result: dict[str, Any]) -> None:
 def ended(planned: Planned, error: str | None) -> str:
     """A line about a run that ended."""
     settings, result = planned.settings, planned.directory.result
-    name = f"{settings.method}{f' {settings.lr}' if settings.lr else ''}, seed {settings.seed}"
+    schedule = "" if settings.schedule == "none" else f", {settings.schedule}"
+    name = f"{label(asdict(settings))}{schedule}, seed {settings.seed}"
     if error is not None or result is None:
         return f"{name}: failed: {error}"
     if result["status"] != "finished":
@@ -149,7 +151,7 @@ def live_table(runs: RunSet) -> RenderableType:
         name, value = next(iter(last.items()), ("", None))
         shown = measure_text(name, value) if last else ""
         epoch = f"{len(lines)}/{planned.settings.epochs}"
-        table.add_row(planned.settings.method, str(planned.settings.seed), epoch, shown, state)
+        table.add_row(label(asdict(planned.settings)), str(planned.settings.seed), epoch, shown, state)
     return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
 
 
