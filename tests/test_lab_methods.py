@@ -104,6 +104,39 @@ def test_dog_is_evaluated_at_its_average(tmp_path, model):
     assert run_loop(tmp_path, method="dog", model=model) == theirs
 
 
+def with_new_statistics(model, problem, epoch):
+    """A copy of the model, with BatchNorm statistics of its weights as they are."""
+    there = copy.deepcopy(model).train()
+    for module in there.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.reset_running_stats()
+            module.momentum = None
+    with torch.no_grad():
+        for x, _ in list(problem.batches(epoch))[:50]:
+            there(x)
+    return there
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_an_average_of_the_weights_for_any_method(tmp_path, model):
+    from dog import PolynomialDecayAverager
+
+    problem, net, _ = problem_and_net(model=model)
+    averager = PolynomialDecayAverager(net)
+    theirs = plain_loop(
+        problem, net, torch.optim.SGD(net.parameters(), 0.5), after=averager.step,
+        evaluated=lambda epoch: with_new_statistics(averager.averaged_model, problem, epoch),
+    )  # fmt: skip
+    assert run_loop(tmp_path, method="sgd@0.5", model=model, average=True) == theirs
+    assert theirs != run_loop(tmp_path, method="sgd@0.5", model=model)
+
+
+@pytest.mark.parametrize("method", ["dog", "schedulefree"])
+def test_methods_with_an_average_take_no_other(method):
+    with pytest.raises(LabError, match=f"{method} has an average of its own: leave --average out"):
+        resolve(settings(method=method, average=True))
+
+
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_schedule_free_is_told_when_it_is_evaluated(tmp_path, model):
     from schedulefree import AdamWScheduleFree
@@ -115,14 +148,7 @@ def test_schedule_free_is_told_when_it_is_evaluated(tmp_path, model):
     def evaluated(epoch):
         """At the averaged weights, with BatchNorm statistics of these, as the package's README has it."""
         optimizer.eval()
-        there = copy.deepcopy(net).train()
-        for module in there.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.reset_running_stats()
-                module.momentum = None
-        with torch.no_grad():
-            for x, _ in list(problem.batches(epoch))[:50]:
-                there(x)
+        there = with_new_statistics(net, problem, epoch)
         optimizer.train()
         return there
 

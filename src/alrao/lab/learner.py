@@ -18,7 +18,10 @@ import alrao
 from .errors import missing
 from .zooming import Zooming
 
-__all__ = ["Averaged", "Learner", "ScheduleFree"]
+__all__ = ["Averaged", "Learner", "Recalibrated", "ScheduleFree"]
+
+RECALIBRATION = 50
+"""Training batches from which BatchNorm statistics are taken at the weights that are evaluated."""
 
 
 class Learner:
@@ -108,12 +111,12 @@ def _factor(schedule: str, steps: int) -> Callable[[int], float]:
 class Averaged(Learner):
     """DoG: the model to evaluate is the average of all iterates, weighted towards the last."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        super().__init__(model, optimizer)
+    def __init__(self, model: nn.Module, optimizer: Optimizer, zooming: Zooming | None = None) -> None:
+        super().__init__(model, optimizer, zooming)
         try:
             from dog import PolynomialDecayAverager  # type: ignore[import-untyped]
         except ImportError:
-            raise missing("dog-optimizer", "peers", "the method dog") from None
+            raise missing("dog-optimizer", "peers", "an average of the weights") from None
         self.averager = PolynomialDecayAverager(model)
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
@@ -136,11 +139,18 @@ class Averaged(Learner):
         self.averager.load_state_dict(state["averager"])
 
 
+class Recalibrated(Averaged):
+    """The same average for any method, with the BatchNorm statistics that belong to it."""
+
+    @contextmanager
+    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
+        """The averaged model."""
+        with recalibrated(self.averager.averaged_model, inputs) as model:
+            yield model
+
+
 class ScheduleFree(Learner):
     """Schedule-Free: steps and evaluations happen at different weights, and the optimizer must be told."""
-
-    RECALIBRATION = 50
-    """Training batches from which BatchNorm statistics are taken at the weights that are evaluated."""
 
     def train(self) -> None:
         """Make ready for steps."""
@@ -151,25 +161,33 @@ class ScheduleFree(Learner):
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """The model at the weights to evaluate; BatchNorm statistics are those of these weights."""
         self.optimizer.eval()  # type: ignore[attr-defined]
-        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-        if norms:
-            self._recalibrate(norms, inputs)
-        self.model.eval()
-        yield self.model
-        for norm, buffers in zip(norms, kept, strict=True):
-            norm.load_state_dict(buffers, strict=False)
+        with recalibrated(self.model, inputs) as model:
+            yield model
         self.train()
 
-    @torch.no_grad()
-    def _recalibrate(self, norms: list[Any], inputs: Iterable[Tensor]) -> None:
-        momenta = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain mean over the batches
-        self.model.train()
-        with torch.random.fork_rng():  # dropout must not move the generator of the training
-            for batch in islice(inputs, self.RECALIBRATION):
-                self.model(batch)
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+
+@contextmanager
+def recalibrated(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
+    """The model in evaluation mode, with BatchNorm statistics of these inputs; then its own again."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+    if norms:
+        _recalibrate(model, norms, inputs)
+    model.eval()
+    yield model
+    for norm, buffers in zip(norms, kept, strict=True):
+        norm.load_state_dict(buffers, strict=False)
+
+
+@torch.no_grad()
+def _recalibrate(model: nn.Module, norms: list[Any], inputs: Iterable[Tensor]) -> None:
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over the batches
+    model.train()
+    with torch.random.fork_rng():  # dropout must not move the generator of the training
+        for batch in islice(inputs, RECALIBRATION):
+            model(batch)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum

@@ -15,7 +15,7 @@ from torch import nn
 import alrao
 
 from .errors import LabError, missing, unknown
-from .learner import Averaged, Learner, ScheduleFree
+from .learner import Averaged, Learner, Recalibrated, ScheduleFree
 from .settings import Settings
 from .tasks.task import Problem
 from .zooming import Zooming
@@ -112,7 +112,8 @@ def _spelled(number: float) -> str:
 def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     """The learner of the settings' method on a network. The settings must be resolved."""
     name, _, rate = settings.method.partition("@")
-    return METHODS[name].build(net, rate, settings, problem)
+    built = METHODS[name].build(net, rate, settings, problem)
+    return Recalibrated(built.model, built.optimizer, built.zooming) if settings.average else built
 
 
 # How each is built. ``rate`` is empty where the name had none.

@@ -66,6 +66,8 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     budget = task.budgets[settings.budget]
     method, lr = canonical(settings.method, settings.lr)
     _check_momentum(method, settings.momentum)
+    if settings.average and method.partition("@")[0] in ("dog", "schedulefree"):
+        raise LabError(f"{method} has an average of its own: leave --average out")
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     changes: dict[str, object] = {
         "method": method,

@@ -49,6 +49,7 @@ class Settings:
     schedule: str = option(
         "none", "factor on the rates over time", choices=("none", "cosine", "linear", "step")
     )
+    average: bool = option(False, "evaluate the average of the weights over time, the last counting most")
     clip: float | None = option(None, "clip the gradient's norm (each copy and the body on their own)")
     width: float = option(1.0, "multiplies the width of the network")
     level: str | None = option(None, "symbols of a text", choices=("char", "word"))

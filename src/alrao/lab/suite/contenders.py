@@ -60,6 +60,8 @@ ABLATIONS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
         _zoom("zoom-constant", schedule="none"),
+        _zoom("zoom-average", schedule="none", average=True),
+        _zoom("zoom-average-cosine", average=True),
         _zoom("zoom-no-rewind", "rewind=0"),
         _zoom("zoom-fast", "part=0.05"),
         _zoom("zoom-slow", "part=0.5"),
