@@ -6,7 +6,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl suite test test-slow lint types unit format bench docs docs-serve build clean
+.PHONY: help env demo results results-rl suite ablations test test-slow lint types unit format bench docs docs-serve build clean
 
 # Every method, for the tables of the documentation.
 METHODS := alrao,sgd,adam,alrao-adam,prodigy,dadapt-sgd,dadapt-adam,dog,schedulefree
@@ -47,6 +47,16 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS)
 	$(BIN)/alrao keep suite/runs --results suite/results
 	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
+
+ABLATIONS := adamw-cosine,alrao-zoom,zoom-constant,zoom-average,zoom-average-cosine,zoom-no-rewind,zoom-fast,zoom-slow
+ABLATIONS := $(ABLATIONS),zoom-narrow,zoom-wide,zoom-short-memory,zoom-long-memory,zoom-sum,zoom-low-interval
+ABLATIONS := $(ABLATIONS),zoom-sgd,no-zoom,no-zoom-sgd
+
+ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; needs ALRAO_DATA)
+	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --jobs $(WORKERS)
+	$(BIN)/alrao keep suite/runs --results suite/results
+	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --no-run \
+	  --markdown docs/ablations.md --title "Ablations of Zoom"
 
 test: lint types unit ## everything a change must pass: style, types, fast tests
 

@@ -191,7 +191,7 @@ def test_compare_table_keep(alrao, tmp_path):
     words = ("compare", "digits", "--methods", "alrao,adam", "--seeds", "2", *TINY)
     said = alrao(*words)
     assert said.code == 0
-    assert len(re.findall(r"^(alrao 1e-05:10|adam), seed [01]: test loss", said.out, re.MULTILINE)) == 4
+    assert len(re.findall(r"^(alrao|adam), seed [01]: test loss", said.out, re.MULTILINE)) == 4
     rows = [line.split("│")[1].strip() for line in said.out.splitlines() if line.startswith("│")]
     assert rows == ["adam", "alrao"]
     again = alrao(*words)

@@ -55,7 +55,7 @@ def read(results: str) -> dict[str, dict[str, tuple[str, int]]]:
 def table(results: str) -> str:
     """The table, methods down and tasks across."""
     found = read(results)
-    tasks = [task for task in TASKS if task in found] + [task for task in found if task not in TASKS]
+    tasks = [task for task in TASKS if task in found]
     lines = [
         "| method | " + " | ".join(TASKS.get(task, task) for task in tasks) + " |",
         "|---" + "|---:" * len(tasks) + "|",

@@ -29,6 +29,7 @@ Kind = TypeVar("Kind")
 @jobs_option
 @click.option("--run/--no-run", "train", default=True, help="train what is missing, or show what there is")
 @click.option("--markdown", metavar="FILE", help="write the tables to a page of the documentation too")
+@click.option("--title", default="The suite", show_default=True, help="of that page")
 @common
 @out_option("suite/runs")
 @results_option("suite/results")
@@ -39,6 +40,7 @@ def suite(
     jobs: int,
     train: bool,
     markdown: str | None,
+    title: str,
     out_dir: str,
     results: str,
     **values: Any,
@@ -70,7 +72,7 @@ def suite(
     if runs.missing:
         out.print(f"{runs.missing} runs are missing: the same command without --no-run trains them")
     if markdown is not None:
-        content = page(found, list(runs.workloads)).encode()
+        content = page(found, list(runs.workloads), title).encode()
         replace_file(Path(markdown), lambda file: file.write(content))
     failed = {path: error for some in runs.sets.values() for path, error in some.failed.items()}
     for path, error in failed.items():
