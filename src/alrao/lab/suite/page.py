@@ -54,9 +54,10 @@ def _rate(row: Row, standing: Standing) -> str:
 
 HEAD = """
 How far the test loss of each contender is behind the best tuned one (`sgd`, `sgd-cosine`, `adamw-cosine`), in
-per cent of that; a minus is ahead. *Worst* and *mean* are over the workloads of the table; *failed* counts runs
-that diverged; *runs* is what it takes to find the rate. Rates are chosen on validation data, with one seed each,
-and so is the epoch; the means are over the seeds that stand below. All contenders take the same number of steps.
+per cent of that; a minus is ahead. *Worst* and *mean* are over the workloads of the table; *failed* counts
+runs that diverged; *runs* is what it takes to find the rate. Rates are chosen on validation data, with one
+seed each, and so is the epoch; the means are over the seeds that stand below. All contenders take the same
+number of steps.
 """
 
 
