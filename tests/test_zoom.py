@@ -218,6 +218,29 @@ def test_it_leaves_the_factor_to_other_schedulers():
     assert factors[0][-1] < 0.01
 
 
+def test_chained_with_another_it_resumes_too():
+    def start():
+        torch.manual_seed(3)
+        model = a_model()
+        optimizer = alrao.Adam(model)
+        chain = [alrao.Zoom(optimizer, 20, every=3), CosineAnnealingLR(optimizer, T_max=40)]
+        return model, optimizer, ChainedScheduler(chain)
+
+    model, optimizer, chain = start()
+    for seed in range(10):
+        learn(model, optimizer, chain, seed=seed)
+    saved = copy.deepcopy([each.state_dict() for each in (model, optimizer, chain)])
+    for seed in range(10, 30):
+        learn(model, optimizer, chain, seed=seed)
+    again = start()
+    for each, state in zip(again, saved, strict=True):
+        each.load_state_dict(state)
+    for seed in range(10, 30):
+        learn(*again, seed=seed)
+    for p, q in zip(model.parameters(), again[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
 def test_chained_and_in_sequence():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
