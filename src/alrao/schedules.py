@@ -161,8 +161,13 @@ class Zoom(LRScheduler):
         if self._moved < self.steps or abs(pull) > EDGE * (high - low):
             self._centre += pull / self.memory
         if self.last_epoch % self.every == 0 or self.last_epoch == self.steps:
-            self._placed, self._moved = self._centre, self.last_epoch
-            self._move(law)
+            seeds = [group["seed"] for group in self.optimizer.param_groups]
+            known = self._seeds == seeds  # no new group, nor the state of another optimizer
+            if self._moved < self.steps or self._centre != self._placed or not known:
+                self._placed, self._moved = self._centre, self.last_epoch
+                if not known:
+                    self._places, self._seeds = self._find_places(), seeds
+                self._move(law)
 
     def _posterior_mean(self) -> float:
         """Of the copies' places: 0 is the lowest rate, 1 the highest."""
@@ -185,9 +190,6 @@ class Zoom(LRScheduler):
     def _move(self, of_copies: LogUniform) -> None:
         """Give every feature and every copy the rate of its place."""
         groups, laws = self.optimizer.param_groups, self.optimizer._laws
-        seeds = [group["seed"] for group in groups]
-        if self._seeds != seeds:  # a new group, or the state of another optimizer was loaded
-            self._places, self._seeds = self._find_places(), seeds
         for i, (group, law, places) in enumerate(zip(groups, laws, self._places, strict=True)):
             interval = _interval(law)
             if places is not None and interval is not None:
