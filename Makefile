@@ -48,8 +48,8 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 	$(BIN)/alrao keep suite/runs --results suite/results
 	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
 
-ABLATIONS := adamw-cosine,alrao-zoom,zoom-constant,zoom-average,zoom-average-cosine,zoom-no-rewind,zoom-fast,zoom-slow
-ABLATIONS := $(ABLATIONS),zoom-narrow,zoom-wide,zoom-short-memory,zoom-long-memory,zoom-sum,zoom-low-interval
+ABLATIONS := adamw-cosine,alrao-zoom,zoom-high,zoom-constant,zoom-average,zoom-average-cosine,zoom-no-rewind,zoom-fast,zoom-slow
+ABLATIONS := $(ABLATIONS),zoom-narrow,zoom-wide,zoom-short-memory,zoom-long-memory,zoom-sum,zoom-low-sum
 ABLATIONS := $(ABLATIONS),zoom-sgd,no-zoom,no-zoom-sgd
 
 ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; needs ALRAO_DATA)

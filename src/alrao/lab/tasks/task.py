@@ -127,6 +127,7 @@ class Task(ABC):
     interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
     """Alrao's rates, where the user names none."""
     adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
+    zoom_interval: ClassVar[tuple[float, float]] = (1e-6, 0.1)
     copies: ClassVar[int] = 10
     options: ClassVar[frozenset[str]] = frozenset()
     """Settings that make sense for this task alone: of level, dropout, target, image_size, width, …"""
@@ -138,7 +139,8 @@ class Task(ABC):
 
     def interval_of(self, method: str) -> tuple[float, float]:
         """The rates of a method of Alrao, where the user names none."""
-        return self.interval if method == "alrao" else self.adam_interval
+        own = {"alrao": self.interval, "alrao-zoom": self.zoom_interval}
+        return own.get(method, self.adam_interval)
 
     def batch(self, settings: Settings) -> int:
         """The batch size, where the user names none."""
