@@ -158,6 +158,10 @@ def test_nothing_is_trained_twice(ran, tmp_path):
     again.run(lambda runs: runs.run())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
     assert [s.gaps for s in standings(again)] == [s.gaps for s in standings(ran)]
+    shown = Suite([QUICK], [RATES, ZOOM], Settings(threads=1), seeds=2, roots=[tmp_path])
+    shown.choose()
+    assert [len(s.rows["quick"].runs) for s in standings(shown)] == [2, 2], "of the best rate, all seeds"
+    assert [s.gaps for s in standings(shown)] == [s.gaps for s in standings(ran)]
 
 
 def test_the_command(tmp_path):
@@ -168,9 +172,12 @@ def test_the_command(tmp_path):
     asked = CliRunner().invoke(cli, [*words, "--no-run"])
     assert asked.exit_code == 0
     assert "2 runs are missing" in asked.output
-    done = CliRunner().invoke(cli, [*words, "--threads", "1", "--markdown", str(page)])
+    done = CliRunner().invoke(
+        cli, [*words, "--threads", "1", "--markdown", str(page), "--title", "Some title"]
+    )
     assert done.exit_code == 0, done.output
     assert "workloads used for choosing" in done.output
+    assert page.read_text().startswith("# Some title\n")
     assert "### table: diabetes, regression" in page.read_text()
     assert torch.get_num_threads() == before
 

@@ -64,11 +64,13 @@ def suite(
     )
     if train:
         runs.run(lambda some: run_shown(some, jobs, out))
+    else:
+        runs.choose()
     found = standings(runs)
-    for title, chosen_on in (("not used for choosing", False), ("used for choosing", True)):
+    for which, chosen_on in (("not used for choosing", False), ("used for choosing", True)):
         some = [workload for workload in runs.workloads if workload.chosen_on == chosen_on]
         if some:
-            out.print(table(found, some, f"workloads {title}"))
+            out.print(table(found, some, f"workloads {which}"))
     if runs.missing:
         out.print(f"{runs.missing} runs are missing: the same command without --no-run trains them")
     if markdown is not None:

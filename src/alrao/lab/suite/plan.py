@@ -68,16 +68,22 @@ class Suite:
         for workload in self.workloads:
             runs = self.sets[workload.name]
             run(runs)
-            for contender in self.contenders:
-                if contender.tuned and (best := self._best(workload, contender)) is not None:
-                    self._plan(runs, workload, contender, best.label, range(self.seeds))
+            self._choose(workload)
             run(runs)
+
+    def choose(self) -> None:
+        """Want all seeds of the rates that are best on validation, as far as the grids have run."""
+        for workload in self.workloads:
+            self._choose(workload)
+
+    def _choose(self, workload: Workload) -> None:
+        for contender in self.contenders:
+            if contender.tuned and (best := self.chosen(workload, contender)) is not None:
+                runs = self.sets[workload.name]
+                self._plan(runs, workload, contender, best.label, range(self.seeds))
 
     def chosen(self, workload: Workload, contender: Contender) -> Row | None:
         """The finished runs of a contender: of the rate that is best on validation, where it is tuned."""
-        return self._best(workload, contender)
-
-    def _best(self, workload: Workload, contender: Contender) -> Row | None:
         rows = []
         for method, planned in self._runs[workload.name, contender.name].items():
             finished = [run for each in planned if (run := _finished(each)) is not None]
