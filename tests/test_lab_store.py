@@ -290,3 +290,21 @@ def test_keep_goes_on_past_a_damaged_run(tmp_path):
     assert count == 1
     assert len(damaged) == 1
     assert "mlp/a/result.json is damaged" in damaged[0].replace("\\", "/")
+
+
+def test_ctrl_c_during_a_write_comes_after_it(tmp_path):
+    import signal
+
+    path, written = tmp_path / "file", []
+
+    def write(file):
+        signal.raise_signal(signal.SIGINT)
+        file.write(b"whole")
+        written.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(path, write)
+    assert written == [True]
+    assert not list(tmp_path.glob(".file*")), "nothing is left behind"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # the handler is as it was

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +37,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}-{os.getpid()}")
         try:
-            with temporary.open("wb") as file:
+            with _interrupts_wait(), temporary.open("wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -44,6 +47,22 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
             raise
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C wait until the end: within torch's writer it would become another error, or be lost."""
+    if threading.current_thread() is not threading.main_thread():  # only this one has signals
+        yield
+        return
+    caught = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _unwritable(path: Path, error: OSError) -> LabError:
