@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small import TRANSFORMER
 
 import alrao
 from alrao.lab.zoo.vision import torchvision  # noqa: F401  before transformers imports it
@@ -12,20 +13,12 @@ pytest.importorskip("accelerate", reason="needs alrao[huggingface]")
 import accelerate  # noqa: F401  for those who import it from here, in this order
 import transformers
 
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 30,
-    "max_position_embeddings": 16,
-}
 ROWS, COPIES = 32, 4
 
 
 def classifier(dropout=0.0):
     config = transformers.BertConfig(
-        num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **SMALL
+        num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, **TRANSFORMER
     )
     return transformers.BertForSequenceClassification(config)
 

@@ -3,6 +3,15 @@
 import torch
 from torch import nn
 
+TRANSFORMER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 30,
+    "max_position_embeddings": 16,
+}
+
 
 def mlp(outputs=3):
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))

@@ -297,3 +297,4 @@ def test_the_code_on_a_page_runs(name, tmp_path, monkeypatch):
     names = {"__name__": "page"}
     for number, code in enumerate([BEFORE.get(name, ""), *blocks(WITH_CODE[name])]):
         exec(compile(code, f"{name}, block {number}", "exec"), names)
+    assert len(names) > 2, "a page's code makes something"  # beside its name and the builtins

@@ -11,7 +11,7 @@ from alrao.lab.zoo.vision import classifier
 pytestmark = pytest.mark.slow
 
 
-def step(net, x, y, copies=10, lr=(1e-5, 10.0)):
+def check_step(net, x, y, copies=10, lr=(1e-5, 10.0)):
     model = alrao.Alrao(net, copies)
     optimizer = alrao.SGD(model, lr=lr)
     # What is compared is a sum of each parameter: copies of 200 million numbers would not fit everywhere.
@@ -32,17 +32,17 @@ def step(net, x, y, copies=10, lr=(1e-5, 10.0)):
 @pytest.mark.parametrize("build", [vgg19, googlenet, mobilenet_v2])
 @pytest.mark.parametrize("width", [1, 3])
 def test_cifar(build, width):
-    step(build(width=width), torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))
+    check_step(build(width=width), torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))
 
 
 @pytest.mark.parametrize(
     ("name", "width"), [("alexnet", 1), ("densenet121", 1), ("resnet50", 1), ("resnet50", 3)]
 )
 def test_imagenet(name, width):
-    step(classifier(name, 1000, width=width), torch.randn(2, 3, 224, 224), torch.randint(1000, (2,)))
+    check_step(classifier(name, 1000, width=width), torch.randn(2, 3, 224, 224), torch.randint(1000, (2,)))
 
 
 @pytest.mark.parametrize("symbols", [50, 9_999])
 def test_penn_treebank(symbols):
     text = torch.randint(symbols, (20, 71))
-    step(RecurrentLM(symbols), text[:, :-1], text[:, 1:], copies=6, lr=(1e-3, 100.0))
+    check_step(RecurrentLM(symbols), text[:, :-1], text[:, 1:], copies=6, lr=(1e-3, 100.0))

@@ -8,7 +8,8 @@ import warnings
 
 import pytest
 import torch
-from hf_models import COPIES, ROWS, SMALL, classifier, examples, tokens, trainer, transformers
+from hf_models import COPIES, ROWS, classifier, examples, tokens, trainer, transformers
+from small import TRANSFORMER
 from torch import nn
 
 import alrao
@@ -167,7 +168,7 @@ def test_a_model_that_shares_weights_between_its_layers_is_saved_and_resumed(tmp
 
 def test_a_regression_by_a_loss_of_its_own(tmp_path):
     torch.manual_seed(0)
-    net = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=1, **SMALL))
+    net = transformers.BertForSequenceClassification(transformers.BertConfig(num_labels=1, **TRANSFORMER))
     model = alrao.Alrao(net, COPIES, likelihood="gaussian")
     fit = trainer(
         tmp_path, model, alrao.AdamW(model, lr=(1e-6, 1e-2)), callbacks=[AlraoCallback()],
@@ -234,7 +235,7 @@ def texts():
 
 
 def test_smoothed_labels_that_the_trainer_would_not_shift_are_refused(tmp_path):
-    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TRANSFORMER))
     model = alrao.Alrao(net, COPIES)
     with pytest.warns(UserWarning, match="no feature rule"):
         optimizer = alrao.AdamW(model)
@@ -313,11 +314,11 @@ def test_a_collapsed_classifier_is_an_ordinary_one(tmp_path):
 
 
 def language_models():
-    yield transformers.LlamaForCausalLM(transformers.LlamaConfig(tie_word_embeddings=True, **SMALL))
+    yield transformers.LlamaForCausalLM(transformers.LlamaConfig(tie_word_embeddings=True, **TRANSFORMER))
     yield transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=30, n_positions=16)
     )
-    yield transformers.BertForMaskedLM(transformers.BertConfig(tie_word_embeddings=True, **SMALL))
+    yield transformers.BertForMaskedLM(transformers.BertConfig(tie_word_embeddings=True, **TRANSFORMER))
     yield transformers.T5ForConditionalGeneration(
         transformers.T5Config(
             d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=30, decoder_start_token_id=0

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from small import TRANSFORMER
 from torch import nn
 
 import alrao
@@ -166,16 +167,6 @@ def test_a_relu_after_the_output_layer_is_refused(inplace):
             model(torch.randn(2, 4))
 
 
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 30,
-    "max_position_embeddings": 16,
-}
-
-
 @pytest.mark.parametrize("kind", ["Bert", "DistilBert"])
 def test_hugging_face_classifiers(kind):
     import transformers
@@ -185,7 +176,7 @@ def test_hugging_face_classifiers(kind):
             dim=16, n_layers=1, n_heads=2, hidden_dim=16, vocab_size=30, num_labels=3
         )
     else:
-        config = transformers.BertConfig(num_labels=3, **SMALL)
+        config = transformers.BertConfig(num_labels=3, **TRANSFORMER)
     net = getattr(transformers, f"{kind}ForSequenceClassification")(config)
     model = alrao.Alrao(net, 4)
     labels = torch.tensor([0, 1, 2, 0])
@@ -200,7 +191,7 @@ def test_hugging_face_classifiers(kind):
 def test_tied_weights_are_untied_with_a_warning():
     import transformers
 
-    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(tie_word_embeddings=True, **SMALL))
+    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(tie_word_embeddings=True, **TRANSFORMER))
     embedding = net.model.embed_tokens.weight
     assert net.lm_head.weight is embedding
     with pytest.warns(UserWarning, match=r"lm_head.*tied to model\.embed_tokens\.weight"):

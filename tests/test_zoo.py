@@ -23,7 +23,7 @@ def millions(number):
     return f"{number / 1e6:.3f}"
 
 
-def learns(net, x, y):
+def check_learns(net, x, y):
     """One step of SGD with Alrao: every parameter has a finite gradient, and every matrix of weights moves.
 
     Biases and scales before a BatchNorm make no difference, so their gradients are rounding errors.
@@ -124,7 +124,7 @@ def test_networks_for_32x32(build, width):
 
 @pytest.mark.parametrize("build", IMAGES)
 def test_networks_for_32x32_learn(build):
-    learns(build(classes=7, width=0.25), torch.randn(4, 3, 32, 32), torch.randint(7, (4,)))
+    check_learns(build(classes=7, width=0.25), torch.randn(4, 3, 32, 32), torch.randint(7, (4,)))
 
 
 @pytest.mark.parametrize("build", IMAGES)
@@ -139,7 +139,7 @@ def test_images_shrink_to_a_few_pixels(build):
 def test_mlp():
     net = mlp(12, 3, hidden=(5, 4))
     assert size(net) == 13 * 5 + 6 * 4 + 5 * 3
-    learns(net, torch.randn(6, 3, 2, 2), torch.randint(3, (6,)))
+    check_learns(net, torch.randn(6, 3, 2, 2), torch.randint(3, (6,)))
     assert size(mlp(64, 10)) == 65 * 128 + 129 * 128 + 129 * 10
     assert size(mlp(64, 10, hidden=())) == 650
 
@@ -151,7 +151,7 @@ def test_small_cnn(channels, batch_norm):
     assert [layer.out_channels for layer in net if isinstance(layer, nn.Conv2d)] == [16, 32, 64, 64]
     assert sum(isinstance(layer, nn.MaxPool2d) for layer in net) == 3
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in net) == 4 * batch_norm
-    learns(net, torch.randn(4, channels, 32, 32), torch.randint(5, (4,)))
+    check_learns(net, torch.randn(4, channels, 32, 32), torch.randint(5, (4,)))
 
 
 def test_small_cnns_have_widths():
@@ -161,7 +161,7 @@ def test_small_cnns_have_widths():
 
 
 def test_digits_cnn():
-    learns(digits_cnn(), torch.randn(4, 1, 8, 8), torch.randint(10, (4,)))
+    check_learns(digits_cnn(), torch.randn(4, 1, 8, 8), torch.randint(10, (4,)))
 
 
 @pytest.mark.parametrize("width", [0, -1.0, float("nan"), float("inf")])
@@ -182,7 +182,7 @@ def test_recurrent_shapes_and_a_step():
     logits, (h, c) = net(tokens)
     assert logits.shape == (4, 9, 11)
     assert h.shape == c.shape == (3, 4, 8)
-    learns(net, tokens, torch.randint(11, (36,)))
+    check_learns(net, tokens, torch.randint(11, (36,)))
 
 
 def test_recurrent_carries_its_state():
@@ -279,7 +279,7 @@ def test_a_narrow_resnet_learns():
     assert net.fc.weight.shape == (7, 128)
     fan_out = 16 * 7 * 7
     assert net.conv1.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
-    learns(net, torch.randn(4, 3, 64, 64), torch.randint(7, (4,)))
+    check_learns(net, torch.randn(4, 3, 64, 64), torch.randint(7, (4,)))
 
 
 @pytest.mark.parametrize(
