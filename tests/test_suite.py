@@ -73,7 +73,8 @@ def test_gaps_are_parts_of_the_best_tuned_mean():
     assert by_name["rates"].gaps == {"quick": 0.0, "other": 0.0}
     assert by_name["plain"].gaps == {"quick": 0.25, "other": inf}
     assert by_name["zoom"].gaps == {"quick": -0.5}
-    assert by_name["plain"].failed == 1
+    assert by_name["plain"].failed([QUICK, OTHER]) == 1
+    assert by_name["plain"].failed([QUICK]) == 0
     assert by_name["plain"].over([QUICK]) == (0.25, 0.25)
     assert by_name["plain"].over([QUICK, OTHER]) == (inf, inf)
     assert by_name["zoom"].over([QUICK, OTHER]) is None, "it has not run on both"

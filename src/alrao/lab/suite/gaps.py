@@ -24,10 +24,10 @@ class Standing:
     gaps: dict[str, float] = field(default_factory=dict)
     """By how much of the loss it is behind the best tuned contender; infinite where a run failed."""
 
-    @property
-    def failed(self) -> int:
-        """Runs that did not end, of those that count."""
-        return sum(len(row.runs) - len(row.good) for row in self.rows.values())
+    def failed(self, workloads: list[Workload]) -> int:
+        """Runs that diverged on some workloads, of those that count."""
+        rows = [self.rows[workload.name] for workload in workloads if workload.name in self.rows]
+        return sum(len(row.runs) - len(row.good) for row in rows)
 
     def over(self, workloads: list[Workload]) -> tuple[float, float] | None:
         """The worst and the mean gap on some workloads; None where it has not run on all of them."""

@@ -28,10 +28,14 @@ def _cells(standing: Standing, workloads: list[Workload]) -> list[str]:
     ]
     over = standing.over(workloads)
     worst, mean = ("–", "–") if over is None else (_percent(over[0]), _percent(over[1]))
-    failed = sum(
-        len(row.runs) - len(row.good) for w in workloads if (row := standing.rows.get(w.name)) is not None
-    )
-    return [standing.contender.name, *gaps, worst, mean, str(failed), str(len(standing.contender.methods))]
+    return [
+        standing.contender.name,
+        *gaps,
+        worst,
+        mean,
+        str(standing.failed(workloads)),
+        str(len(standing.contender.methods)),
+    ]
 
 
 def table(standings: list[Standing], workloads: list[Workload], title: str) -> Table:
