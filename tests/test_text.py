@@ -1,4 +1,4 @@
-"""Texts: files and their errors, vocabularies, streams, the state that goes along, and what is measured."""
+"""Texts as tasks: the Penn Treebank, one's own, the state that goes along, and what is measured."""
 
 import copy
 import io
@@ -9,19 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from texts import check_refusal, listed
 
 import alrao
-from alrao.lab.data.text import Streams, Vocabulary, ptb, read_text, split, tokens
-from alrao.lab.errors import LabError
+from alrao.lab.data.text import ptb
 from alrao.lab.settings import Settings
 from alrao.lab.tasks.text import WINDOW, PennTreebank, Text
 from alrao.outputs import LogProbs
 
 CPU = torch.device("cpu")
-quick = hypothesis_settings(max_examples=50, deadline=None)
 LINE = " the quick brown <unk> jumps over N lazy dogs \n"
 PTB = Path(os.environ.get("ALRAO_DATA", "nowhere"))
 with_ptb = pytest.mark.skipif(
@@ -49,161 +45,6 @@ def problem_of(text, folder, *, level="char", **settings):
     return Text().load(Settings(task="text", data=str(path), level=level, **settings), CPU)
 
 
-def refusal(action, *args, **kwargs):
-    with pytest.raises(LabError) as caught:
-        action(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-# Streams
-
-
-def literal_streams(text, count, window):
-    """Batches of (inputs, targets), one symbol at a time."""
-    length = (len(text) - 1) // count
-    found = []
-    for first in range(0, length, window):
-        times = range(first, min(first + window, length))
-        inputs = [[text[stream * length + t] for t in times] for stream in range(count)]
-        targets = [text[stream * length + t + 1] for stream in range(count) for t in times]
-        found.append((inputs, targets))
-    return found
-
-
-@st.composite
-def cuts(draw):
-    count = draw(st.integers(1, 12))
-    text = draw(st.lists(st.integers(0, 9), min_size=count + 1, max_size=count + 150))
-    return text, count, draw(st.integers(1, 40))
-
-
-def listed(batches):
-    return [(inputs.tolist(), targets.tolist()) for inputs, targets in batches]
-
-
-@quick
-@given(cuts())
-def test_streams_are_the_literal_ones(cut):
-    text, count, window = cut
-    streams = Streams(torch.tensor(text), count, window)
-    assert listed(streams.batches()) == literal_streams(text, count, window)
-    assert len(streams) == len(literal_streams(text, count, window))
-
-
-@quick
-@given(cuts())
-def test_every_symbol_is_predicted_at_most_once_from_those_right_before_it(cut):
-    text, count, window = cut
-    batches = list(Streams(torch.arange(len(text)), count, window).batches())
-    inputs = torch.cat([inputs for inputs, _ in batches], 1)
-    targets = torch.cat([targets.view(count, -1) for _, targets in batches], 1)
-    assert (targets == inputs + 1).all()
-    assert (inputs.diff(dim=1) == 1).all()
-    assert sorted(targets.flatten().tolist()) == list(range(1, targets.numel() + 1))
-    assert len(text) - 1 - targets.numel() < count
-
-
-@quick
-@given(cuts(), st.data())
-def test_an_epoch_can_be_entered_anywhere(cut, data):
-    text, count, window = cut
-    streams = Streams(torch.tensor(text), count, window)
-    start = data.draw(st.integers(0, len(streams)))
-    assert listed(streams.batches(start)) == listed(streams.batches())[start:]
-
-
-def test_too_many_streams():
-    with pytest.raises(ValueError, match="3 symbols are too few for 3 streams"):
-        Streams(torch.arange(3), 3, 5)
-
-
-# Symbols
-
-
-def test_characters_are_those_of_the_file_and_words_end_their_lines():
-    assert tokens("a <unk>\n\nb\n", "char") == "a <unk>\n\nb\n"
-    assert tokens(" a <unk> \n\nb\n", "word") == ["a", "<unk>", "<eos>", "<eos>", "b", "<eos>"]
-    assert tokens("a\nb", "word") == ["a", "<eos>", "b", "<eos>"]
-    assert "did you mean word?" in refusal(tokens, "a", "words")
-
-
-@quick
-@given(st.text(min_size=1), st.text())
-def test_symbols_come_back_from_their_numbers_and_unseen_ones_as_unknown(train, other):
-    vocabulary = Vocabulary.of(train, other)
-    decoded = [vocabulary.symbols[number] for number in vocabulary.encode(train + other).tolist()]
-    assert decoded == [symbol if symbol in train else "<unk>" for symbol in train + other]
-    assert ("<unk>" in vocabulary.symbols) == (not set(other) <= set(train))
-    assert len(vocabulary) == len(set(train)) + (not set(other) <= set(train))
-
-
-def test_frequent_symbols_come_first():
-    assert Vocabulary.of("bbacc").symbols == ("b", "c", "a")
-
-
-def test_rare_words_are_unknown():
-    words = list("aaabbccd")
-    assert Vocabulary.of(words, least=2).symbols == ("a", "b", "c", "<unk>")
-    assert Vocabulary.of(words, most=3).symbols == ("a", "b", "<unk>")
-    assert Vocabulary.of(words, most=4).symbols == ("a", "b", "c", "d")
-    assert Vocabulary.of([*words, "<unk>"], most=9).symbols == ("a", "b", "c", "<unk>", "d")
-
-
-def test_a_symbol_that_the_vocabulary_cannot_hold():
-    with pytest.raises(ValueError, match="not in the vocabulary"):
-        Vocabulary.of("ab").encode("abc")
-
-
-# Files
-
-
-def test_line_ends_and_byte_order_marks_are_made_alike(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes("\ufeffé\r\nb\rc\n".encode())
-    assert read_text(path) == "é\nb\nc\n"
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    path = tmp_path / "a.txt"
-    assert f"there is no file {path}: check the name" in refusal(read_text, path)
-    assert "is a directory, and a file is needed" in refusal(read_text, tmp_path)
-    path.write_bytes(b"")
-    assert f"{path} is empty" in refusal(read_text, path)
-    assert "in it are a.txt" in refusal(read_text, tmp_path)
-    path.write_bytes(b" \n\n ")
-    assert f"{path} is empty" in refusal(read_text, path)
-    path.write_bytes("a\ncafé".encode("latin1"))
-    assert f"{path} is not UTF-8 (byte 0xe9 on line 2): convert it, as with `iconv" in refusal(
-        read_text, path
-    )
-    path.write_bytes("abc".encode("utf-16"))
-    assert f"{path} is not UTF-8 but UTF-16" in refusal(read_text, path)
-    path.write_bytes(b"\x89PNG\0\0")
-    assert f"{path} is a binary file" in refusal(read_text, path)
-
-
-def test_a_file_that_the_system_refuses(tmp_path, monkeypatch):
-    path = tmp_path / "a.txt"
-    path.write_text("abc")
-
-    def refuse(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert refusal(read_text, path) == f"{path} cannot be read: Permission denied"
-
-
-def test_a_text_is_split_by_position(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("".join(chr(ord("A") + i % 26) for i in range(1000)))
-    parts = split(path, "char")
-    assert [len(parts.train), len(parts.valid), len(parts.test)] == [900, 50, 50]
-    assert parts.train + parts.valid + parts.test == path.read_text()
-    assert "90 %" in parts.source
-
-
 # The Penn Treebank
 
 
@@ -226,7 +67,7 @@ def test_mini_does_without_the_training_file(treebank):
     assert parts.train == (LINE + " v dogs \n") * 20
     assert parts.valid + parts.test == (LINE + " t dogs \n") * 40
     assert len(parts.valid) == len(parts.test)
-    message = refusal(ptb, str(treebank), "char", mini=False)
+    message = check_refusal(ptb, str(treebank), "char", mini=False)
     assert (
         f"there is no ptb.train.txt in {treebank}: put ptb.train.txt, ptb.valid.txt, ptb.test.txt" in message
     )
@@ -235,14 +76,14 @@ def test_mini_does_without_the_training_file(treebank):
 
 def test_missing_files_say_where_they_were_looked_for(tmp_path):
     remedy = "put ptb.valid.txt, ptb.test.txt (the usual text, as in simple-examples.tgz"
-    message = refusal(ptb, str(tmp_path), "char", mini=True)
+    message = check_refusal(ptb, str(tmp_path), "char", mini=True)
     assert f"no ptb.test.txt in {tmp_path} (nor in its ptb or simple-examples/data): {remedy}" in message
     assert "--data DIR or $ALRAO_DATA" in message
-    assert remedy in refusal(ptb, None, "char", mini=True)
-    assert str(tmp_path / "no") in refusal(ptb, str(tmp_path / "no"), "char", mini=True)
+    assert remedy in check_refusal(ptb, None, "char", mini=True)
+    assert str(tmp_path / "no") in check_refusal(ptb, str(tmp_path / "no"), "char", mini=True)
     (tmp_path / "ptb.valid.txt").write_text(LINE)
-    assert f"there is no ptb.test.txt in {tmp_path}: " in refusal(ptb, str(tmp_path), "char", mini=True)
-    message = refusal(ptb, str(tmp_path / "ptb.valid.txt"), "char", mini=True)
+    assert f"there is no ptb.test.txt in {tmp_path}: " in check_refusal(ptb, str(tmp_path), "char", mini=True)
+    message = check_refusal(ptb, str(tmp_path / "ptb.valid.txt"), "char", mini=True)
     assert "is a file, and a directory is needed" in message
 
 
@@ -316,15 +157,15 @@ def test_data_is_known_by_its_content(tmp_path):
 
 
 def test_texts_too_short_for_the_streams(tmp_path):
-    message = refusal(problem_of, "a" * 200, tmp_path)
+    message = check_refusal(problem_of, "a" * 200, tmp_path)
     assert f"{tmp_path / 'own.txt'}: 10 symbols in the valid part are too few for 20 streams" in message
-    message = refusal(problem_of, "a" * 1000, tmp_path, batch=900)
+    message = check_refusal(problem_of, "a" * 1000, tmp_path, batch=900)
     assert "900 symbols in the train part are too few for 900 streams: a longer text or a smaller" in message
 
 
 def test_a_text_must_be_named(tmp_path):
-    assert "--data FILE" in refusal(Text().load, Settings(task="text"), CPU)
-    assert "is a directory" in refusal(Text().load, Settings(task="text", data=str(tmp_path)), CPU)
+    assert "--data FILE" in check_refusal(Text().load, Settings(task="text"), CPU)
+    assert "is a directory" in check_refusal(Text().load, Settings(task="text", data=str(tmp_path)), CPU)
 
 
 def test_characters_unseen_in_training(tmp_path):
