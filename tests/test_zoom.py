@@ -11,15 +11,16 @@ from zoomed import INTERVAL, a_model, all_rates, believe, idle, learn
 import alrao
 
 
-def slowly(rates, posteriors, interval, steps, width, memory, every):
+def slowly(rates, posteriors, interval, steps, width, memory, every, copies=True):
     """The rates after these posteriors, by the formula of the documentation, one number at a time."""
     low, high = log(interval[0]), log(interval[1])
     places = [(log(rate) - low) / (high - low) for rate in rates]
     centre, begin, end, shrinking = (low + high) / 2, low, high, True
     for t, posterior in enumerate(posteriors, start=1):
         total = sum(posterior)
+        first, last = (begin, end) if copies else (low, high)  # the rates of the copies
         mean = sum(
-            weight / total * (begin + j / (len(posterior) - 1) * (end - begin))
+            weight / total * (first + j / (len(posterior) - 1) * (last - first))
             for j, weight in enumerate(posterior)
         )
         if shrinking or abs(mean - centre) > 0.4 * (end - begin):
@@ -43,20 +44,24 @@ weights = st.lists(st.floats(0.001, 1.0), min_size=5, max_size=5)
     width=st.sampled_from([1.0, 1.5, 3.0, 100.0, 1e9]),
     memory=st.sampled_from([1.0, 3.0, 50.0]),
     every=st.integers(1, 7),
+    copies=st.booleans(),
     seed=st.integers(0, 5),
 )
-def test_every_rate_is_where_the_formula_says(posteriors, steps, width, memory, every, seed):
+def test_every_rate_is_where_the_formula_says(posteriors, steps, width, memory, every, copies, seed):
     torch.manual_seed(seed)
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
     drawn = all_rates(optimizer)
-    zoom = alrao.Zoom(optimizer, steps, width=width, memory=memory, every=every)
+    zoom = alrao.Zoom(optimizer, steps, width=width, memory=memory, every=every, copies=copies)
     idle(optimizer)
     for posterior in posteriors:
         believe(model, posterior)
         zoom.step()
-    for before, after in zip(drawn, all_rates(optimizer), strict=True):
-        expected, ends = slowly(before.flatten().tolist(), posteriors, INTERVAL, steps, width, memory, every)
+    for p, before, after in zip(model.parameters(), drawn, all_rates(optimizer), strict=True):
+        rates = before.flatten().tolist()
+        expected, ends = slowly(rates, posteriors, INTERVAL, steps, width, memory, every, copies)
+        if not copies and any(p is q for q in model.head.parameters()):
+            expected = rates
         torch.testing.assert_close(after.flatten(), torch.tensor(expected), rtol=2e-5, atol=0.0)
     assert zoom.interval == pytest.approx(ends, rel=1e-5)
     assert INTERVAL[0] * (1 - 1e-9) <= zoom.interval[0] <= zoom.interval[1] <= INTERVAL[1] * (1 + 1e-9)
@@ -161,6 +166,23 @@ def test_what_was_moved_too_far_is_taken_back(momentum):
         assert fell.any()
         torch.testing.assert_close(p[fell], expected[fell], rtol=1e-4, atol=1e-5)
         assert ((p - begin).abs()[~fell] > 0).all()
+
+
+def test_copies_that_keep_their_rates_keep_their_weights():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 10, every=5, copies=False)
+    for seed in range(9):
+        learn(model, optimizer, zoom, seed=seed)
+    learn(model, optimizer, seed=9)
+    before = [p.detach().clone() for p in model.parameters()]
+    believe(model, [1, 0, 0, 0, 0])
+    zoom.step()  # a lower rate for many features of the body
+    moved = [not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)]
+    assert moved == [all(p is not q for q in model.head.parameters()) for p in model.parameters()]
+    torch.testing.assert_close(
+        model.head.rates.double(), alrao.LogUniform(*INTERVAL).grid(5), rtol=1e-6, atol=0
+    )
 
 
 def test_nothing_is_taken_back_unless_wanted_nor_once_narrow():

@@ -29,6 +29,7 @@ def built(**settings):
         ("memory=0.2", "memory=0.2"),
         ("rewind=1", "default"),
         ("rewind=0", "rewind=0"),
+        ("copies=0", "copies=0"),
     ],
 )
 def test_one_spelling(text, spelled):
@@ -46,6 +47,7 @@ def test_one_spelling(text, spelled):
         ("part=nan", "part must lie"),
         ("width=0.5", "width must be at least 1"),
         ("rewind=2", "rewind must be 0 or 1"),
+        ("copies=0.5", "copies must be 0 or 1"),
         ("memory=inf", "memory must be positive"),
         ("memory=0", "memory must be positive"),
     ],
@@ -93,6 +95,53 @@ def test_tables_say_how():
     assert named(method="alrao-zoom", zoom="width=10") == "alrao-zoom (zoom width=10)"
     assert named(method="alrao", zoom="default") == "alrao (zoom default)"
     assert named(method="alrao") == "alrao"
+    assert named(method="alrao", body_lr="1e-3:1.0") == "alrao (body 0.001:1)"
+    assert named(method="alrao", normalise="layer") == "alrao (unit layer)"
+
+
+def test_copies_may_keep_their_rates():
+    trained, problem = built(method="alrao-zoom", zoom="copies=0,part=0.2")
+    trained.follow("none", 2 * problem.steps)
+    before = trained.rates
+    for inputs, targets in problem.batches(1):
+        trained.step(problem.loss(trained.model(inputs), targets))
+    low, high = trained.schedulers["zoom"].interval
+    assert trained.rates == before
+    assert high / low == pytest.approx(3)
+
+
+@pytest.mark.parametrize("method", ["alrao", "alrao-adam"])
+def test_the_body_may_have_an_interval_of_its_own(method):
+    trained, _ = built(method=method, lr="0.1:10", body_lr="1e-4:1e-3")
+    head = list(trained.model.head.parameters())
+    for p in trained.model.parameters():
+        rates = trained.optimizer.rates(p)
+        low, high = (0.1, 10) if any(p is q for q in head) else (1e-4, 1e-3)
+        assert low * (1 - 1e-5) <= rates.min() < rates.max() <= high * (1 + 1e-5)
+    with pytest.raises(LabError, match="from low to high"):
+        resolve(Settings(method=method, body_lr="1:0.1"))
+    with pytest.raises(LabError, match="--body-lr is for Alrao's methods"):
+        refuse_idle(Settings(method="adam", body_lr="0.1:1"))
+
+
+@pytest.mark.parametrize("unit", ["feature", "layer"])
+def test_steps_of_unit_size(unit):
+    """Each feature, or tensor, and each copy goes as far as its rate says, whatever its gradient."""
+    trained, problem = built(method="alrao", normalise=unit)
+    inputs, targets = next(iter(problem.batches(1)))
+    before = {p: p.detach().clone() for p in trained.model.parameters()}
+    trained.step(problem.loss(trained.model(inputs), targets))
+    head = list(trained.model.head.parameters())
+    for p, start in before.items():
+        steps = ((p.detach() - start).double() / trained.optimizer.rates(p)).flatten(1 if p.ndim > 1 else 0)
+        alone = unit == "feature" or any(p is q for q in head)
+        if p.ndim == 1:  # a bias: one number for each feature
+            sizes = steps.abs() if alone else steps.square().mean().sqrt()
+        else:
+            squares = steps.square().mean(1)
+            sizes = squares.sqrt() if alone else squares.mean().sqrt()
+        sizes = sizes[sizes > 1e-3]  # a feature that is off has no gradient
+        torch.testing.assert_close(sizes, torch.ones_like(sizes), rtol=0.02, atol=0)
 
 
 def test_adamw_decays_weights_as_torch_does():

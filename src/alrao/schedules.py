@@ -48,6 +48,7 @@ class Zoom(LRScheduler):
         width: ratio of the highest to the lowest rate in the end.
         memory: steps over which the centre is averaged; by default half of ``steps``.
         rewind: take back what features have moved too far while their rates shrink.
+        copies: move the rates of the copies of the output layer too; otherwise they keep the whole interval.
         every: steps from one move of the rates to the next.
         last_epoch: as in torch: the number of the last step, where training is resumed without a state.
 
@@ -80,6 +81,7 @@ class Zoom(LRScheduler):
         width: float = 3.0,
         memory: float | None = None,
         rewind: bool = True,
+        copies: bool = True,
         every: int = 10,
         last_epoch: int = -1,
     ) -> None:
@@ -99,18 +101,16 @@ class Zoom(LRScheduler):
         if not 1 <= memory < inf:
             raise ValueError(f"memory must be at least 1 step, got {memory!r}")
         self.steps, self.width, self.memory, self.every = steps, width, memory, every
+        self.copies = copies
         law = self._check(optimizer)
         self._centre = (log(law.lo) + log(law.hi)) / 2  # of the copies' interval, at the next move
         self._placed, self._moved = self._centre, 0  # the centre at the last move, and the step of it
         self._start: list[list[Tensor]] = []  # the weights of each group, until the interval is narrow
-        if rewind:
-            groups = zip(optimizer._laws, optimizer.param_groups, strict=True)
-            self._start = [
-                [p.detach().clone() for p in group["params"]] if _interval(law) else []
-                for law, group in groups
-            ]
-        self._places: list[list[Tensor] | None] = []  # of each group; None for one without an interval
+        self._places: list[list[Tensor]] = []  # of each group
         self._seeds: list[int] = []  # that they were drawn with
+        self.optimizer = optimizer
+        if rewind:
+            self._start = [[p.detach().clone() for p in params] for params in self._moving()]
         super().__init__(optimizer, last_epoch)
 
     def _check(self, optimizer: AlraoOptimizer) -> LogUniform:
@@ -134,7 +134,7 @@ class Zoom(LRScheduler):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The lowest and the highest rate of the copies of the output layer, as it is now."""
+        """The lowest and the highest rate that the copies of the output layer have now, or would have."""
         law = self._law_of_copies
         low, high = self._ends(law, law)
         return exp(low), exp(high)
@@ -157,8 +157,11 @@ class Zoom(LRScheduler):
             return
         law = self._law_of_copies
         low, high = self._ends(law, law)
+        width = high - low
+        if not self.copies:
+            low, high = log(law.lo), log(law.hi)
         pull = low + self._posterior_mean() * (high - low) - self._centre
-        if self._moved < self.steps or abs(pull) > EDGE * (high - low):
+        if self._moved < self.steps or abs(pull) > EDGE * width:
             self._centre += pull / self.memory
         if self.last_epoch % self.every == 0 or self.last_epoch == self.steps:
             seeds = [group["seed"] for group in self.optimizer.param_groups]
@@ -189,37 +192,43 @@ class Zoom(LRScheduler):
 
     def _move(self, of_copies: LogUniform) -> None:
         """Give every feature and every copy the rate of its place."""
-        groups, laws = self.optimizer.param_groups, self.optimizer._laws
-        for i, (group, law, places) in enumerate(zip(groups, laws, self._places, strict=True)):
+        laws = self.optimizer._laws
+        for i, (params, law, places) in enumerate(zip(self._moving(), laws, self._places, strict=True)):
             interval = _interval(law)
-            if places is not None and interval is not None:
-                rates = [self.optimizer.state[p]["rate"] for p in group["params"]]
+            if places and interval is not None:
+                rates = [self.optimizer.state[p]["rate"] for p in params]
                 low, high = self._ends(interval, of_copies)
                 moved = torch._foreach_mul(places, high - low)
                 torch._foreach_add_(moved, low)
                 torch._foreach_exp_(moved)
                 if i < len(self._start):
-                    for p, start, rate, lower in zip(
-                        group["params"], self._start[i], rates, moved, strict=True
-                    ):
+                    for p, start, rate, lower in zip(params, self._start[i], rates, moved, strict=True):
                         _rewind(p, start, lower / rate)
                 torch._foreach_copy_(rates, moved)
         if self._moved >= self.steps:
             self._start = []
         self.optimizer._show_rates()
 
-    def _find_places(self) -> list[list[Tensor] | None]:
-        """Where in its interval every rate of a group was drawn, from 0 to 1."""
-        found: list[list[Tensor] | None] = []
-        for law, group in zip(self.optimizer._laws, self.optimizer.param_groups, strict=True):
+    def _moving(self) -> list[list[Tensor]]:
+        """The parameters of each group whose rates move."""
+        optimizer, copies = self.optimizer, self.optimizer._of_copies
+        return [
+            [p for p in group["params"] if self.copies or p not in copies] if _interval(law) else []
+            for law, group in zip(optimizer._laws, optimizer.param_groups, strict=True)
+        ]
+
+    def _find_places(self) -> list[list[Tensor]]:
+        """Where in its interval every rate of a group that moves was drawn, from 0 to 1."""
+        optimizer, found = self.optimizer, list[list[Tensor]]()
+        for law, group, params in zip(optimizer._laws, optimizer.param_groups, self._moving(), strict=True):
             interval = _interval(law)
             if interval is None:
-                found.append(None)
+                found.append([])
                 continue
-            drawn = self.optimizer._drawn(law, group, group["params"])
+            drawn = optimizer._drawn(law, group, params)
             span = log(interval.hi / interval.lo)
             places = [(rate / interval.lo).log() / span for rate in drawn]
-            rates = [self.optimizer.state[p]["rate"] for p in group["params"]]
+            rates = [optimizer.state[p]["rate"] for p in params]
             found.append([place.to(rate) for place, rate in zip(places, rates, strict=True)])
         return found
 

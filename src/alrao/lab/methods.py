@@ -13,9 +13,11 @@ from typing import Any
 from torch import nn
 
 import alrao
+from alrao.optimizer import AlraoOptimizer
 
 from .errors import LabError, missing, unknown
 from .learner import Averaged, Learner, Recalibrated, ScheduleFree
+from .normalising import normalise
 from .settings import Settings
 from .tasks.task import Problem
 from .zooming import Zooming
@@ -128,27 +130,49 @@ def _alrao_model(net: nn.Module, copies: int, settings: Settings, problem: Probl
     return alrao.Alrao(net, copies, likelihood=problem.likelihood, averaging=averaging)
 
 
-def _interval(settings: Settings) -> alrao.Law:
-    low, high = parse_interval(settings.lr or "")
+def _law(interval: str | None) -> alrao.Law:
+    low, high = parse_interval(interval or "")
     return alrao.LogUniform(low, high) if low < high else alrao.Constant(low)
+
+
+def _groups(model: alrao.Alrao, settings: Settings) -> list[dict[str, Any]] | None:
+    """The body with an interval of its own, if it has one."""
+    if settings.body_lr is None:
+        return None
+    copies = set(model.head.parameters())
+    body = [p for p in model.parameters() if p not in copies]
+    return [{"params": body, "lr": _law(settings.body_lr)}, {"params": list(model.head.parameters())}]
+
+
+def _alrao_learner(model: alrao.Alrao, optimizer: AlraoOptimizer, settings: Settings) -> Learner:
+    if settings.normalise is not None:
+        normalise(optimizer, settings.normalise)
+    zooming = None if settings.zoom is None else Zooming.parse(settings.zoom)
+    return Learner(model, optimizer, zooming)
 
 
 def _alrao(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:
     model = _alrao_model(net, settings.copies or 1, settings, problem)
     optimizer = alrao.SGD(
-        model, _interval(settings), momentum=settings.momentum or 0.0, weight_decay=settings.weight_decay
+        model,
+        _law(settings.lr),
+        momentum=settings.momentum or 0.0,
+        weight_decay=settings.weight_decay,
+        params=_groups(model, settings),
     )
-    return Learner(model, optimizer, _zooming(settings))
+    return _alrao_learner(model, optimizer, settings)
 
 
 def _alrao_adam(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:
     model = _alrao_model(net, settings.copies or 1, settings, problem)
-    optimizer = alrao.Adam(model, _interval(settings), _betas(settings), weight_decay=settings.weight_decay)
-    return Learner(model, optimizer, _zooming(settings))
-
-
-def _zooming(settings: Settings) -> Zooming | None:
-    return None if settings.zoom is None else Zooming.parse(settings.zoom)
+    optimizer = alrao.Adam(
+        model,
+        _law(settings.lr),
+        _betas(settings),
+        weight_decay=settings.weight_decay,
+        params=_groups(model, settings),
+    )
+    return _alrao_learner(model, optimizer, settings)
 
 
 def _frozen(net: nn.Module, rate: str, settings: Settings, problem: Problem) -> Learner:

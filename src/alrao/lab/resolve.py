@@ -26,7 +26,7 @@ POSITIVE = (
     "threads",
 )
 OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "tau", "workers")
-OF_ALRAO = ("copies", "averaging", "theta", "evidence", "zoom")
+OF_ALRAO = ("copies", "averaging", "theta", "evidence", "zoom", "body_lr", "normalise")
 
 
 def of_alrao(method: str) -> bool:
@@ -50,9 +50,8 @@ def refuse_idle(settings: Settings) -> None:
     fields = {field.name: field.default for field in dataclasses.fields(Settings)}
     idle = [name for name in OF_ALRAO if getattr(settings, name) != fields[name]]
     if idle and not of_alrao(settings.method):
-        raise LabError(
-            f"--{idle[0]} is for Alrao's methods, and does nothing for {settings.method}: leave it out"
-        )
+        flag = f"--{idle[0].replace('_', '-')}"
+        raise LabError(f"{flag} is for Alrao's methods, and does nothing for {settings.method}: leave it out")
 
 
 def resolve(settings: Settings) -> tuple[Task, Settings]:
@@ -81,6 +80,8 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
         low, high = task.interval_of(method)
         changes["lr"] = lr or f"{low:g}:{high:g}"
         changes["copies"] = settings.copies or task.copies
+        if settings.body_lr is not None:
+            changes["body_lr"] = canonical(method, settings.body_lr)[1]
         if settings.zoom is not None or method == "alrao-zoom":
             changes["zoom"] = str(Zooming.parse(settings.zoom or "default"))
     else:

@@ -36,7 +36,11 @@ class Settings:
     theta: float = option(0.999, "the switch's prior probability of switching again")
     evidence: str = option("mean", "a batch's log-likelihood for the posterior", choices=("mean", "sum"))
     zoom: str | None = option(
-        None, "narrow Alrao's interval: default, or part=0.15,width=3,memory=0.5,rewind=1"
+        None, "narrow Alrao's interval: default, or part=0.15,width=3,memory=0.5,rewind=1,copies=1"
+    )
+    body_lr: str | None = option(None, "an interval for the body other than the copies' (Alrao)")
+    normalise: str | None = option(
+        None, "scale the gradients of what to unit size before a step (Alrao)", choices=("feature", "layer")
     )
     budget: str = option("mini", "how much to train", choices=("mini", "paper"))
     epochs: int | None = option(None, "epochs, in place of the budget's")

@@ -206,6 +206,8 @@ def label(settings: dict[str, Any]) -> str:
         ]
         zoom = settings.get("zoom")  # which older runs do not have
         said += [f"zoom {zoom}"] if zoom and (name != "alrao-zoom" or zoom != "default") else []
+        said += [f"body {settings['body_lr']}"] if settings.get("body_lr") else []
+        said += [f"unit {settings['normalise']}"] if settings.get("normalise") else []
         name += f" ({', '.join(said)})" if said else ""
     return name
 

@@ -25,6 +25,8 @@ class Zooming:
     """Of that part, over which the centre is averaged."""
     rewind: float = 1
     """1, or 0 for not."""
+    copies: float = 1
+    """Whether the rates of the copies move too: 1, or 0 for those of the body alone."""
 
     @classmethod
     def parse(cls, text: str) -> Zooming:
@@ -51,8 +53,9 @@ class Zooming:
             raise LabError(f"--zoom width must be at least 1, got {zooming.width:g}")
         if not 0 < zooming.memory < inf:
             raise LabError(f"--zoom memory must be positive, got {zooming.memory:g}")
-        if zooming.rewind not in (0, 1):
-            raise LabError(f"--zoom rewind must be 0 or 1, got {zooming.rewind:g}")
+        for name in ("rewind", "copies"):
+            if getattr(zooming, name) not in (0, 1):
+                raise LabError(f"--zoom {name} must be 0 or 1, got {getattr(zooming, name):g}")
         return zooming
 
     def __str__(self) -> str:
@@ -68,4 +71,11 @@ class Zooming:
         """For a training of so many steps."""
         shrinking = max(1, round(self.part * steps))
         memory = max(1.0, self.memory * shrinking)
-        return alrao.Zoom(optimizer, shrinking, width=self.width, memory=memory, rewind=bool(self.rewind))
+        return alrao.Zoom(
+            optimizer,
+            shrinking,
+            width=self.width,
+            memory=memory,
+            rewind=bool(self.rewind),
+            copies=bool(self.copies),
+        )

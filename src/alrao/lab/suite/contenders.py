@@ -55,6 +55,11 @@ def _zoom(name: str, zoom: str = "default", schedule: str = "cosine", **settings
     return Contender(name, ("alrao-zoom",), schedule, {"zoom": zoom, "lr": "1e-6:1", **settings})
 
 
+def _normed(name: str, unit: str) -> Contender:
+    settings = {"zoom": "default", "lr": "1e-6:0.1", "normalise": unit, "momentum": 0.9}
+    return Contender(name, ("alrao",), "cosine", settings)
+
+
 # ``zoom-high`` is Zoom with Adam's whole interval, as it was at first; the others are that with one thing
 # changed. They take part where they are named.
 ABLATIONS: dict[str, Contender] = {
@@ -73,6 +78,13 @@ ABLATIONS: dict[str, Contender] = {
         _zoom("zoom-long-memory", "memory=2"),
         _zoom("zoom-sum", evidence="sum"),
         _zoom("zoom-low-sum", lr="1e-6:0.1", evidence="sum"),
+        _zoom("zoom-still-copies", "copies=0", lr="1e-6:0.1"),
+        _zoom("zoom-still-copies-sum", "copies=0", lr="1e-6:0.1", evidence="sum"),
+        _zoom("zoom-still-copies-high", "copies=0"),
+        _zoom("zoom-slow-body", lr="1e-6:0.1", body_lr="3e-7:0.03"),
+        _zoom("zoom-fast-body", lr="1e-6:0.1", body_lr="3e-6:0.3"),
+        _normed("zoom-unit-features", "feature"),
+        _normed("zoom-unit-layers", "layer"),
         Contender("zoom-sgd", ("alrao",), "cosine", {"zoom": "default"}),
         Contender("no-zoom", ("alrao-adam",), "cosine"),
         Contender("no-zoom-sgd", ("alrao",), "cosine"),

@@ -1,0 +1,40 @@
+"""Gradients of unit size, so that a rate says how far a step goes: an experiment with SGD's steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from alrao.optimizer import AlraoOptimizer
+
+__all__ = ["normalise"]
+
+LEAST = 1e-12
+"""A gradient below this is not made larger than it would make one of this size."""
+
+
+def normalise(optimizer: AlraoOptimizer, unit: str) -> None:
+    """Divide gradients by the root of their mean square, from now on, before each step.
+
+    Args:
+        optimizer: whose gradients.
+        unit: what each has a size of its own: ``"feature"``, or ``"layer"`` for whole tensors. A copy of the
+            output layer always has.
+    """
+    copies = set(optimizer.model.head.parameters())
+
+    @torch.no_grad()
+    def before_step(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                whole = unit == "layer" and p not in copies
+                # A feature has one rate for all its weights: they lie along the dimensions of size 1.
+                along = [i for i, size in enumerate(optimizer.rates(p).shape) if whole or size == 1]
+                square = p.grad.square()
+                size = (square.mean(along, keepdim=True) if along else square).sqrt()
+                p.grad.div_(size.clamp_min(LEAST))
+
+    optimizer.register_step_pre_hook(before_step)
