@@ -1,19 +1,23 @@
 """The suite: its gaps against figures worked out by hand, its runs on a workload of seconds."""
 
 import json
+from dataclasses import replace
+from io import StringIO
 from math import inf
 
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 
 from alrao.lab.cli import cli
 from alrao.lab.errors import LabError
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import find_runs
-from alrao.lab.suite import ABLATIONS, CONTENDERS, WORKLOADS, Standing, Suite, markdown, standings
+from alrao.lab.suite import ABLATIONS, CONTENDERS, WORKLOADS, Standing, Suite, markdown, standings, table
 from alrao.lab.suite.contenders import Contender
+from alrao.lab.suite.gaps import differences
 from alrao.lab.suite.workloads import Workload
 from alrao.lab.table import Finished, Row
 from alrao.lab.tasks import get_task
@@ -78,6 +82,37 @@ def test_gaps_are_parts_of_the_best_tuned_mean():
     assert by_name["plain"].over([QUICK]) == (0.25, 0.25)
     assert by_name["plain"].over([QUICK, OTHER]) == (inf, inf)
     assert by_name["zoom"].over([QUICK, OTHER]) is None, "it has not run on both"
+
+
+def test_differences_are_between_runs_of_one_seed():
+    ours, theirs = a_row("alrao-zoom", [1.0, 3.0, 5.0]), a_row("sgd@0.5", [2.0, 2.0])
+    assert differences(ours, theirs) == [-0.5, 0.5]
+    assert differences(theirs, ours) == [1.0, pytest.approx(-1 / 3)]
+    assert differences(a_row("alrao-zoom", [1.0], failed=1), a_row("sgd@0.5", [1.0], failed=1)) == [0.0]
+    lost = a_row("alrao-zoom", [], failed=1)
+    lost.runs[0].settings["seed"] = 0
+    assert differences(lost, theirs) == [inf]
+
+
+def test_the_page_pairs_zoom_with_the_best_constant_rate():
+    suite = told()
+    suite.contenders = [replace(RATES, name="sgd"), replace(ZOOM, name="alrao-zoom")]
+    suite.rows = {
+        ("quick", "sgd"): a_row("sgd@0.5", [1.0, 4.0]),
+        ("quick", "alrao-zoom"): a_row("alrao-zoom", [0.9, 4.2]),
+    }
+    page = markdown(standings(suite), suite.workloads)
+    assert "| quick | no | -2.5 ± 10.6 | 2 | 1 |" in page
+    assert "seed by seed" not in markdown(standings(told()), suite.workloads)
+
+
+def test_names_are_not_cut_in_a_narrow_terminal():
+    console = Console(width=60, file=StringIO())
+    long = replace(ZOOM, name="a-name-of-some-length")
+    suite = Told({("quick", long.name): a_row("alrao-zoom", [1.0])})
+    suite.contenders = [long]
+    console.print(table(standings(suite), [replace(QUICK, name=f"workload-{i}") for i in range(5)], "title"))
+    assert long.name in console.file.getvalue()
 
 
 def test_the_page_has_both_groups_apart():

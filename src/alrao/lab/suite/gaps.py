@@ -11,7 +11,7 @@ from .contenders import Contender
 from .plan import Suite
 from .workloads import Workload
 
-__all__ = ["Standing", "standings"]
+__all__ = ["Standing", "differences", "standings"]
 
 
 @dataclass
@@ -39,6 +39,20 @@ def loss(row: Row) -> float:
     """Mean test loss over the seeds; infinite if one of them failed."""
     values = row.values("test", row.runs[0].result["measures"][0])
     return mean(values) if len(values) == len(row.runs) else inf
+
+
+def differences(row: Row, other: Row) -> list[float]:
+    """By how much of the other's test loss a method is above it, for each seed that both have.
+
+    Infinite where it failed alone, and left out where the other did.
+    """
+    measure = row.runs[0].result["measures"][0]
+    known = {run.settings["seed"]: run.result["test"][measure] for run in other.good}
+    return [
+        inf if run.diverged else run.result["test"][measure] / known[run.settings["seed"]] - 1
+        for run in row.runs
+        if run.settings["seed"] in known
+    ]
 
 
 def standings(suite: Suite) -> list[Standing]:
