@@ -50,7 +50,8 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 
 ABLATIONS := adamw-cosine,alrao-zoom,zoom-high,zoom-constant,zoom-average,zoom-average-cosine,zoom-no-rewind,zoom-fast,zoom-slow
 ABLATIONS := $(ABLATIONS),zoom-narrow,zoom-wide,zoom-short-memory,zoom-long-memory,zoom-sum,zoom-low-sum
-ABLATIONS := $(ABLATIONS),zoom-sgd,no-zoom,no-zoom-sgd
+ABLATIONS := $(ABLATIONS),zoom-still-copies,zoom-still-copies-sum,zoom-still-copies-high,zoom-slow-body,zoom-fast-body
+ABLATIONS := $(ABLATIONS),zoom-unit-features,zoom-unit-layers,zoom-sgd,no-zoom,no-zoom-sgd
 
 ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; needs ALRAO_DATA)
 	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --jobs $(WORKERS)

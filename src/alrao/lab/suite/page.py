@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from statistics import mean, stdev
 
+from rich import box
 from rich.table import Table
 
 from ..table import Row, spread
@@ -41,15 +42,15 @@ def _cells(standing: Standing, workloads: list[Workload]) -> list[str]:
 
 def table(standings: list[Standing], workloads: list[Workload], title: str) -> Table:
     """Gaps in per cent."""
-    shown = Table(title=title, caption="per cent behind the best tuned test loss; runs: to find the rate")
-    first, *others = _columns(workloads)
-    # In a narrow terminal the names of workloads are folded before those of contenders are cut.
-    names = [standing.contender.name for standing in standings]
-    shown.add_column(first, no_wrap=True, min_width=max(map(len, names), default=0))
-    for column in others:
-        shown.add_column(column, justify="right", overflow="fold")
-    for standing in standings:
-        shown.add_row(*_cells(standing, workloads))
+    caption = "per cent behind the best tuned test loss; runs: to find the rate"
+    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
+    rows = [_cells(standing, workloads) for standing in standings]
+    for i, column in enumerate(_columns(workloads)):
+        # In a narrow terminal the heads are folded, what stands below is whole.
+        width = max((len(row[i]) for row in rows), default=0)
+        shown.add_column(column, justify="right" if i else "left", overflow="fold", min_width=width)
+    for row in rows:
+        shown.add_row(*row)
     return shown
 
 
