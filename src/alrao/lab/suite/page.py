@@ -116,7 +116,7 @@ def markdown(standings: list[Standing], workloads: list[Workload], title: str = 
             ]
             said += [_line(_cells(standing, some)) for standing in standings] + [""]
     said += _paired(standings, workloads)
-    said += ["## Test losses", ""]
+    said += ["## Losses", ""]
     for workload in workloads:
         rows = [(s, s.rows[workload.name]) for s in standings if workload.name in s.rows]
         if not rows:
@@ -124,11 +124,12 @@ def markdown(standings: list[Standing], workloads: list[Workload], title: str = 
         measure = rows[0][1].runs[0].result["measures"][0]
         steps = rows[0][1].runs[0].result["steps"]
         said += [f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", ""]
-        said += [_line(["contender", f"test {measure}", "seeds", "failed"]), "| --- | ---: | ---: | ---: |"]
+        columns = ["contender", f"validation {measure}", f"test {measure}", "seeds", "failed"]
+        said += [_line(columns), "| --- | ---: | ---: | ---: | ---: |"]
         for standing, row in rows:
-            values = row.values("test", measure)
             name = standing.contender.name + _rate(row, standing)
+            losses = [spread(row.values(part, measure), 4) for part in ("valid", "test")]
             failed = len(row.runs) - len(row.good)
-            said.append(_line([name, spread(values, 4), str(len(row.runs)), str(failed)]))
+            said.append(_line([name, *losses, str(len(row.runs)), str(failed)]))
         said.append("")
     return "\n".join(said)
