@@ -48,10 +48,11 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 	$(BIN)/alrao keep suite/runs --results suite/results
 	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
 
-ABLATIONS := adamw-cosine,alrao-zoom,zoom-high,zoom-constant,zoom-average,zoom-average-cosine,zoom-no-rewind,zoom-fast,zoom-slow
-ABLATIONS := $(ABLATIONS),zoom-narrow,zoom-wide,zoom-short-memory,zoom-long-memory,zoom-sum,zoom-low-sum
-ABLATIONS := $(ABLATIONS),zoom-still-copies,zoom-still-copies-sum,zoom-still-copies-high,zoom-slow-body,zoom-fast-body
-ABLATIONS := $(ABLATIONS),zoom-unit-features,zoom-unit-layers,zoom-sgd,no-zoom,no-zoom-sgd
+ABLATIONS := sgd,sgd-cosine,adamw-cosine,alrao-zoom,first,first-constant,first-average,first-average-cosine,first-no-rewind
+ABLATIONS := $(ABLATIONS),first-fast,first-slow,first-narrow,first-wide,first-short-memory,first-long-memory,first-sum
+ABLATIONS := $(ABLATIONS),first-copies-still,first-sgd,no-zoom,no-zoom-sgd,second,second-copies-still,second-slow-body
+ABLATIONS := $(ABLATIONS),second-fast-body,second-unit-features,second-unit-layers,second-sum,second-sum-copies-30
+ABLATIONS := $(ABLATIONS),second-sum-copies-still
 
 ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; needs ALRAO_DATA)
 	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --jobs $(WORKERS)

@@ -1,6 +1,6 @@
 """Zoom, against a slow reference in plain numbers."""
 
-from math import exp, log
+from math import exp, inf, log
 
 import pytest
 import torch
@@ -11,60 +11,76 @@ from zoomed import INTERVAL, a_model, all_rates, believe, idle, learn
 import alrao
 
 
-def slowly(rates, posteriors, interval, steps, width, memory, every, copies=True):
-    """The rates after these posteriors, by the formula of the documentation, one number at a time."""
+def slowly(posteriors, interval, steps, width, copies, memory, every):
+    """The intervals of features and of copies after these posteriors, by the formula, in plain numbers."""
     low, high = log(interval[0]), log(interval[1])
-    places = [(log(rate) - low) / (high - low) for rate in rates]
-    centre, begin, end, shrinking = (low + high) / 2, low, high, True
+    centre, features, of_copies, shrinking = (low + high) / 2, (low, high), (low, high), True
     for t, posterior in enumerate(posteriors, start=1):
-        total = sum(posterior)
-        first, last = (begin, end) if copies else (low, high)  # the rates of the copies
-        mean = sum(
-            weight / total * (first + j / (len(posterior) - 1) * (last - first))
-            for j, weight in enumerate(posterior)
-        )
-        if shrinking or abs(mean - centre) > 0.4 * (end - begin):
+        begin, end = of_copies
+        last = len(posterior) - 1
+        mean = sum(w * (begin + j / last * (end - begin)) for j, w in enumerate(posterior)) / sum(posterior)
+        if shrinking or abs(mean - centre) > 0.4 * (features[1] - features[0]):
             centre += (mean - centre) / memory
         if t % every == 0 or t == steps:
             part = min(1.0, t / steps)
             shrinking = t < steps
-            span = (1 - part) * (high - low) + part * min(log(width), high - low)
-            middle = max(low + span / 2, min(high - span / 2, centre))
-            begin, end = middle - span / 2, middle + span / 2
-    return [exp(begin + place * (end - begin)) for place in places], (exp(begin), exp(end))
+            features, of_copies = (
+                around(centre, (1 - part) * (high - low) + part * min(log(ratio), high - low), low, high)
+                for ratio in (width, copies)
+            )
+    return features, of_copies
+
+
+def around(centre, span, low, high):
+    middle = max(low + span / 2, min(high - span / 2, centre))
+    return middle - span / 2, middle + span / 2
+
+
+def check_rates(drawn, now, ends):
+    """They are at the places in ``ends`` that they had in the first interval."""
+    low, high = log(INTERVAL[0]), log(INTERVAL[1])
+    places = (drawn.double().log() - low) / (high - low)
+    expected = (ends[0] + places * (ends[1] - ends[0])).exp()
+    torch.testing.assert_close(now.double(), expected, rtol=2e-5, atol=0.0)
 
 
 weights = st.lists(st.floats(0.001, 1.0), min_size=5, max_size=5)
+at_an_end = st.sampled_from([[1.0, 0, 0, 0, 0], [0, 0, 0, 0, 1.0], [0, 0, 0, 0.2, 1.0]])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(
     posteriors=st.lists(weights, min_size=1, max_size=40),
+    later=st.lists(at_an_end, max_size=20),
     steps=st.integers(1, 30),
     width=st.sampled_from([1.0, 1.5, 3.0, 100.0, 1e9]),
+    copies=st.sampled_from([1.0, 3.0, 30.0, inf]),
     memory=st.sampled_from([1.0, 3.0, 50.0]),
     every=st.integers(1, 7),
-    copies=st.booleans(),
     seed=st.integers(0, 5),
 )
-def test_every_rate_is_where_the_formula_says(posteriors, steps, width, memory, every, copies, seed):
+def test_every_rate_is_where_the_formula_says(posteriors, later, steps, width, copies, memory, every, seed):
     torch.manual_seed(seed)
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
     drawn = all_rates(optimizer)
     zoom = alrao.Zoom(optimizer, steps, width=width, memory=memory, every=every, copies=copies)
     idle(optimizer)
-    for posterior in posteriors:
+    for posterior in posteriors + later:
         believe(model, posterior)
         zoom.step()
+    features, of_copies = slowly(posteriors + later, INTERVAL, steps, width, copies, memory, every)
     for p, before, after in zip(model.parameters(), drawn, all_rates(optimizer), strict=True):
-        rates = before.flatten().tolist()
-        expected, ends = slowly(rates, posteriors, INTERVAL, steps, width, memory, every, copies)
-        if not copies and any(p is q for q in model.head.parameters()):
-            expected = rates
-        torch.testing.assert_close(after.flatten(), torch.tensor(expected), rtol=2e-5, atol=0.0)
-    assert zoom.interval == pytest.approx(ends, rel=1e-5)
+        is_copies = any(p is q for q in model.head.parameters())
+        check_rates(before, after, of_copies if is_copies else features)
+    assert zoom.interval == pytest.approx([exp(end) for end in features], rel=1e-5)
     assert INTERVAL[0] * (1 - 1e-9) <= zoom.interval[0] <= zoom.interval[1] <= INTERVAL[1] * (1 + 1e-9)
+
+
+def knowing(model, right):
+    """The posterior of someone who knows the right rate, of the copies as they are now."""
+    distance = model.head.rates.double().log() - log(right)
+    return (-(distance**2)).softmax(0).tolist()
 
 
 def test_it_narrows_around_the_rate_that_is_believed_in():
@@ -72,24 +88,41 @@ def test_it_narrows_around_the_rate_that_is_believed_in():
     optimizer = alrao.SGD(model, INTERVAL)  # copies at 1e-5, 3e-4, 0.01, 0.3, 10
     zoom = alrao.Zoom(optimizer, 400, memory=20)
     idle(optimizer)
-    low, high = log(1e-5), log(10)
-    for _ in range(400):  # someone who knows that 0.1 is right
-        now = torch.linspace(*map(log, zoom.interval), 5)
-        believe(model, (-((now - log(0.1)) ** 2)).exp().add(1e-9).tolist())
+    for _ in range(400):
+        believe(model, knowing(model, 0.1))
         zoom.step()
     low, high = zoom.interval
     assert high / low == pytest.approx(3)
     assert 0.05 < (low * high) ** 0.5 < 0.2
+    middle = (low * high) ** 0.5
     torch.testing.assert_close(
-        model.head.rates.double(), torch.logspace(log(low), log(high), 5, base=exp(1.0), dtype=torch.float64),
+        model.head.rates.double(),
+        torch.logspace(log(middle / 300**0.5), log(middle * 300**0.5), 5, base=exp(1.0), dtype=torch.float64),
         rtol=1e-5, atol=0.0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "right"), [(0, 1.0), (4, 1e-4)])
+def test_a_posterior_that_was_wrong_early_does_not_decide_for_good(lie, right):
+    """The features' interval is as far off as can be; the copies, which look further, find the way back."""
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 150)
+    idle(optimizer)
+    for step in range(1000):
+        believe(model, [j == lie for j in range(5)] if step < 150 else knowing(model, right))
+        zoom.step()
+        if step == 150:
+            assert not zoom.interval[0] / 1000 < right < zoom.interval[1] * 1000
+    low, high = zoom.interval
+    assert low < right < high
+    assert high / low == pytest.approx(3)
 
 
 def test_once_narrow_it_stays_unless_an_end_wins():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10, memory=10, every=1)
+    zoom = alrao.Zoom(optimizer, 10, copies=3, memory=10, every=1)
     idle(optimizer)
     for _ in range(10):
         believe(model, [1, 1, 1, 1, 1])
@@ -103,19 +136,14 @@ def test_once_narrow_it_stays_unless_an_end_wins():
         believe(model, [0, 0, 0, 0, 1])
         zoom.step()
     assert zoom.interval[0] > narrow[1]
-    for _ in range(10_000):
-        believe(model, [1, 0, 0, 0, 0])
-        zoom.step()
-    assert zoom.interval[0] == pytest.approx(1e-5), "it can go back to the very end of the first interval"
 
 
-def test_a_group_with_another_interval_has_its_centre_at_the_same_place():
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_group_with_another_interval_has_its_centre_at_the_same_place(head_first):
     model = a_model()
-    body = [p for name, p in model.named_parameters() if not name.startswith("head.") and p.requires_grad]
-    body = [p for p in body if all(p is not q for q in model.head.parameters())]
-    optimizer = alrao.SGD(
-        model, INTERVAL, params=[{"params": body, "lr": (1e-6, 1.0)}, {"params": model.head.parameters()}]
-    )
+    params = groups(model, (1e-6, 1.0))
+    optimizer = alrao.SGD(model, INTERVAL, params=params if head_first else params[::-1])
+    body = params[1]["params"]
     zoom = alrao.Zoom(optimizer, 100, memory=10)
     idle(optimizer)
     for _ in range(100):
@@ -131,9 +159,9 @@ def test_a_group_with_another_interval_has_its_centre_at_the_same_place():
 
 def test_a_group_with_one_rate_keeps_it():
     model = a_model()
-    head = list(model.head.parameters())
-    body = [p for p in model.parameters() if all(p is not q for q in head)]
-    optimizer = alrao.SGD(model, INTERVAL, params=[{"params": body, "lr": 0.1}, {"params": head}])
+    params = groups(model, 0.1)
+    optimizer = alrao.SGD(model, INTERVAL, params=params)
+    body = params[1]["params"]
     zoom = alrao.Zoom(optimizer, 5, every=1)
     for seed in range(10):
         learn(model, optimizer, zoom, seed=seed)
@@ -168,21 +196,84 @@ def test_what_was_moved_too_far_is_taken_back(momentum):
         assert ((p - begin).abs()[~fell] > 0).all()
 
 
-def test_copies_that_keep_their_rates_keep_their_weights():
+def test_weights_whose_rates_rise_are_left_as_they_are():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10, every=5, copies=False)
+    zoom = alrao.Zoom(optimizer, 10, every=5)
     for seed in range(9):
         learn(model, optimizer, zoom, seed=seed)
     learn(model, optimizer, seed=9)
-    before = [p.detach().clone() for p in model.parameters()]
+    weights, rates = [p.detach().clone() for p in model.parameters()], all_rates(optimizer)
+    believe(model, [0, 0, 1, 0, 0])
+    zoom.step()
+    fell = [(now < before) for before, now in zip(rates, all_rates(optimizer), strict=True)]
+    assert any(f.any() for f in fell)
+    assert not all(f.all() for f in fell)
+    for p, before, lower in zip(model.parameters(), weights, fell, strict=True):
+        assert torch.equal((p != before) & ~lower, torch.zeros_like(p, dtype=torch.bool)), "to the bit"
+
+
+def test_copies_that_keep_their_rates_keep_their_weights():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 10, every=5, copies=inf)
+    for seed in range(9):
+        learn(model, optimizer, zoom, seed=seed)
+    learn(model, optimizer, seed=9)
+    before = model.head.weight.detach().clone()
     believe(model, [1, 0, 0, 0, 0])
-    zoom.step()  # a lower rate for many features of the body
-    moved = [not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)]
-    assert moved == [all(p is not q for q in model.head.parameters()) for p in model.parameters()]
-    torch.testing.assert_close(
-        model.head.rates.double(), alrao.LogUniform(*INTERVAL).grid(5), rtol=1e-6, atol=0
-    )
+    zoom.step()
+    torch.testing.assert_close(model.head.weight, before, rtol=1e-5, atol=1e-6)
+    grid = alrao.LogUniform(*INTERVAL).grid(5)
+    torch.testing.assert_close(model.head.rates.double(), grid, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("prepare", ["load", "cast", "freeze"])
+def test_the_start_is_what_the_first_step_finds(prepare):
+    """Weights that are loaded, or sent by another process, after Zoom was built are where features began."""
+    model = a_model()
+    first = next(model.parameters())
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 4, every=1)
+    if prepare == "cast":
+        model.double()
+        optimizer.load_state_dict(optimizer.state_dict())
+    first.data.fill_(5.0)
+    first.requires_grad_(prepare != "freeze")
+    first.grad = None
+    for _ in range(4):
+        for p in model.parameters():
+            p.grad = None if p is first else torch.zeros_like(p)
+        optimizer.step()
+        zoom.step()
+    assert (first == 5.0).all()
+
+
+def test_at_its_last_step_it_is_narrow_even_between_moves():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 7, every=5)
+    for seed in range(7):
+        learn(model, optimizer, zoom, seed=seed)
+    assert zoom.interval[1] / zoom.interval[0] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("copies", [3.0, 300.0])
+@pytest.mark.parametrize(("away", "moves"), [(0.38, False), (0.42, True), (-0.38, False), (-0.42, True)])
+def test_how_far_from_the_middle_moves_it(away, moves, copies):
+    """In widths of the features' interval."""
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 10, copies=copies, every=1)
+    idle(optimizer)
+    for _ in range(10):
+        believe(model, [1, 1, 1, 1, 1])
+        zoom.step()
+    narrow = zoom.interval
+    top = 0.5 + away * log(3) / log(copies)
+    believe(model, [1 - top, 0, 0, 0, top])
+    zoom.step()
+    assert (zoom.interval != narrow) == moves
 
 
 def test_nothing_is_taken_back_unless_wanted_nor_once_narrow():
@@ -228,17 +319,28 @@ def test_no_memory_the_size_of_the_weights():
     assert kept == sum(rate.numel() for rate in all_rates(optimizer)) < 200
 
 
+def groups(model, of_body):
+    head = list(model.head.parameters())
+    body = [p for p in model.parameters() if all(p is not q for q in head)]
+    return [{"params": head}, {"params": body, "lr": of_body}]
+
+
 @pytest.mark.parametrize(
     ("build", "kwargs", "error", "words"),
     [
         (lambda m: torch.optim.SGD(m.parameters(), 0.1), {}, TypeError, "alrao.SGD"),
         (lambda m: alrao.SGD(m, alrao.Redrawn(INTERVAL)), {}, ValueError, "drawn once"),
+        (lambda m: alrao.SGD(m, params=groups(m, alrao.Redrawn(INTERVAL))), {}, ValueError, "drawn once"),
         (lambda m: alrao.SGD(m), {"steps": 0}, ValueError, "steps must be a whole number"),
         (lambda m: alrao.SGD(m), {"steps": 2.5}, ValueError, "2.5"),
         (lambda m: alrao.SGD(m), {"every": True}, ValueError, "every"),
         (lambda m: alrao.SGD(m), {"width": 0.5}, ValueError, "at least 1, got 0.5"),
         (lambda m: alrao.SGD(m), {"width": float("nan")}, ValueError, "width"),
+        (lambda m: alrao.SGD(m), {"width": "3"}, ValueError, "got '3'"),
+        (lambda m: alrao.SGD(m), {"width": True}, ValueError, "got True"),
+        (lambda m: alrao.SGD(m), {"copies": 0}, ValueError, "rate of copies, a number of at least 1, got 0"),
         (lambda m: alrao.SGD(m), {"memory": 0}, ValueError, "memory"),
+        (lambda m: alrao.SGD(m), {"steps": 30.0}, ValueError, r"int\(0.15 \* total\)"),
     ],
 )
 def test_refusals(build, kwargs, error, words):

@@ -16,6 +16,13 @@ from .rates import Law, LogUniform, PerWeight, Redrawn, as_law
 __all__ = ["Zoom"]
 
 
+MOST = 1e300
+WHAT = {
+    "width": "the ratio of the highest to the lowest rate of features",
+    "copies": "the ratio of the highest to the lowest rate of copies",
+    "memory": "steps over which the centre is averaged",
+}
+
 EDGE = 0.4
 """A posterior mean so far from the middle, in widths of the interval, means that the rate lies outside."""
 
@@ -45,12 +52,12 @@ class Zoom(LRScheduler):
     Args:
         optimizer: an optimizer of alrao whose copies have an interval.
         steps: steps of the optimizer during which the interval shrinks: a seventh of the training, say.
-        width: ratio of the highest to the lowest rate in the end.
+        width: ratio of the highest to the lowest rate of features in the end.
+        copies: the same for the copies of the output layer. They look further than the features go, so that
+            a posterior that was wrong early does not decide for good.
         memory: steps over which the centre is averaged; by default half of ``steps``.
         rewind: take back what features have moved too far while their rates shrink.
-        copies: move the rates of the copies of the output layer too; otherwise they keep the whole interval.
         every: steps from one move of the rates to the next.
-        last_epoch: as in torch: the number of the last step, where training is resumed without a state.
 
     Example:
         >>> import torch, alrao
@@ -79,39 +86,52 @@ class Zoom(LRScheduler):
         steps: int,
         *,
         width: float = 3.0,
+        copies: float = 300.0,
         memory: float | None = None,
         rewind: bool = True,
-        copies: bool = True,
         every: int = 10,
-        last_epoch: int = -1,
     ) -> None:
         if not isinstance(optimizer, AlraoOptimizer):
             raise TypeError(
                 f"Zoom moves the rates of an optimizer of alrao, got {type(optimizer).__name__}: use "
                 "alrao.SGD, alrao.Adam, alrao.AdamW or alrao.Rated"
             )
-        for name, value in {"steps": steps, "every": every}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if not 1 <= width < inf:
-            raise ValueError(
-                f"width is the ratio of the highest rate to the lowest, at least 1, got {width!r}"
-            )
+        for name, count in {"steps": steps, "every": every}.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(
+                    f"{name} must be a whole number of at least 1, got {count!r}: round a part of the "
+                    "training, int(0.15 * total)"
+                )
         memory = max(1.0, steps / 2) if memory is None else memory
-        if not 1 <= memory < inf:
-            raise ValueError(f"memory must be at least 1 step, got {memory!r}")
-        self.steps, self.width, self.memory, self.every = steps, width, memory, every
-        self.copies = copies
+        for name, value, most in (("width", width, MOST), ("copies", copies, inf), ("memory", memory, MOST)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= most:
+                raise ValueError(f"{name} must be {WHAT[name]}, a number of at least 1, got {value!r}")
+        self.steps, self.width, self.copies, self.memory, self.every = steps, width, copies, memory, every
         law = self._check(optimizer)
-        self._centre = (log(law.lo) + log(law.hi)) / 2  # of the copies' interval, at the next move
+        self._centre = (log(law.lo) + log(law.hi)) / 2  # of the interval, at the next move
         self._placed, self._moved = self._centre, 0  # the centre at the last move, and the step of it
         self._start: list[list[Tensor]] = []  # the weights of each group, until the interval is narrow
-        self._places: list[list[Tensor]] = []  # of each group
+        self._places: list[list[Tensor]] = []  # of each group; empty for one without an interval
         self._seeds: list[int] = []  # that they were drawn with
-        self.optimizer = optimizer
-        if rewind:
-            self._start = [[p.detach().clone() for p in params] for params in self._moving()]
-        super().__init__(optimizer, last_epoch)
+        # Not yet: until the first step, weights may be loaded, or sent to all processes.
+        self._first = optimizer.register_step_pre_hook(self._remember) if rewind else None
+        super().__init__(optimizer)
+
+    @torch.no_grad()
+    def _remember(self, *_: Any) -> None:
+        """Keep the weights as they are before the first step."""
+        if not self._start:
+            groups = zip(self.optimizer._laws, self.optimizer.param_groups, strict=True)
+            self._start = [
+                [p.detach().clone() for p in group["params"]] if _interval(law) else []
+                for law, group in groups
+            ]
+
+    def _know_start(self) -> None:
+        """The first step is over."""
+        if self._first is not None:
+            self._first.remove()
+            self._first = None
 
     def _check(self, optimizer: AlraoOptimizer) -> LogUniform:
         """The law of the copies' rates, of an optimizer whose rates can be moved."""
@@ -134,9 +154,9 @@ class Zoom(LRScheduler):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The lowest and the highest rate that the copies of the output layer have now, or would have."""
+        """The lowest and the highest rate that a feature can have now."""
         law = self._law_of_copies
-        low, high = self._ends(law, law)
+        low, high = self._ends(law, law, self.width)
         return exp(low), exp(high)
 
     @property
@@ -155,13 +175,12 @@ class Zoom(LRScheduler):
         super().step(epoch)
         if self.last_epoch < 1:
             return
+        self._know_start()
         law = self._law_of_copies
-        low, high = self._ends(law, law)
-        width = high - low
-        if not self.copies:
-            low, high = log(law.lo), log(law.hi)
+        low, high = self._ends(law, law, self.copies)
         pull = low + self._posterior_mean() * (high - low) - self._centre
-        if self._moved < self.steps or abs(pull) > EDGE * width:
+        low, high = self._ends(law, law, self.width)
+        if self._moved < self.steps or abs(pull) > EDGE * (high - low):
             self._centre += pull / self.memory
         if self.last_epoch % self.every == 0 or self.last_epoch == self.steps:
             seeds = [group["seed"] for group in self.optimizer.param_groups]
@@ -177,13 +196,13 @@ class Zoom(LRScheduler):
         weights = self.optimizer.model.posterior.tolist()
         return sum(j * weight for j, weight in enumerate(weights)) / (len(weights) - 1)
 
-    def _ends(self, law: LogUniform, of_copies: LogUniform) -> tuple[float, float]:
-        """What a group's interval has become, on the logarithmic scale.
+    def _ends(self, law: LogUniform, of_copies: LogUniform, ratio: float) -> tuple[float, float]:
+        """What an interval has become that ends with this ratio, on the logarithmic scale.
 
         A group with another interval than the copies has its centre at the same relative place.
         """
         low, high = log(law.lo), log(law.hi)
-        last = min(high - low, log(self.width))
+        last = min(high - low, log(ratio))
         width = high - low + (last - (high - low)) * min(1.0, self._moved / self.steps)
         place = (self._placed - log(of_copies.lo)) / log(of_copies.hi / of_copies.lo)
         centre = low + place * (high - low)
@@ -192,49 +211,49 @@ class Zoom(LRScheduler):
 
     def _move(self, of_copies: LogUniform) -> None:
         """Give every feature and every copy the rate of its place."""
-        laws = self.optimizer._laws
-        for i, (params, law, places) in enumerate(zip(self._moving(), laws, self._places, strict=True)):
-            interval = _interval(law)
-            if places and interval is not None:
-                rates = [self.optimizer.state[p]["rate"] for p in params]
-                low, high = self._ends(interval, of_copies)
-                moved = torch._foreach_mul(places, high - low)
-                torch._foreach_add_(moved, low)
-                torch._foreach_exp_(moved)
-                if i < len(self._start):
-                    for p, start, rate, lower in zip(params, self._start[i], rates, moved, strict=True):
-                        _rewind(p, start, lower / rate)
-                torch._foreach_copy_(rates, moved)
-        if self._moved >= self.steps:
-            self._start = []
-        self.optimizer._show_rates()
-
-    def _moving(self) -> list[list[Tensor]]:
-        """The parameters of each group whose rates move."""
-        optimizer, copies = self.optimizer, self.optimizer._of_copies
-        return [
-            [p for p in group["params"] if self.copies or p not in copies] if _interval(law) else []
-            for law, group in zip(optimizer._laws, optimizer.param_groups, strict=True)
-        ]
-
-    def _find_places(self) -> list[list[Tensor]]:
-        """Where in its interval every rate of a group that moves was drawn, from 0 to 1."""
-        optimizer, found = self.optimizer, list[list[Tensor]]()
-        for law, group, params in zip(optimizer._laws, optimizer.param_groups, self._moving(), strict=True):
+        optimizer = self.optimizer
+        groups = zip(optimizer.param_groups, optimizer._laws, self._places, strict=True)
+        for i, (group, law, places) in enumerate(groups):
             interval = _interval(law)
             if interval is None:
-                found.append([])
                 continue
-            drawn = optimizer._drawn(law, group, params)
-            span = log(interval.hi / interval.lo)
-            places = [(rate / interval.lo).log() / span for rate in drawn]
-            rates = [optimizer.state[p]["rate"] for p in params]
-            found.append([place.to(rate) for place, rate in zip(places, rates, strict=True)])
+            body, copies = (self._ends(interval, of_copies, ratio) for ratio in (self.width, self.copies))
+            ends = [copies if p in optimizer._of_copies else body for p in group["params"]]
+            moved = torch._foreach_mul(places, [high - low for low, high in ends])
+            torch._foreach_add_(moved, [low for low, _ in ends])
+            torch._foreach_exp_(moved)
+            rates = [optimizer.state[p]["rate"] for p in group["params"]]
+            if i < len(self._start):
+                for p, start, rate, new in zip(group["params"], self._start[i], rates, moved, strict=True):
+                    _rewind(p, start, new / rate)
+            torch._foreach_copy_(rates, moved)
+        if self._moved >= self.steps:
+            self._start = []
+        optimizer._show_rates()
+
+    def _find_places(self) -> list[list[Tensor]]:
+        """Where in its interval every rate of a group was drawn, from 0 to 1."""
+        optimizer, found = self.optimizer, list[list[Tensor]]()
+        for law, group in zip(optimizer._laws, optimizer.param_groups, strict=True):
+            found.append([])
+            if (interval := _interval(law)) is not None:
+                span = log(interval.hi / interval.lo)
+                for p, rate in zip(
+                    group["params"], optimizer._drawn(law, group, group["params"]), strict=True
+                ):
+                    found[-1].append(((rate / interval.lo).log() / span).to(optimizer.state[p]["rate"]))
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as in torch; the rates are in the optimizer's."""
-        return {key: value for key, value in super().state_dict().items() if key not in ("_places", "_seeds")}
+        of_this_object = ("_places", "_seeds", "_first")
+        return {key: value for key, value in super().state_dict().items() if key not in of_this_object}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state, as in torch."""
+        super().load_state_dict(state_dict)
+        if self.last_epoch > 0:  # the weights at the start are those of the state
+            self._know_start()
 
 
 def _group_of_copies(optimizer: AlraoOptimizer) -> int:
@@ -243,10 +262,12 @@ def _group_of_copies(optimizer: AlraoOptimizer) -> int:
 
 
 def _rewind(p: Tensor, start: Tensor, part: Tensor) -> None:
-    """Leave that part of the way from its start; none of a way that is not finite."""
-    start = start.to(p)
-    way = (p - start) * part.clamp(max=1)
-    p.copy_(start + torch.where(way.isfinite(), way, 0))
+    """Leave that part of the way from its start, where it is less than the whole or not finite."""
+    if p.requires_grad:
+        start = start.to(p)
+        way = (p - start) * part
+        back = start + torch.where(way.isfinite(), way, 0)
+        p.copy_(torch.where((part < 1) | ~p.isfinite(), back.to(p), p))
 
 
 def _interval(law: Law) -> LogUniform | None:

@@ -20,7 +20,7 @@ from .learner import Averaged, Learner, Recalibrated, ScheduleFree
 from .normalising import normalise
 from .settings import Settings
 from .tasks.task import Problem
-from .zooming import Zooming
+from .zooming import Zooming, spelled
 
 __all__ = ["GRID", "METHODS", "Method", "canonical", "expand", "learner", "parse_interval"]
 
@@ -38,6 +38,8 @@ class Method:
     """Whether its name takes a rate, ``name@RATE``: ``"needed"``, ``"optional"`` or ``"never"``."""
     momentum: str = "optional"
     """Whether it takes a momentum: ``"optional"``, ``"positive"`` or ``"never"``."""
+    evidence: str = "mean"
+    """What a batch counts for in the posterior, unless another is asked for."""
 
 
 def canonical(method: str, lr: str | None = None) -> tuple[str, str | None]:
@@ -55,7 +57,7 @@ def canonical(method: str, lr: str | None = None) -> tuple[str, str | None]:
             raise LabError(
                 f"{name} takes its rates with --lr, an interval such as --lr 1e-5:10; got {method!r}"
             )
-        return name, None if lr is None else ":".join(_spelled(end) for end in parse_interval(lr))
+        return name, None if lr is None else ":".join(spelled(end) for end in parse_interval(lr))
     if rate and lr is not None:
         raise LabError(f"the rate is given twice, by {method!r} and by --lr {lr}: leave one out")
     rate = rate or lr or ""
@@ -70,8 +72,8 @@ def canonical(method: str, lr: str | None = None) -> tuple[str, str | None]:
         p = _number(fraction, f"the fraction of trained features in {method!r}, as in frozen@0.1:0.5,")
         if p > 1:
             raise LabError(f"the fraction of trained features is at most 1, got {fraction}")
-        return f"frozen@{_spelled(_rate(rate))}:{_spelled(p)}", None
-    return f"{name}@{_spelled(_rate(rate))}", None
+        return f"frozen@{spelled(_rate(rate))}:{spelled(p)}", None
+    return f"{name}@{spelled(_rate(rate))}", None
 
 
 def expand(method: str) -> list[str]:
@@ -105,12 +107,6 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _spelled(number: float) -> str:
-    """The one spelling of a number: short, and exact all the same."""
-    short = f"{number:g}"
-    return short if float(short) == number else repr(number)
-
-
 def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     """The learner of the settings' method on a network. The settings must be resolved."""
     name, _, rate = settings.method.partition("@")
@@ -123,10 +119,11 @@ def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
 
 def _alrao_model(net: nn.Module, copies: int, settings: Settings, problem: Problem) -> alrao.Alrao:
     averaging: alrao.Averaging
+    evidence = settings.evidence or "mean"
     if settings.averaging == "bayes":
-        averaging = alrao.BayesianAverage(copies, evidence=settings.evidence)
+        averaging = alrao.BayesianAverage(copies, evidence=evidence)
     else:
-        averaging = alrao.Switch(copies, settings.theta, evidence=settings.evidence)
+        averaging = alrao.Switch(copies, settings.theta, evidence=evidence)
     return alrao.Alrao(net, copies, likelihood=problem.likelihood, averaging=averaging)
 
 
@@ -218,7 +215,9 @@ PACKAGES = {"prodigyopt": "prodigyopt", "dadaptation": "dadaptation", "dog": "do
 METHODS: dict[str, Method] = {
     "alrao": Method("Alrao, the paper's: SGD with a random rate for every feature", _alrao, "never"),
     "alrao-adam": Method("the same on Adam (appendix E)", _alrao_adam, "never"),
-    "alrao-zoom": Method("Alrao on Adam, its interval narrowing around the posterior", _alrao_adam, "never"),
+    "alrao-zoom": Method(
+        "Alrao on Adam, its interval narrowing around the posterior", _alrao_adam, "never", evidence="sum"
+    ),
     "sgd": Method(
         "SGD at a rate; in a comparison, the best of seven on validation",
         _plain("torch.optim", "SGD"),

@@ -80,6 +80,7 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
         low, high = task.interval_of(method)
         changes["lr"] = lr or f"{low:g}:{high:g}"
         changes["copies"] = settings.copies or task.copies
+        changes["evidence"] = settings.evidence or METHODS[method].evidence
         if settings.body_lr is not None:
             changes["body_lr"] = canonical(method, settings.body_lr)[1]
         if settings.zoom is not None or method == "alrao-zoom":

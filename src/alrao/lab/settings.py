@@ -11,7 +11,9 @@ from typing import Any
 __all__ = ["Settings", "option"]
 
 
-def option(default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = ()) -> Any:
+def option(
+    default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = None
+) -> Any:
     """A field of the settings.
 
     Args:
@@ -19,8 +21,10 @@ def option(default: Any, text: str, *, repeats: bool = True, choices: tuple[str,
         text: its line in ``--help``.
         repeats: whether a run with another value is another run; False for where and how it is computed.
         choices: the values it may take.
+        unsaid: the value that the name of a run does not mention, where it is not the default.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "repeats": repeats, "choices": choices})
+    metadata = {"help": text, "repeats": repeats, "choices": choices, "unsaid": unsaid}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +38,11 @@ class Settings:
     copies: int | None = option(None, "copies of the output layer (Alrao)")
     averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
     theta: float = option(0.999, "the switch's prior probability of switching again")
-    evidence: str = option("mean", "a batch's log-likelihood for the posterior", choices=("mean", "sum"))
+    evidence: str | None = option(
+        None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid="mean"
+    )
     zoom: str | None = option(
-        None, "narrow Alrao's interval: default, or part=0.15,width=3,memory=0.5,rewind=1,copies=1"
+        None, "narrow Alrao's interval: default, or part=0.15,width=3,copies=300,memory=0.5,rewind=1"
     )
     body_lr: str | None = option(None, "an interval for the body other than the copies' (Alrao)")
     normalise: str | None = option(
@@ -76,7 +82,8 @@ class Settings:
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.metadata["repeats"] and getattr(self, field.name) != field.default
+            if field.metadata["repeats"]
+            and getattr(self, field.name) not in (field.default, field.metadata["unsaid"])
         }
 
     def digest(self, data: str) -> str:

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from .errors import LabError
+from .methods import METHODS
 from .resolve import OF_ALRAO
 from .settings import Settings
 from .store import RunDirectory
@@ -201,9 +202,10 @@ def label(settings: dict[str, Any]) -> str:
             said.append(f"{settings['copies']} copies")
         said += [
             f"{option} {settings[option]}"
-            for option in ("averaging", "theta", "evidence")
+            for option in ("averaging", "theta")
             if settings[option] != Settings.__dataclass_fields__[option].default
         ]
+        said += [f"evidence {settings['evidence']}"] if settings["evidence"] != METHODS[name].evidence else []
         zoom = settings.get("zoom")  # which older runs do not have
         said += [f"zoom {zoom}"] if zoom and (name != "alrao-zoom" or zoom != "default") else []
         said += [f"body {settings['body_lr']}"] if settings.get("body_lr") else []

@@ -11,7 +11,7 @@ import alrao
 
 from .errors import LabError, unknown
 
-__all__ = ["Zooming"]
+__all__ = ["Zooming", "spelled"]
 
 
 @dataclass(frozen=True)
@@ -21,47 +21,49 @@ class Zooming:
     part: float = 0.15
     """Of the training, during which it does."""
     width: float = 3.0
+    copies: float = 300.0
+    """The width for the copies; inf where they keep the whole interval."""
     memory: float = 0.5
     """Of that part, over which the centre is averaged."""
     rewind: float = 1
     """1, or 0 for not."""
-    copies: float = 1
-    """Whether the rates of the copies move too: 1, or 0 for those of the body alone."""
 
     @classmethod
     def parse(cls, text: str) -> Zooming:
         """Read ``name=number`` pairs; ``default`` is none of them.
 
         Raises:
-            LabError: a name is unknown, or its number out of range.
+            LabError: a name is unknown or comes twice, or its number is out of range.
         """
         names = [field.name for field in fields(cls)]
-        given = {}
+        given: dict[str, float] = {}
         for pair in () if text == "default" else text.split(","):
             name, _, number = pair.strip().partition("=")
             if name not in names:
                 raise unknown("option of --zoom", name, names)
+            if name in given:
+                raise LabError(f"--zoom has {name} twice: leave one out")
             try:
                 given[name] = float(number)
             except ValueError:
-                example = f"--zoom {name}={getattr(cls, name):g}"
-                raise LabError(f"--zoom takes numbers, as in {example}, got {pair!r}") from None
+                raise LabError(f"--zoom takes numbers, as in --zoom {name}=3, got {pair!r}") from None
         zooming = cls(**given)
         if not 0 < zooming.part <= 1:
             raise LabError(f"--zoom part must lie between 0 and 1, got {zooming.part:g}")
         if not 1 <= zooming.width < inf:
             raise LabError(f"--zoom width must be at least 1, got {zooming.width:g}")
+        if not zooming.copies >= 1:
+            raise LabError(f"--zoom copies, a width, must be at least 1, got {zooming.copies:g}")
         if not 0 < zooming.memory < inf:
             raise LabError(f"--zoom memory must be positive, got {zooming.memory:g}")
-        for name in ("rewind", "copies"):
-            if getattr(zooming, name) not in (0, 1):
-                raise LabError(f"--zoom {name} must be 0 or 1, got {getattr(zooming, name):g}")
+        if zooming.rewind not in (0, 1):
+            raise LabError(f"--zoom rewind must be 0 or 1, got {zooming.rewind:g}")
         return zooming
 
     def __str__(self) -> str:
         """The one spelling: what differs from the default."""
         said = [
-            f"{field.name}={getattr(self, field.name):g}"
+            f"{field.name}={spelled(getattr(self, field.name))}"
             for field in fields(self)
             if getattr(self, field.name) != field.default
         ]
@@ -70,12 +72,17 @@ class Zooming:
     def scheduler(self, optimizer: Optimizer, steps: int) -> alrao.Zoom:
         """For a training of so many steps."""
         shrinking = max(1, round(self.part * steps))
-        memory = max(1.0, self.memory * shrinking)
         return alrao.Zoom(
             optimizer,
             shrinking,
             width=self.width,
-            memory=memory,
+            copies=self.copies,
+            memory=max(1.0, self.memory * shrinking),
             rewind=bool(self.rewind),
-            copies=bool(self.copies),
         )
+
+
+def spelled(number: float) -> str:
+    """The one spelling of a number: short, and exact all the same."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)

@@ -41,8 +41,8 @@ CONTENDERS: dict[str, Contender] = {
         Contender("adam", ("adam",)),
         Contender("adamw", ("adamw",)),
         Contender("prodigy", ("prodigy",), "cosine"),
-        Contender("dadapt-sgd", ("dadapt-sgd",)),
-        Contender("dadapt-adam", ("dadapt-adam",)),
+        Contender("dadapt-sgd", ("dadapt-sgd",), "cosine"),
+        Contender("dadapt-adam", ("dadapt-adam",), "cosine"),
         Contender("dog", ("dog",)),
         Contender("schedulefree", ("schedulefree",)),
         Contender("alrao", ("alrao",)),
@@ -51,42 +51,51 @@ CONTENDERS: dict[str, Contender] = {
 }
 
 
-def _zoom(name: str, zoom: str = "default", schedule: str = "cosine", **settings: Any) -> Contender:
-    return Contender(name, ("alrao-zoom",), schedule, {"zoom": zoom, "lr": "1e-6:1", **settings})
+def _zoom(name: str, zoom: str = "copies=3", schedule: str = "cosine", **settings: Any) -> Contender:
+    """As it was at first: Adam's whole interval, the mean, copies as near to each other as features."""
+    first = {"zoom": zoom, "lr": "1e-6:1", "evidence": "mean"}
+    return Contender(name, ("alrao-zoom",), schedule, {**first, **settings})
 
 
-def _normed(name: str, unit: str) -> Contender:
-    settings = {"zoom": "default", "lr": "1e-6:0.1", "normalise": unit, "momentum": 0.9}
+def _second(name: str, zoom: str = "copies=3", **settings: Any) -> Contender:
+    """The same with an interval ten times lower."""
+    return _zoom(name, zoom, lr="1e-6:0.1", **settings)
+
+
+def _unit(name: str, unit: str) -> Contender:
+    settings = {"zoom": "copies=3", "lr": "1e-6:0.1", "normalise": unit, "momentum": 0.9}
     return Contender(name, ("alrao",), "cosine", settings)
 
 
-# ``zoom-high`` is Zoom with Adam's whole interval, as it was at first; the others are that with one thing
-# changed. They take part where they are named.
+# Zoom as it was at first, and with one thing changed; the same with a lower interval; and with the sum, which
+# with copies of width 300 is what ``alrao-zoom`` is. They take part where they are named.
 ABLATIONS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
-        _zoom("zoom-high"),
-        _zoom("zoom-constant", schedule="none"),
-        _zoom("zoom-average", schedule="none", average=True),
-        _zoom("zoom-average-cosine", average=True),
-        _zoom("zoom-no-rewind", "rewind=0"),
-        _zoom("zoom-fast", "part=0.05"),
-        _zoom("zoom-slow", "part=0.5"),
-        _zoom("zoom-narrow", "width=1.5"),
-        _zoom("zoom-wide", "width=10"),
-        _zoom("zoom-short-memory", "memory=0.1"),
-        _zoom("zoom-long-memory", "memory=2"),
-        _zoom("zoom-sum", evidence="sum"),
-        _zoom("zoom-low-sum", lr="1e-6:0.1", evidence="sum"),
-        _zoom("zoom-still-copies", "copies=0", lr="1e-6:0.1"),
-        _zoom("zoom-still-copies-sum", "copies=0", lr="1e-6:0.1", evidence="sum"),
-        _zoom("zoom-still-copies-high", "copies=0"),
-        _zoom("zoom-slow-body", lr="1e-6:0.1", body_lr="3e-7:0.03"),
-        _zoom("zoom-fast-body", lr="1e-6:0.1", body_lr="3e-6:0.3"),
-        _normed("zoom-unit-features", "feature"),
-        _normed("zoom-unit-layers", "layer"),
-        Contender("zoom-sgd", ("alrao",), "cosine", {"zoom": "default"}),
+        _zoom("first"),
+        _zoom("first-constant", schedule="none"),
+        _zoom("first-average", schedule="none", average=True),
+        _zoom("first-average-cosine", average=True),
+        _zoom("first-no-rewind", "copies=3,rewind=0"),
+        _zoom("first-fast", "part=0.05,copies=3"),
+        _zoom("first-slow", "part=0.5,copies=3"),
+        _zoom("first-narrow", "width=1.5,copies=1.5"),
+        _zoom("first-wide", "width=10,copies=10"),
+        _zoom("first-short-memory", "copies=3,memory=0.1"),
+        _zoom("first-long-memory", "copies=3,memory=2"),
+        _zoom("first-sum", evidence="sum"),
+        _zoom("first-copies-still", "copies=inf"),
+        Contender("first-sgd", ("alrao",), "cosine", {"zoom": "copies=3"}),
         Contender("no-zoom", ("alrao-adam",), "cosine"),
         Contender("no-zoom-sgd", ("alrao",), "cosine"),
+        _second("second"),
+        _second("second-copies-still", "copies=inf"),
+        _second("second-slow-body", body_lr="3e-7:0.03"),
+        _second("second-fast-body", body_lr="3e-6:0.3"),
+        _unit("second-unit-features", "feature"),
+        _unit("second-unit-layers", "layer"),
+        _second("second-sum", evidence="sum"),
+        _second("second-sum-copies-30", "copies=30", evidence="sum"),
+        _second("second-sum-copies-still", "copies=inf", evidence="sum"),
     )
 }
