@@ -57,7 +57,11 @@ class Told:
         self.contenders = [RATES, PLAIN, ZOOM]
 
     def chosen(self, workload, contender):
-        return self.rows.get((workload.name, contender.name))
+        row = self.rows.get((workload.name, contender.name))
+        return row and replace(row, searched=len(contender.methods))
+
+    def finished(self, workload, contender):
+        return self.rows[workload.name, contender.name].runs
 
 
 def told():
@@ -123,7 +127,26 @@ def test_the_page_has_both_groups_apart():
     )
     assert first < page.index("| plain | +25.0 | +25.0 | +25.0 | 0 | 1 |") < second
     assert page.index("| plain | failed | failed | failed | 1 | 1 |") > second
-    assert "| rates at 0.5 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 | 0 |" in page
+    assert "| rates at 0.5 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
+    assert "the best tuned one (`rates`)" in page
+
+
+def test_there_are_no_gaps_before_the_search_is_over():
+    suite = told()
+    suite.chosen = lambda workload, contender: suite.rows.get((workload.name, contender.name))  # one rate
+    assert [standing.gaps for standing in standings(suite)] == [{}, {}, {}]
+    assert "| zoom | – | – | – | 0 | 1 |" in markdown(standings(suite), [QUICK])
+
+
+def test_a_run_that_ends_without_a_test_loss_has_failed():
+    suite = told()
+    suite.rows["quick", "zoom"] = a_row("alrao-zoom", [None, 1.0])
+    rates, _, zoom = standings(suite)
+    assert zoom.gaps == {"quick": inf}
+    assert zoom.failed([QUICK]) == 1
+    assert differences(zoom.rows["quick"], rates.rows["quick"]) == [inf, pytest.approx(-2 / 3)]
+    assert differences(rates.rows["quick"], zoom.rows["quick"]) == [2.0]
+    assert "| zoom | failed | failed | failed | 1 | 1 |" in markdown([rates, zoom], [QUICK])
 
 
 def test_a_standing_without_runs_is_left_out():
@@ -182,6 +205,7 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
     assert tuned.gaps == {"quick": 0.0}
     row = tuned.rows["quick"]
     assert row.label == "sgd@0.5"
+    assert tuned.failed([QUICK]) == 1, "sgd@10000, of the search"
     files = [json.loads((d.path / "result.json").read_text()) for d in find_runs([tmp_path])]
     steps = {result["steps"] for result in files if result["status"] == "finished"}
     assert steps == {6}, "all methods take the same number of steps"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import mean
 
-from ..table import Row
+from ..table import Finished, Row
 from .contenders import Contender
 from .plan import Suite
 from .workloads import Workload
@@ -22,12 +22,15 @@ class Standing:
     rows: dict[str, Row] = field(default_factory=dict)
     """Its finished runs, by workload."""
     gaps: dict[str, float] = field(default_factory=dict)
-    """By how much of the loss it is behind the best tuned contender; infinite where a run failed."""
+    """By how much of the loss it is behind the best tuned contender; infinite where a run failed.
+
+    Of the workloads where the search for all rates is over."""
+    lost: dict[str, int] = field(default_factory=dict)
+    """Runs that failed, those of the search for its rate included."""
 
     def failed(self, workloads: list[Workload]) -> int:
-        """Runs that diverged on some workloads, of those that count."""
-        rows = [self.rows[workload.name] for workload in workloads if workload.name in self.rows]
-        return sum(len(row.runs) - len(row.good) for row in rows)
+        """Runs that failed on some workloads."""
+        return sum(self.lost.get(workload.name, 0) for workload in workloads)
 
     def over(self, workloads: list[Workload]) -> tuple[float, float] | None:
         """The worst and the mean gap on some workloads; None where it has not run on all of them."""
@@ -35,10 +38,15 @@ class Standing:
         return (max(found), mean(found)) if found and len(found) == len(workloads) else None
 
 
+def loss_of(run: Finished) -> float:
+    """The test loss of a run; infinite if it failed."""
+    value = None if run.diverged else run.result["test"][run.result["measures"][0]]
+    return inf if value is None else float(value)
+
+
 def loss(row: Row) -> float:
     """Mean test loss over the seeds; infinite if one of them failed."""
-    values = row.values("test", row.runs[0].result["measures"][0])
-    return mean(values) if len(values) == len(row.runs) else inf
+    return mean(map(loss_of, row.runs))
 
 
 def differences(row: Row, other: Row) -> list[float]:
@@ -46,12 +54,11 @@ def differences(row: Row, other: Row) -> list[float]:
 
     Infinite where it failed alone, and left out where the other did.
     """
-    measure = row.runs[0].result["measures"][0]
-    known = {run.settings["seed"]: run.result["test"][measure] for run in other.good}
+    known = {run.settings["seed"]: loss_of(run) for run in other.runs}
     return [
-        inf if run.diverged else run.result["test"][measure] / known[run.settings["seed"]] - 1
+        loss_of(run) / known[run.settings["seed"]] - 1
         for run in row.runs
-        if run.settings["seed"] in known
+        if known.get(run.settings["seed"], inf) < inf
     ]
 
 
@@ -64,11 +71,15 @@ def standings(suite: Suite) -> list[Standing]:
             for contender in suite.contenders
             if (row := suite.chosen(workload, contender)) is not None
         }
-        tuned = [loss(row) for contender, row in rows.items() if contender.tuned]
-        best = min(tuned, default=inf)
+        tuned = {contender: rows.get(contender) for contender in suite.contenders if contender.tuned}
+        over = all(row is not None and row.searched == len(c.methods) for c, row in tuned.items())
+        best = min((loss(row) for row in tuned.values() if row is not None), default=inf) if over else inf
         for contender, row in rows.items():
             standing = found[contender.name]
             standing.rows[workload.name] = row
+            standing.lost[workload.name] = sum(
+                loss_of(run) == inf for run in suite.finished(workload, contender)
+            )
             if best < inf:
                 standing.gaps[workload.name] = loss(row) / best - 1
     return [standing for standing in found.values() if standing.rows]

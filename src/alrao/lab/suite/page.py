@@ -90,17 +90,18 @@ def _paired(standings: list[Standing], workloads: list[Workload]) -> list[str]:
 
 
 HEAD = """
-How far the test loss of each contender is behind the best tuned one (`sgd`, `sgd-cosine`, `adamw-cosine`), in
-per cent of that; a minus is ahead. *Worst* and *mean* are over the workloads of the table; *failed* counts
-runs that diverged; *runs* is what it takes to find the rate. Rates are chosen on validation data, with one
-seed each, and so is the epoch; the means are over the seeds that stand below. All contenders take the same
-number of steps.
+How far the test loss of each contender is behind the best tuned one ({}), in per cent of
+that; a minus is ahead. *Worst* and *mean* are over the workloads of the table; *failed* counts runs that
+diverged, those of the search for the rate included; *runs* is what this search takes. Rates are chosen on
+validation data, with one seed each, and so is the epoch; the means are over the seeds that stand below. All
+contenders take the same number of steps.
 """
 
 
 def markdown(standings: list[Standing], workloads: list[Workload], title: str = "The suite") -> str:
     """Gaps on the workloads that defaults were not chosen on, and on the others; then the losses."""
-    said = [f"# {title}", HEAD]
+    tuned = ", ".join(f"`{s.contender.name}`" for s in standings if s.contender.tuned)
+    said = [f"# {title}", HEAD.format(tuned)]
     for title, chosen_on in (
         ("not used for choosing", False),
         ("used for choosing", True),
@@ -124,12 +125,11 @@ def markdown(standings: list[Standing], workloads: list[Workload], title: str = 
         measure = rows[0][1].runs[0].result["measures"][0]
         steps = rows[0][1].runs[0].result["steps"]
         said += [f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", ""]
-        columns = ["contender", f"validation {measure}", f"test {measure}", "seeds", "failed"]
-        said += [_line(columns), "| --- | ---: | ---: | ---: | ---: |"]
+        columns = ["contender", f"validation {measure}", f"test {measure}", "seeds"]
+        said += [_line(columns), "| --- | ---: | ---: | ---: |"]
         for standing, row in rows:
             name = standing.contender.name + _rate(row, standing)
             losses = [spread(row.values(part, measure), 4) for part in ("valid", "test")]
-            failed = len(row.runs) - len(row.good)
-            said.append(_line([name, *losses, str(len(row.runs)), str(failed)]))
+            said.append(_line([name, *losses, str(len(row.runs))]))
         said.append("")
     return "\n".join(said)

@@ -84,12 +84,20 @@ class Suite:
 
     def chosen(self, workload: Workload, contender: Contender) -> Row | None:
         """The finished runs of a contender: of the rate that is best on validation, where it is tuned."""
+        rows = self._rows(workload, contender)
+        return best_of(rows) if rows else None
+
+    def finished(self, workload: Workload, contender: Contender) -> list[Finished]:
+        """Those of a contender, at all its rates."""
+        return [run for row in self._rows(workload, contender) for run in row.runs]
+
+    def _rows(self, workload: Workload, contender: Contender) -> list[Row]:
         rows = []
         for method, planned in self._runs[workload.name, contender.name].items():
             finished = [run for each in planned if (run := _finished(each)) is not None]
             if finished:
                 rows.append(Row(method, finished))
-        return best_of(rows) if rows else None
+        return rows
 
     @property
     def missing(self) -> int:
