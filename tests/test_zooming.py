@@ -59,6 +59,19 @@ def test_refusals(text, words):
         resolve(Settings(method="alrao-zoom", zoom=text))
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"method": "alrao-zoom", "copies": 1}, "several copies, got --copies 1: leave"),
+        ({"method": "alrao-zoom", "lr": "0.01"}, "narrows an interval of rates, got the rate 0.01: --lr"),
+        ({"method": "alrao", "zoom": "default", "lr": "0.1:0.1"}, "narrows an interval"),
+    ],
+)
+def test_what_zoom_needs(settings, words):
+    with pytest.raises(LabError, match=words):
+        resolve(Settings(**settings))
+
+
 def test_alrao_has_none_unless_asked_and_its_runs_keep_their_names():
     plain = resolve(Settings(method="alrao"))[1]
     assert plain.zoom is None

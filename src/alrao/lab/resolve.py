@@ -6,7 +6,7 @@ import dataclasses
 from math import isfinite
 
 from .errors import LabError, unknown
-from .methods import METHODS, canonical
+from .methods import METHODS, canonical, parse_interval
 from .settings import Settings
 from .tasks import Task, get_task
 from .zooming import Zooming
@@ -85,9 +85,18 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
             changes["body_lr"] = canonical(method, settings.body_lr)[1]
         if settings.zoom is not None or method == "alrao-zoom":
             changes["zoom"] = str(Zooming.parse(settings.zoom or "default"))
+            _check_zoom(str(changes["lr"]), settings.copies)
     else:
         changes |= {name: defaults[name] for name in OF_ALRAO}
     return task, dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def _check_zoom(lr: str, copies: int | None) -> None:
+    low, high = parse_interval(lr)
+    if low == high:
+        raise LabError(f"Zoom narrows an interval of rates, got the rate {low:g}: --lr 1e-6:0.1, say")
+    if copies == 1:
+        raise LabError("Zoom follows the posterior over several copies, got --copies 1: leave --copies out")
 
 
 def _check(settings: Settings, task: Task) -> None:
