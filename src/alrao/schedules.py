@@ -24,7 +24,7 @@ WHAT = {
 }
 
 EDGE = 0.4
-"""Once it is narrow, a posterior mean so far from its middle moves the interval; in widths of the features'."""
+"""A posterior mean so far from the middle, in widths of the features', moves an interval that is narrow."""
 
 
 class Zoom(LRScheduler):
