@@ -43,11 +43,11 @@ def arguments(folder, **options):
     return transformers.TrainingArguments(str(folder), **{**quiet, **ours, **options})
 
 
-def trainer(folder, model, optimizer=None, *, callbacks=(), data=None, **options):
+def trainer(folder, model, optimizer=None, *, scheduler=None, callbacks=(), data=None, **options):
     optimizer = alrao.AdamW(model) if optimizer is None else optimizer
     made = transformers.Trainer(
         model, arguments(folder, **options), train_dataset=examples() if data is None else data,
-        eval_dataset=examples(), optimizers=(optimizer, None), callbacks=list(callbacks),
+        eval_dataset=examples(), optimizers=(optimizer, scheduler), callbacks=list(callbacks),
     )  # fmt: skip
     made.remove_callback(transformers.PrinterCallback)
     return made

@@ -40,7 +40,7 @@ def batch(likelihood, step):
     return x, {"categorical": y.argmax(1), "gaussian": y, "bernoulli": (y > 0).double()}[likelihood]
 
 
-def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0):
+def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0, zoom=None):
     """The state after every step."""
     seen = []
     for step in range(STEPS):
@@ -49,6 +49,8 @@ def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0):
         optimizer.zero_grad()
         (scale * CRITERIA[likelihood](model(x), y)).backward()
         optimizer.step()
+        if zoom is not None:
+            zoom.step()
         seen.append({name: value.clone() for name, value in optimizer.model.state_dict().items()})
     return seen
 
@@ -83,6 +85,12 @@ def worker(rank, folder):
 
     model = DistributedDataParallel(build("categorical"))
     result["ignored"] = train(model, optimizer_for(model, rank), "categorical", half, ignored=rank == 1)
+
+    model = build("categorical", seed=rank)
+    optimizer = optimizer_for(model, rank)
+    zoom = alrao.Zoom(optimizer, 4, every=1)  # before rank 0's parameters go to all
+    model = DistributedDataParallel(model)
+    result["zoom"] = train(model, optimizer, "categorical", half, zoom=zoom)
 
     together = dist.new_group([0, 1])
     model = DistributedDataParallel(build("categorical"), process_group=together)
@@ -124,7 +132,7 @@ def test_rates_are_the_same_although_the_seeds_differ(ranks, likelihood):
     assert all(torch.equal(a, b) for a, b in zip(ranks[0][key], ranks[1][key], strict=True))
 
 
-@pytest.mark.parametrize("what", [*CRITERIA, "ignored", "group"])
+@pytest.mark.parametrize("what", [*CRITERIA, "ignored", "group", "zoom"])
 def test_ranks_stay_in_step_to_the_bit(ranks, what):
     assert_same(ranks[0][what], ranks[1][what], rtol=0, atol=0)
 
@@ -142,6 +150,13 @@ def test_a_rank_whose_half_is_ignored_adds_nothing(ranks):
     model = build("categorical")
     expected = train(model, optimizer_for(model, 0), "categorical", slice(6), scale=0.5)
     assert_same(ranks[0]["ignored"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_zoom_narrows_in_all_processes_as_in_one(ranks):
+    model = build("categorical")
+    optimizer = optimizer_for(model, 0)
+    expected = train(model, optimizer, "categorical", slice(None), zoom=alrao.Zoom(optimizer, 4, every=1))
+    assert_same(ranks[0]["zoom"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_process_group_of_both(ranks):

@@ -126,13 +126,19 @@ def test_it_learns_and_is_evaluated(tmp_path):
     assert prediction.metrics["test_loss"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("zooms", [False, True])
+def test_a_resumed_run_ends_with_the_same_bits(zooms, tmp_path):
     def started(seed, folder):
         torch.manual_seed(seed)
         model = alrao.Alrao(classifier(dropout=0.1), COPIES)
+        optimizer, chain = alrao.AdamW(model), None
+        if zooms:
+            cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16)
+            chain = torch.optim.lr_scheduler.ChainedScheduler([alrao.Zoom(optimizer, 12, every=3), cosine])
         return trainer(
-            folder, model, callbacks=[AlraoCallback()], num_train_epochs=4, save_strategy="epoch", seed=7
-        )
+            folder, model, optimizer, scheduler=chain,
+            callbacks=[AlraoCallback()], num_train_epochs=4, save_strategy="epoch", seed=7,
+        )  # fmt: skip
 
     whole = started(1, tmp_path / "whole")
     whole.train()
