@@ -51,7 +51,7 @@ def test_what_is_logged(optimizer):
 
 def test_names_stay_while_rates_move():
     model, optimizer = make(alrao.Adam, lr=(1e-3, 1.0))
-    zoom = alrao.Zoom(optimizer, steps=2)
+    zoom = alrao.Zoom(optimizer, steps=2, copies=3)
     writer = Recorder()
     for step in range(5):
         train(model, optimizer, 1)

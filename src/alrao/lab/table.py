@@ -205,7 +205,9 @@ def label(settings: dict[str, Any]) -> str:
             for option in ("averaging", "theta")
             if settings[option] != Settings.__dataclass_fields__[option].default
         ]
-        said += [f"evidence {settings['evidence']}"] if settings["evidence"] != METHODS[name].evidence else []
+        usual = METHODS[name].evidence if name in METHODS else "mean"
+        evidence = settings["evidence"] or usual
+        said += [f"evidence {evidence}"] if evidence != usual else []
         zoom = settings.get("zoom")  # which older runs do not have
         said += [f"zoom {zoom}"] if zoom and (name != "alrao-zoom" or zoom != "default") else []
         said += [f"body {settings['body_lr']}"] if settings.get("body_lr") else []
