@@ -16,7 +16,9 @@ __all__ = ["markdown", "table"]
 
 
 def _percent(gap: float) -> str:
-    return f"{100 * gap:+.1f}" if isfinite(gap) else "failed"
+    if not isfinite(gap):
+        return "failed"
+    return f"{100 * gap:+.1f}" if abs(gap) < 1 else f"{100 * gap:+.0f}"
 
 
 def _columns(workloads: list[Workload]) -> list[str]:
@@ -67,8 +69,9 @@ PAIR = ("alrao-zoom", "sgd")
 PAIRED = """\
 ## Zoom and the best constant rate, seed by seed
 
-Both start from the same weights and see the same batches. By how many per cent of it the test loss of `{}` is
-above that of `{}` at its best rate, for each seed, in the mean; and on how many seeds it is below.
+Two runs of one seed have the same weights at the start, but for the copies of the output layer, and see the same
+batches. By how many per cent the test loss of `{}` is above that of `{}` at its best rate: the mean over the seeds,
+and on how many of them it is below.
 """
 
 
