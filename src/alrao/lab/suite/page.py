@@ -69,9 +69,9 @@ PAIR = ("alrao-zoom", "sgd")
 PAIRED = """\
 ## Zoom and the best constant rate, seed by seed
 
-Two runs of one seed have the same weights at the start, but for the copies of the output layer, and see the same
-batches. By how many per cent the test loss of `{}` is above that of `{}` at its best rate: the mean over the seeds,
-and on how many of them it is below.
+Two runs of one seed have the same weights at the start, but for the copies of the output layer, and see the
+same batches. By how many per cent the test loss of `{}` is above that of `{}` at its best rate: the mean over
+the seeds, and on how many of them it is below.
 """
 
 
