@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 from statistics import mean, stdev
+from typing import Literal
 
 from rich import box
 from rich.table import Table
@@ -48,9 +49,11 @@ def table(standings: list[Standing], workloads: list[Workload], title: str) -> T
     shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
     rows = [_cells(standing, workloads) for standing in standings]
     for i, column in enumerate(_columns(workloads)):
-        # In a narrow terminal the heads are folded, what stands below is whole.
+        # Long heads are folded, so that the table fits 80 columns; what stands below is whole.
         width = max((len(row[i]) for row in rows), default=0)
-        shown.add_column(column, justify="right" if i else "left", overflow="fold", min_width=width)
+        most = max(width, 8 if len(workloads) > 4 else 12)
+        justify: Literal["left", "right"] = "right" if i else "left"
+        shown.add_column(column, justify=justify, overflow="fold", min_width=width, max_width=most)
     for row in rows:
         shown.add_row(*row)
     return shown
