@@ -315,6 +315,7 @@ def test_no_memory_the_size_of_the_weights():
     zoom = alrao.Zoom(optimizer, 5, every=1)
     for seed in range(6):
         learn(model, optimizer, zoom, seed=seed)
+    assert not {"_places", "_seeds", "_first"} & zoom.state_dict().keys()
     kept = sum(place.numel() for places in zoom._places for place in places)
     assert kept == sum(rate.numel() for rate in all_rates(optimizer)) < 200
 

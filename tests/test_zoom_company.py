@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -150,3 +151,23 @@ def test_a_group_added_later_is_moved_too():
     rates = optimizer.rates(first)
     assert (rates >= low * 0.999).all()
     assert (rates <= high * 1.001).all()
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 30])
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step:UserWarning")  # as of any copied scheduler
+def test_copies_and_pickles_go_on_to_the_same_bits(way, at):
+    model = a_model()
+    optimizer = alrao.Adam(model)
+    both = model, optimizer, alrao.Zoom(optimizer, 20, every=4)
+    for seed in range(at):
+        learn(*both, seed=seed)
+    other = way(both)
+    for seed in range(at, 40):
+        learn(*both, seed=seed)
+        learn(*other, seed=seed)
+    for p, q in zip(model.parameters(), other[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert other[2].interval == both[2].interval
+    assert not both[1]._optimizer_step_pre_hooks
+    assert not other[1]._optimizer_step_pre_hooks
