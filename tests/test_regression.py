@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from refusals import check_refusal
 
 import alrao
 from alrao.lab.data import tables
 from alrao.lab.data.tables import Column, Table, diabetes, prepare, read_csv, split
-from alrao.lab.errors import LabError
 from alrao.lab.settings import Settings
 from alrao.lab.tasks.regression import Regression
 
@@ -36,14 +36,6 @@ def rows(*lines, header="a,b,y", count=30):
     width = header.count(",") + 1
     good = [",".join(str((i * (k + 3)) % 11) for k in range(width)) for i in range(count)]
     return "\n".join([header, *lines, *good]) + "\n"
-
-
-def refusal(action, *args, **kwargs):
-    with pytest.raises(LabError) as caught:
-        action(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def load(**settings):
@@ -129,24 +121,26 @@ def test_blank_lines_blank_names_and_marks_are_borne_with(write):
     ],
 )
 def test_files_that_are_refused(write, text, target, message):
-    assert message in refusal(read_csv, write(text), target)
+    assert message in check_refusal(read_csv, write(text), target)
 
 
 def test_a_column_of_too_many_words_is_refused(write):
     few = rows(*(f"w{i % 9},1,2" for i in range(30)))
     assert read_csv(write(few), "y").columns[0].words[:2] == ("w0", "w1")
     many = rows(*(f"w{i},1,2" for i in range(30)))
-    message = refusal(read_csv, write(many), "y")
+    message = check_refusal(read_csv, write(many), "y")
     assert "own.csv, line 2: 'w0' in column a is no number, and 41 different values are too many" in message
     typing_error = rows(*(f"{i}.5,1,2" for i in range(30)), "1_0,1,2")
-    assert "own.csv, line 32: '1_0' in column a is no number" in refusal(read_csv, write(typing_error), "y")
+    assert "own.csv, line 32: '1_0' in column a is no number" in check_refusal(
+        read_csv, write(typing_error), "y"
+    )
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    assert f"there is no file {tmp_path / 'no.csv'}" in refusal(
+    assert f"there is no file {tmp_path / 'no.csv'}" in check_refusal(
         load, data=str(tmp_path / "no.csv"), target="y"
     )
-    assert "is a directory" in refusal(load, data=str(tmp_path), target="y")
+    assert "is a directory" in check_refusal(load, data=str(tmp_path), target="y")
 
 
 # Splits and standards
@@ -219,11 +213,11 @@ def test_constant_columns_are_left_out():
 
 
 def test_tables_with_nothing_to_learn():
-    assert refusal(prepare, table_of([1.0, 1.0]), torch.arange(2)).startswith(
+    assert check_refusal(prepare, table_of([1.0, 1.0]), torch.arange(2)).startswith(
         "a table: all columns to predict"
     )
     constant = table_of([1.0, 2.0], target=[3.0, 3.0])
-    assert "y is constant on the 2 training rows" in refusal(prepare, constant, torch.arange(2))
+    assert "y is constant on the 2 training rows" in check_refusal(prepare, constant, torch.arange(2))
 
 
 # The task
@@ -248,11 +242,11 @@ def test_diabetes_needs_no_file(monkeypatch, tmp_path):
 
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    assert "needs the package scikit-learn" in refusal(diabetes)
+    assert "needs the package scikit-learn" in check_refusal(diabetes)
 
 
 def test_a_target_without_a_file():
-    assert "name the file with --data FILE" in refusal(load, target="y")
+    assert "name the file with --data FILE" in check_refusal(load, target="y")
 
 
 def test_a_file_of_ones_own(write):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import check_refusal, listed
+from refusals import check_refusal
+from texts import listed
 
 import alrao
 from alrao.lab.data.text import ptb

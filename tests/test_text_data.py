@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from texts import check_refusal, listed
+from refusals import check_refusal
+from texts import listed
 
 from alrao.lab.data.text import Streams, Vocabulary, read_text, split, tokens
 

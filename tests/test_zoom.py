@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoomed import INTERVAL, a_model, all_rates, believe, idle, learn
+from zoomed import INTERVAL, a_model, all_rates, believe, idle, learn, under_way
 
 import alrao
 
@@ -197,12 +197,7 @@ def test_what_was_moved_too_far_is_taken_back(momentum):
 
 
 def test_weights_whose_rates_rise_are_left_as_they_are():
-    model = a_model()
-    optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10, every=5)
-    for seed in range(9):
-        learn(model, optimizer, zoom, seed=seed)
-    learn(model, optimizer, seed=9)
+    model, optimizer, zoom = under_way()
     weights, rates = [p.detach().clone() for p in model.parameters()], all_rates(optimizer)
     believe(model, [0, 0, 1, 0, 0])
     zoom.step()
@@ -214,12 +209,7 @@ def test_weights_whose_rates_rise_are_left_as_they_are():
 
 
 def test_copies_that_keep_their_rates_keep_their_weights():
-    model = a_model()
-    optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10, every=5, copies=inf)
-    for seed in range(9):
-        learn(model, optimizer, zoom, seed=seed)
-    learn(model, optimizer, seed=9)
+    model, _, zoom = under_way(copies=inf)
     before = model.head.weight.detach().clone()
     believe(model, [1, 0, 0, 0, 0])
     zoom.step()

@@ -37,3 +37,14 @@ def idle(optimizer):
 
 def all_rates(optimizer):
     return [optimizer.rates(p) for group in optimizer.param_groups for p in group["params"]]
+
+
+def under_way(**options):
+    """A model in the middle of narrowing, with the move of the tenth step to come."""
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 10, every=5, **options)
+    for seed in range(9):
+        learn(model, optimizer, zoom, seed=seed)
+    learn(model, optimizer, seed=9)
+    return model, optimizer, zoom

@@ -16,7 +16,6 @@ from .rates import Law, LogUniform, PerWeight, Redrawn, as_law
 __all__ = ["Zoom"]
 
 
-MOST = 1e300
 WHAT = {
     "width": "the ratio of the highest to the lowest rate of features",
     "copies": "the ratio of the highest to the lowest rate of copies",
@@ -106,8 +105,9 @@ class Zoom(LRScheduler):
                     "training, int(0.15 * total)"
                 )
         memory = max(1.0, steps / 2) if memory is None else memory
-        for name, value, most in (("width", width, MOST), ("copies", copies, inf), ("memory", memory, MOST)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= most:
+        for name, value in {"width": width, "copies": copies, "memory": memory}.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1
+            if not number or (value == inf and name != "copies"):
                 raise ValueError(f"{name} must be {WHAT[name]}, a number of at least 1, got {value!r}")
         self.steps, self.width, self.copies, self.memory, self.every = steps, width, copies, memory, every
         law = self._check(optimizer)

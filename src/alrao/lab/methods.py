@@ -18,9 +18,9 @@ from alrao.optimizer import AlraoOptimizer
 from .errors import LabError, missing, unknown
 from .learner import Averaged, Learner, Recalibrated, ScheduleFree
 from .normalising import normalise
-from .settings import Settings
+from .settings import Settings, spelled
 from .tasks.task import Problem
-from .zooming import Zooming, spelled
+from .zooming import Zooming
 
 __all__ = ["GRID", "METHODS", "Method", "canonical", "expand", "learner", "parse_interval"]
 

@@ -11,7 +11,7 @@ from alrao.optimizer import AlraoOptimizer
 __all__ = ["normalise"]
 
 LEAST = 1e-12
-"""A gradient below this is not made larger than it would make one of this size."""
+"""A gradient smaller than this is not brought to unit size."""
 
 
 def normalise(optimizer: AlraoOptimizer, unit: str) -> None:
@@ -23,18 +23,18 @@ def normalise(optimizer: AlraoOptimizer, unit: str) -> None:
             output layer always has.
     """
     copies = set(optimizer.model.head.parameters())
+    along = {}
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        whole = unit == "layer" and p not in copies
+        # A feature has one rate for all its weights: they lie along the dimensions of size 1.
+        along[p] = [i for i, size in enumerate(optimizer.rates(p).shape) if whole or size == 1]
 
     @torch.no_grad()
     def before_step(*_: Any) -> None:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                whole = unit == "layer" and p not in copies
-                # A feature has one rate for all its weights: they lie along the dimensions of size 1.
-                along = [i for i, size in enumerate(optimizer.rates(p).shape) if whole or size == 1]
+        for p, dimensions in along.items():
+            if p.grad is not None:
                 square = p.grad.square()
-                size = (square.mean(along, keepdim=True) if along else square).sqrt()
+                size = (square.mean(dimensions, keepdim=True) if dimensions else square).sqrt()
                 p.grad.div_(size.clamp_min(LEAST))
 
     optimizer.register_step_pre_hook(before_step)

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Settings", "option"]
+__all__ = ["Settings", "option", "spelled"]
 
 
 def option(
@@ -25,6 +25,12 @@ def option(
     """
     metadata = {"help": text, "repeats": repeats, "choices": choices, "unsaid": unsaid}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def spelled(number: float) -> str:
+    """The one spelling of a number: short, and exact all the same."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 import alrao
 
 from .errors import LabError, unknown
+from .settings import spelled
 
-__all__ = ["Zooming", "spelled"]
+__all__ = ["Zooming"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Zooming:
             try:
                 given[name] = float(number)
             except ValueError:
-                raise LabError(f"--zoom takes numbers, as in --zoom {name}=3, got {pair!r}") from None
+                example = f"--zoom {name}={spelled(getattr(cls, name))}"
+                raise LabError(f"--zoom takes numbers, as in {example}, got {pair!r}") from None
         zooming = cls(**given)
         if not 0 < zooming.part <= 1:
             raise LabError(f"--zoom part must lie between 0 and 1, got {zooming.part:g}")
@@ -80,9 +82,3 @@ class Zooming:
             memory=max(1.0, self.memory * shrinking),
             rewind=bool(self.rewind),
         )
-
-
-def spelled(number: float) -> str:
-    """The one spelling of a number: short, and exact all the same."""
-    short = f"{number:g}"
-    return short if float(short) == number else repr(number)

@@ -32,12 +32,11 @@ def _cells(standing: Standing, workloads: list[Workload]) -> list[str]:
         for workload in workloads
     ]
     over = standing.over(workloads)
-    worst, mean = ("–", "–") if over is None else (_percent(over[0]), _percent(over[1]))
+    worst_and_mean = ["–", "–"] if over is None else [_percent(gap) for gap in over]
     return [
         standing.contender.name,
         *gaps,
-        worst,
-        mean,
+        *worst_and_mean,
         str(standing.failed(workloads)),
         str(len(standing.contender.methods)),
     ]
