@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 from itertools import combinations, pairwise, product
 from math import inf, nan
 
@@ -301,6 +302,50 @@ def test_gradients_do_not_flow_through_the_posterior(method):
     average = method(2)
     average.update(torch.tensor([-1.0, -2.0], requires_grad=True))
     assert not average.weights.requires_grad
+
+
+def _assigned(average):
+    other = type(average)(average.copies)
+    other.load_state_dict(copy.deepcopy(average.state_dict()), assign=True)
+    return other
+
+
+def _moved(average):
+    average._state.data = average._state.data.clone()
+    return average
+
+
+def _shared(average):
+    average._state.share_memory_()
+    return average
+
+
+ELSEWHERE = {
+    "made": lambda average: average,
+    "copied": copy.deepcopy,
+    "pickled": lambda average: pickle.loads(pickle.dumps(average)),
+    "assigned": _assigned,
+    "moved": _moved,
+    "shared": _shared,
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("way", ELSEWHERE)
+@pytest.mark.parametrize("method", METHODS)
+def test_goes_on_alike_wherever_its_state_lives(method, way, inference):
+    likelihoods = random_likelihoods(13, steps=12)
+    reference = made(method, likelihoods)
+    average = made(method, likelihoods[:5])
+    average.column(torch.float32)
+    average = ELSEWHERE[way](average)
+    with torch.inference_mode(inference):
+        before, weights = average.column(torch.float32), average.weights
+        for row in likelihoods[5:]:
+            average.update(torch.from_numpy(row).log())
+    assert torch.equal(average.weights, reference.weights)
+    assert torch.equal(average.column(torch.float64).flatten(), reference.weights)
+    assert torch.equal(before.flatten(), weights.float()), "a column is not touched by later updates"
 
 
 # Wrong arguments.
