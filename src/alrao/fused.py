@@ -82,10 +82,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _log_softmax_of_copies(z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    copies, classes, d = weight.shape
-    logits = F.linear(z, weight.view(-1, d), None if bias is None else bias.view(-1))
-    return logits.view(-1, copies, classes).log_softmax(-1, dtype=wide(z.dtype))
+def _log_softmax_of_copies(z: Tensor, flat: Tensor, bias: Tensor | None, copies: int) -> Tensor:
+    """Log-probabilities ``(rows, copies, classes)``; ``flat`` has the weights of all copies, in turn."""
+    logits = F.linear(z, flat, None if bias is None else bias.view(-1))
+    return logits.view(-1, copies, flat.shape[0] // copies).log_softmax(-1, dtype=wide(z.dtype))
 
 
 class _CategoricalMixture(torch.autograd.Function):
@@ -95,27 +95,29 @@ class _CategoricalMixture(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
     ) -> Tensor:
-        log_p = _log_softmax_of_copies(z, weight, bias)
+        copies, _, d = weight.shape
+        flat = weight.view(-1, d)
+        log_p = _log_softmax_of_copies(z, flat, bias, copies)
         p = log_p.exp()
         m = (p * a).sum(1)
         compiling = torch.compiler.is_compiling()
         # Asking for a value would split a compiled graph, or stop a GPU's queue: be careful there always.
         careful = compiling or not z.is_cpu or not (m.amin().item() > TINY if m.numel() else True)
         if careful:  # a copy or a feature is wrecked, or a probability underflows
-            log_p, m, a = _careful_mixture(z, weight, bias, a)
+            log_p, m, a = _careful_mixture(z, flat, bias, a)
             p = log_p.exp()
             log_m = m.clone()
         else:
-            log_m = m.log() if weight.shape[0] > 1 else log_p[:, 0].clone()  # a single copy: to the bit
+            log_m = m.log() if copies > 1 else log_p[:, 0].clone()  # a single copy: to the bit
         ctx.careful, ctx.evidence_size = careful, evidence.shape[0]
-        ctx.save_for_backward(z, weight, bias, a, log_p, p, m)
+        ctx.save_for_backward(z, flat, bias, a, log_p, p, m)
         return log_m
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
-        z, weight, bias, a, log_p, p, m = ctx.saved_tensors
-        copies, classes, d = weight.shape
+        z, flat, bias, a, log_p, p, m = ctx.saved_tensors
+        _, copies, classes = p.shape
         g_of_all, careful = g.unsqueeze(1), ctx.careful
         total = g_of_all.sum(-1, keepdim=True)
         if not careful:
@@ -127,11 +129,11 @@ class _CategoricalMixture(torch.autograd.Function):
                 if copies > 1:
                     mixed = torch._softmax_backward_data((g / m).unsqueeze(1) * a, p, -1, p.dtype)
             else:  # a copy gives the probability 0: weights of -inf, say
-                log_p, m, a = _careful_mixture(z, weight, bias, a)
+                log_p, m, a = _careful_mixture(z, flat, bias, a)
                 p, careful = log_p.exp(), True
         if careful:
             # What is wrecked takes no part: exact zeros, where 0 times nan would be nan.
-            weight, healthy = weight.nan_to_num(0, 0, 0), sane(z)
+            flat, healthy = flat.nan_to_num(0, 0, 0), sane(z)
             z = torch.where(healthy, z, 0)
             own = _own_gradient(g_of_all, total, log_p, p)
             own = torch.where(log_p[..., :1] > -torch.inf, own, 0)
@@ -144,11 +146,11 @@ class _CategoricalMixture(torch.autograd.Function):
 
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_z = torch.mm(_flat(mixed, z.dtype), weight.view(-1, d))
+            grad_z = torch.mm(_flat(mixed, z.dtype), flat)
             if careful:
                 grad_z = torch.where(healthy, grad_z, 0)
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, d)
+            grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, -1)
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
         if ctx.evidence_size > copies + EVIDENCE_EXTRA:
@@ -182,7 +184,7 @@ def refuse_second_derivative() -> None:
 
 
 def _careful_mixture(
-    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor
+    z: Tensor, flat: Tensor, bias: Tensor | None, a: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same in logarithms throughout, without wrecked features and, row by row, without wrecked copies.
 
@@ -192,7 +194,7 @@ def _careful_mixture(
     Returns:
         ``log_p`` of the copies, ``log_m`` of the mixture, and the weights ``a`` in each row.
     """
-    log_p = _log_softmax_of_copies(torch.where(sane(z), z, 0), weight, bias)
+    log_p = _log_softmax_of_copies(torch.where(sane(z), z, 0), flat, bias, a.shape[-2])
     alive = log_p.amin(-1, keepdim=True).isfinite()
     log_p = torch.where(alive, log_p, -torch.inf)
     a = a * alive
@@ -201,7 +203,7 @@ def _careful_mixture(
     highest = joint.amax(1).clamp(min=torch.finfo(log_p.dtype).min)
     log_m = (joint - highest.unsqueeze(1)).exp().sum(1).log() + highest
     log_m = log_m.clamp(min=-HUGE)
-    return log_p, torch.where(a.sum(1) > 0, log_m, -log(weight.shape[1])), a
+    return log_p, torch.where(a.sum(1) > 0, log_m, -log(log_p.shape[-1])), a
 
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

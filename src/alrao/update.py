@@ -15,10 +15,10 @@ MOST = 1e15
 
 def in_range(grads: list[Tensor]) -> bool:
     """Whether all gradients are finite, and so small that no update by them can overflow."""
+    norms = torch._foreach_norm(grads)
     if all(grad.is_cpu for grad in grads):
-        norm = torch.linalg.vector_norm
-        return sum(norm(grad).item() for grad in grads) <= MOST
-    return bool(torch.stack([norm.float() for norm in torch._foreach_norm(grads)]).amax() <= MOST)
+        return sum([norm.item() for norm in norms]) <= MOST
+    return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
 
 
 @dataclass
