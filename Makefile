@@ -49,10 +49,10 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
 
 ABLATIONS := sgd,sgd-cosine,adamw-cosine,alrao-zoom,first,first-constant,first-average,first-average-cosine,first-no-rewind
-ABLATIONS := $(ABLATIONS),first-fast,first-slow,first-narrow,first-wide,first-short-memory,first-long-memory,first-sum
-ABLATIONS := $(ABLATIONS),first-copies-still,first-sgd,no-zoom,no-zoom-sgd,second,second-copies-still,second-slow-body
-ABLATIONS := $(ABLATIONS),second-fast-body,second-unit-features,second-unit-layers,second-sum,second-sum-copies-30
-ABLATIONS := $(ABLATIONS),second-sum-copies-still
+ABLATIONS := $(ABLATIONS),first-fast,first-slow,first-narrow,first-wide,first-short-memory,first-long-memory,first-mode
+ABLATIONS := $(ABLATIONS),first-sum,first-copies-still,first-sgd,no-zoom,no-zoom-sgd,second,second-copies-still,second-slow-body
+ABLATIONS := $(ABLATIONS),second-fast-body,second-unit-features,second-unit-layers,second-sum,second-sum-mode
+ABLATIONS := $(ABLATIONS),second-sum-copies-30,second-sum-copies-still
 
 ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; needs ALRAO_DATA)
 	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --jobs $(WORKERS)

@@ -11,16 +11,19 @@ from zoomed import INTERVAL, a_model, all_rates, believe, idle, learn, under_way
 import alrao
 
 
-def slowly(posteriors, interval, steps, width, copies, memory, every):
+def slowly(posteriors, interval, steps, width, copies, memory, follow, every):
     """The intervals of features and of copies after these posteriors, by the formula, in plain numbers."""
     low, high = log(interval[0]), log(interval[1])
     centre, features, of_copies, shrinking = (low + high) / 2, (low, high), (low, high), True
     for t, posterior in enumerate(posteriors, start=1):
         begin, end = of_copies
         last = len(posterior) - 1
-        mean = sum(w * (begin + j / last * (end - begin)) for j, w in enumerate(posterior)) / sum(posterior)
-        if shrinking or abs(mean - centre) > 0.4 * (features[1] - features[0]):
-            centre += (mean - centre) / memory
+        rates = [begin + j / last * (end - begin) for j in range(last + 1)]
+        mean = sum(w * rate for w, rate in zip(posterior, rates, strict=True)) / sum(posterior)
+        mode = max(zip(posterior, [-j for j in range(last + 1)], rates, strict=True))[2]
+        believed = mean if follow == "mean" else mode
+        if shrinking or abs(believed - centre) > 0.4 * (features[1] - features[0]):
+            centre += (believed - centre) / memory
         if t % every == 0 or t == steps:
             part = min(1.0, t / steps)
             shrinking = t < steps
@@ -56,20 +59,24 @@ at_an_end = st.sampled_from([[1.0, 0, 0, 0, 0], [0, 0, 0, 0, 1.0], [0, 0, 0, 0.2
     width=st.sampled_from([1.0, 1.5, 3.0, 100.0, 1e9]),
     copies=st.sampled_from([1.0, 3.0, 30.0, inf]),
     memory=st.sampled_from([1.0, 3.0, 50.0]),
+    follow=st.sampled_from(["mean", "mode"]),
     every=st.integers(1, 7),
     seed=st.integers(0, 5),
 )
-def test_every_rate_is_where_the_formula_says(posteriors, later, steps, width, copies, memory, every, seed):
+def test_every_rate_is_where_the_formula_says(
+    posteriors, later, steps, width, copies, memory, follow, every, seed
+):
     torch.manual_seed(seed)
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
     drawn = all_rates(optimizer)
-    zoom = alrao.Zoom(optimizer, steps, width=width, memory=memory, every=every, copies=copies)
+    options = {"width": width, "copies": copies, "memory": memory, "follow": follow, "every": every}
+    zoom = alrao.Zoom(optimizer, steps, **options)
     idle(optimizer)
     for posterior in posteriors + later:
         believe(model, posterior)
         zoom.step()
-    features, of_copies = slowly(posteriors + later, INTERVAL, steps, width, copies, memory, every)
+    features, of_copies = slowly(posteriors + later, INTERVAL, steps, **options)
     for p, before, after in zip(model.parameters(), drawn, all_rates(optimizer), strict=True):
         is_copies = any(p is q for q in model.head.parameters())
         check_rates(before, after, of_copies if is_copies else features)
@@ -331,6 +338,7 @@ def groups(model, of_body):
         (lambda m: alrao.SGD(m), {"width": True}, ValueError, "got True"),
         (lambda m: alrao.SGD(m), {"copies": 0}, ValueError, "rate of copies, a number of at least 1, got 0"),
         (lambda m: alrao.SGD(m), {"memory": 0}, ValueError, "memory"),
+        (lambda m: alrao.SGD(m), {"follow": "median"}, ValueError, "'mean' or 'mode' .* got 'median'"),
         (lambda m: alrao.SGD(m), {"steps": 30.0}, ValueError, r"int\(0.15 \* total\)"),
     ],
 )

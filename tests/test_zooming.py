@@ -30,6 +30,8 @@ def built(**settings):
         ("width=1.23456789", "width=1.23456789"),
         ("rewind=1", "default"),
         ("rewind=0", "rewind=0"),
+        ("mode=1", "mode=1"),
+        ("mode=0", "default"),
         ("copies=inf", "copies=inf"),
     ],
 )
@@ -48,6 +50,7 @@ def test_one_spelling(text, spelled):
         ("part=nan", "part must lie"),
         ("width=0.5", "width must be at least 1"),
         ("rewind=2", "rewind must be 0 or 1"),
+        ("mode=0.5", "mode must be 0 or 1, got 0.5"),
         ("copies=0.5", "copies, a width, must be at least 1"),
         ("width=3,width=10", "has width twice"),
         ("memory=inf", "memory must be positive"),
@@ -167,3 +170,13 @@ def test_adamw_decays_weights_as_torch_does():
     trained, _ = built(method="adamw@0.1", weight_decay=0.5)
     group = trained.optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "follow", "rewinds"), [("default", "mean", True), ("mode=1,rewind=0", "mode", False)]
+)
+def test_what_is_followed_and_rewound(text, follow, rewinds):
+    optimizer = alrao.Adam(alrao.Alrao(torch.nn.Linear(3, 2)))
+    zoom = Zooming.parse(text).scheduler(optimizer, 100)
+    assert zoom.follow == follow
+    assert bool(optimizer._optimizer_step_pre_hooks) == rewinds

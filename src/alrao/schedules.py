@@ -58,6 +58,7 @@ class Zoom(LRScheduler):
         copies: the same for the copies of the output layer. They look further than the features go, so that
             a posterior that was wrong early does not decide for good.
         memory: steps over which the centre is averaged; by default half of ``steps``.
+        follow: what the centre follows, the posterior's ``"mean"`` of the log-rates or its ``"mode"``.
         rewind: take back what features have moved too far while their rates shrink.
         every: steps from one move of the rates to the next.
 
@@ -90,6 +91,7 @@ class Zoom(LRScheduler):
         width: float = 3.0,
         copies: float = 300.0,
         memory: float | None = None,
+        follow: str = "mean",
         rewind: bool = True,
         every: int = 10,
     ) -> None:
@@ -109,7 +111,10 @@ class Zoom(LRScheduler):
             number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1
             if not number or (value == inf and name != "copies"):
                 raise ValueError(f"{name} must be {WHAT[name]}, a number of at least 1, got {value!r}")
+        if follow not in ("mean", "mode"):
+            raise ValueError(f"follow must be 'mean' or 'mode' of the posterior, got {follow!r}")
         self.steps, self.width, self.copies, self.memory, self.every = steps, width, copies, memory, every
+        self.follow = follow
         law = self._check(optimizer)
         self._centre = (log(law.lo) + log(law.hi)) / 2  # of the interval, at the next move
         self._placed, self._moved = self._centre, 0  # the centre at the last move, and the step of it
@@ -181,7 +186,7 @@ class Zoom(LRScheduler):
         self._know_start()
         law = self._law_of_copies
         low, high = self._ends(law, law, self.copies)
-        pull = low + self._posterior_mean() * (high - low) - self._centre
+        pull = low + self._believed() * (high - low) - self._centre
         low, high = self._ends(law, law, self.width)
         if self._moved < self.steps or abs(pull) > EDGE * (high - low):
             self._centre += pull / self.memory
@@ -194,10 +199,12 @@ class Zoom(LRScheduler):
                     self._places, self._seeds = self._find_places(), seeds
                 self._move(law)
 
-    def _posterior_mean(self) -> float:
-        """Of the copies' places: 0 is the lowest rate, 1 the highest."""
+    def _believed(self) -> float:
+        """The place among the copies' that the posterior points at: 0 is the lowest rate, 1 the highest."""
         weights = self.optimizer.model.posterior.tolist()
-        return sum(j * weight for j, weight in enumerate(weights)) / (len(weights) - 1)
+        mean = sum(j * weight for j, weight in enumerate(weights))
+        mode = weights.index(max(weights))
+        return (mean if self.follow == "mean" else mode) / (len(weights) - 1)
 
     def _ends(self, law: LogUniform, of_copies: LogUniform, ratio: float) -> tuple[float, float]:
         """What an interval has become that ends with this ratio, on the logarithmic scale.

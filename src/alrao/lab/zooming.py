@@ -28,6 +28,8 @@ class Zooming:
     """Of that part, over which the centre is averaged."""
     rewind: float = 1
     """1, or 0 for not."""
+    mode: float = 0
+    """1 to follow the posterior's mode, 0 its mean."""
 
     @classmethod
     def parse(cls, text: str) -> Zooming:
@@ -58,8 +60,9 @@ class Zooming:
             raise LabError(f"--zoom copies, a width, must be at least 1, got {zooming.copies:g}")
         if not 0 < zooming.memory < inf:
             raise LabError(f"--zoom memory must be positive, got {zooming.memory:g}")
-        if zooming.rewind not in (0, 1):
-            raise LabError(f"--zoom rewind must be 0 or 1, got {zooming.rewind:g}")
+        for name in ("rewind", "mode"):
+            if getattr(zooming, name) not in (0, 1):
+                raise LabError(f"--zoom {name} must be 0 or 1, got {getattr(zooming, name):g}")
         return zooming
 
     def __str__(self) -> str:
@@ -81,4 +84,5 @@ class Zooming:
             copies=self.copies,
             memory=max(1.0, self.memory * shrinking),
             rewind=bool(self.rewind),
+            follow="mode" if self.mode else "mean",
         )

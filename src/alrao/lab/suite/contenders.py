@@ -83,6 +83,7 @@ ABLATIONS: dict[str, Contender] = {
         _zoom("first-wide", "width=10,copies=10"),
         _zoom("first-short-memory", "copies=3,memory=0.1"),
         _zoom("first-long-memory", "copies=3,memory=2"),
+        _zoom("first-mode", "copies=3,mode=1"),
         _zoom("first-sum", evidence="sum"),
         _zoom("first-copies-still", "copies=inf"),
         Contender("first-sgd", ("alrao",), "cosine", {"zoom": "copies=3"}),
@@ -95,6 +96,7 @@ ABLATIONS: dict[str, Contender] = {
         _unit("second-unit-features", "feature"),
         _unit("second-unit-layers", "layer"),
         _second("second-sum", evidence="sum"),
+        _second("second-sum-mode", "copies=3,mode=1", evidence="sum"),
         _second("second-sum-copies-30", "copies=30", evidence="sum"),
         _second("second-sum-copies-still", "copies=inf", evidence="sum"),
     )
