@@ -15,26 +15,55 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
 )
 
-CRITERIA = {
-    "categorical": F.cross_entropy,
-    "gaussian": alrao.MixtureMSELoss(),
-    "bernoulli": alrao.MixtureBCELoss(),
+
+def mlp(outputs=3):
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+class Squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp(1)
+
+    def forward(self, x):
+        return self.inner(x).squeeze(-1)
+
+
+def images():
+    return nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 1))
+
+
+def flat_cross_entropy(out, y):
+    return F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+# The likelihood, the network, the shape of a batch, the criterion.
+CASES = {
+    "categorical": ("categorical", mlp, (12, 4), F.cross_entropy),
+    "gaussian": ("gaussian", mlp, (12, 4), alrao.MixtureMSELoss()),
+    "bernoulli": ("bernoulli", mlp, (12, 4), alrao.MixtureBCELoss()),
+    "sequences": ("categorical", mlp, (3, 4, 4), flat_cross_entropy),
+    "sequences of numbers": ("gaussian", mlp, (3, 4, 4), alrao.MixtureMSELoss()),
+    "sequences of labels": ("bernoulli", mlp, (3, 4, 4), alrao.MixtureBCELoss()),
+    "one number": ("gaussian", Squeezed, (12, 4), alrao.MixtureMSELoss()),
+    "images": ("categorical", images, (2, 4, 5, 5), F.cross_entropy),
 }
 
 
-def mlp():
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+def batch(case, model):
+    likelihood, _, shape, _ = CASES[case]
+    x = torch.randn(shape)
+    with torch.no_grad():
+        y = torch.randn_like(model(x).as_subclass(torch.Tensor))
+    classes = 1 if case == "images" else -1
+    return x, {"categorical": y.argmax(classes), "gaussian": y, "bernoulli": (y > 0).float()}[likelihood]
 
 
-def batch(likelihood):
-    x, y = torch.randn(12, 4), torch.randn(12, 3)
-    return x, {"categorical": y.argmax(1), "gaussian": y, "bernoulli": (y > 0).float()}[likelihood]
-
-
-def compare(likelihood, backend, what):
+def compare(case, backend, what):
     """Five steps, compiled and eager; a second compilation is an error."""
     torch._dynamo.reset()
-    model, criterion = alrao.Alrao(mlp(), 4, likelihood=likelihood), CRITERIA[likelihood]
+    likelihood, net, _, criterion = CASES[case]
+    model = alrao.Alrao(net(), 4, likelihood=likelihood)
     eager = copy.deepcopy(model)
     optimizer, of_eager = (
         alrao.SGD(each, lr=(1e-3, 1.0), generator=torch.Generator().manual_seed(1)) for each in (model, eager)
@@ -47,7 +76,7 @@ def compare(likelihood, backend, what):
         losses = [whole, lambda x, y: criterion(eager(x), y)]
     with torch._dynamo.config.patch(error_on_recompile=True):
         for _ in range(5):
-            x, y = batch(likelihood)
+            x, y = batch(case, eager)
             values = []
             for loss_of, its in zip(losses, (optimizer, of_eager), strict=True):
                 its.zero_grad()
@@ -61,16 +90,16 @@ def compare(likelihood, backend, what):
 
 
 @pytest.mark.parametrize("what", ["model", "loss"])
-@pytest.mark.parametrize("likelihood", list(CRITERIA))
-def test_compiled_equals_eager_without_recompilation(likelihood, what):
-    compare(likelihood, "aot_eager", what)
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_equals_eager_without_recompilation(case, what):
+    compare(case, "aot_eager", what)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize("likelihood", list(CRITERIA))
-def test_inductor_equals_eager_without_recompilation(likelihood):
-    compare(likelihood, "inductor", "model")
+@pytest.mark.parametrize("case", CASES)
+def test_inductor_equals_eager_without_recompilation(case):
+    compare(case, "inductor", "model")
 
 
 def test_an_optimizer_takes_a_compiled_model():

@@ -10,8 +10,7 @@ Operations that only change the shape keep the type; all others give a plain ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from math import prod
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -19,79 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction as _Reduction
 
+from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values, whole
+
 __all__ = ["LogProbs", "Members", "Prediction"]
 
-Op = Callable[..., Any]
-
 _T = torch.Tensor
-_SAME_SHAPE: set[Op] = {
-    _T.contiguous, _T.clone, _T.type_as, torch.clone,
-    _T.float, _T.double, _T.half, _T.bfloat16, _T.to, _T.cpu, _T.cuda,
-}  # fmt: skip
-_RESHAPE: set[Op] = {
-    _T.view, _T.reshape, _T.flatten, _T.unflatten, _T.squeeze, _T.unsqueeze,
-    torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze,
-}  # fmt: skip
-_TRANSPOSE: set[Op] = {
-    _T.transpose, _T.swapaxes, _T.permute, _T.movedim, _T.t,
-    torch.transpose, torch.swapaxes, torch.permute, torch.movedim, torch.t,
-}  # fmt: skip
-_GATHER: set[Op] = {_T.gather, torch.gather}
-_PICK: set[Op] = {_T.index_select, torch.index_select, _T.narrow, torch.narrow}
-_KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _PICK | {_T.__getitem__}
-
-
-def _axis_after(
-    op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
-) -> int | None:
-    """Where the outputs are after a shape operation; None when they are no longer one whole axis."""
-    if op in _RESHAPE:
-        before = prod(source.shape[:axis])
-        for i, size in enumerate(result.shape):
-            if size == source.shape[axis] and prod(result.shape[:i]) == before:
-                return i
-        return None
-    if op in _TRANSPOSE:
-        probe = torch.empty([2 if i == axis else 1 for i in range(source.ndim)], device="meta")
-        return op(probe, *args, **kwargs).shape.index(2)
-    if op == _T.__getitem__:
-        return _axis_after_index(source.ndim, axis, args[0], result)
-    return axis
-
-
-def _axis_after_index(ndim: int, axis: int, index: Any, result: Tensor) -> int | None:
-    parts = index if isinstance(index, tuple) else (index,)
-    if len(parts) == 1 and isinstance(parts[0], Tensor):  # a mask over, or a choice of, the leading axes
-        taken = parts[0].ndim if parts[0].dtype == torch.bool else 1
-        return axis + result.ndim - ndim if axis >= taken else None
-    if not all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
-        return None
-    named = sum(part is not None and part is not Ellipsis for part in parts)
-    full = [slice(None)] * (ndim - named)
-    if Ellipsis in parts:
-        at = parts.index(Ellipsis)
-        parts = (*parts[:at], *full, *parts[at + 1 :])
-    else:
-        parts = (*parts, *full)
-    old = new = 0
-    for part in parts:
-        if part is not None:
-            if old == axis:
-                return None if isinstance(part, int) else new
-            old += 1
-        new += not isinstance(part, int)
-    return None
-
-
-_HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
-_ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
-
-
-def _changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation works in place, by torch's conventions."""
-    name = getattr(op, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
-    return in_place or name in _ASSIGNMENTS or bool(kwargs.get("inplace"))
 
 
 class LogProbs(torch.Tensor):
@@ -130,16 +61,25 @@ class LogProbs(torch.Tensor):
                 return result
             if func is _T.__deepcopy__:
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
-            if _changes_values(func, kwargs):
+            if changes_values(func, kwargs):
                 source.axis = None
             result = func(*args, **kwargs)
-            if source.axis is not None and func in _KEEP and isinstance(result, Tensor):
-                axis = _axis_after(func, source, source.axis, args[1:], kwargs, result)
-                if func in _PICK and (args[1] if len(args) > 1 else kwargs["dim"]) % source.ndim == axis:
-                    return result  # some of the classes: no longer a distribution
-                if axis is not None and result.shape[axis] == source.shape[source.axis]:
-                    return cls.of(result, axis)
+            if source.axis is None:
+                return result
+            if (func in KEEP or func in GATHER) and isinstance(result, Tensor):
+                return cls._after(func, source, args[1:], kwargs, result)
+            if func in SPLIT:
+                return type(result)([cls._after(func, source, args[1:], kwargs, part) for part in result])
             return result
+
+    @classmethod
+    def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> Tensor:
+        """What a change of shape gave: log-probabilities as long as all classes are there, on one axis."""
+        assert source.axis is not None
+        axis = axis_after(func, source, source.axis, args, kwargs, result)
+        if axis is None or result.shape[axis] != source.shape[source.axis]:
+            return result
+        return cls.of(result, axis) if whole(func, source, source.axis, args, kwargs) else result
 
 
 def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
@@ -300,14 +240,18 @@ class Prediction(torch.Tensor):
             result = func(*args, **kwargs)
             if not isinstance(source, Prediction):
                 return result
-            if _changes_values(func, kwargs):
+            if changes_values(func, kwargs):
                 source.members = None
             members = source.members
-            if members is None or func not in _KEEP | _GATHER or not isinstance(result, Tensor):
+            if members is None or not (func in KEEP or func in GATHER) or not isinstance(result, Tensor):
                 return result
             axis = source.axis
             if axis is not None:
-                axis = _axis_after(func, source, axis, args[1:], kwargs, result)
+                axis = axis_after(func, source, axis, args[1:], kwargs, result)
             follow = torch.vmap(lambda member: func(member, *args[1:], **kwargs))
             members = members._replace(own=follow(members.own), mixed=follow(members.mixed))
             return cls.of(result, axis, members)
+
+
+# Predictions that were saved can be loaded with torch's default, weights_only=True.
+torch.serialization.add_safe_globals([LogProbs, Prediction, Members])

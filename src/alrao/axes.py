@@ -1,0 +1,137 @@
+"""Where the axis of the outputs is after an operation that only changes the shape, or picks rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["GATHER", "KEEP", "SPLIT", "Op", "axis_after", "changes_values", "whole"]
+
+Op = Callable[..., Any]
+
+_T = torch.Tensor
+_SAME_SHAPE: set[Op] = {
+    _T.contiguous, _T.clone, _T.type_as, torch.clone,
+    _T.float, _T.double, _T.half, _T.bfloat16, _T.to, _T.cpu, _T.cuda,
+}  # fmt: skip
+_RESHAPE: set[Op] = {
+    _T.view, _T.view_as, _T.reshape, _T.reshape_as, _T.flatten, _T.unflatten, _T.squeeze, _T.unsqueeze,
+    _T.ravel, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.ravel,
+}  # fmt: skip
+_TRANSPOSE: set[Op] = {
+    _T.transpose, _T.swapaxes, _T.swapdims, _T.permute, _T.movedim, _T.moveaxis, _T.t,
+    torch.transpose, torch.swapaxes, torch.swapdims, torch.permute, torch.movedim, torch.moveaxis, torch.t,
+    _T.T.__get__, _T.mT.__get__,  # type: ignore[attr-defined]
+}  # fmt: skip
+_EXPAND: set[Op] = {_T.expand, _T.expand_as, torch.broadcast_to}
+_PICK: set[Op] = {_T.index_select, torch.index_select, _T.narrow, torch.narrow}
+_REMOVE: set[Op] = {_T.select, torch.select, _T.unbind, torch.unbind}
+GATHER: set[Op] = {_T.gather, torch.gather}
+SPLIT: set[Op] = {_T.split, torch.split, _T.chunk, torch.chunk, _T.unbind, torch.unbind}
+"""Operations with several results."""
+KEEP: set[Op] = (
+    _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _EXPAND | _PICK | {_T.select, torch.select, _T.__getitem__}
+)
+
+_HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
+_ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
+_IN_PLACE: set[Op] = {
+    getattr(_T, name)
+    for name in dir(_T)
+    if name in _ASSIGNMENTS or (name.endswith("_") and not name.endswith("__") and name not in _HARMLESS)
+}
+
+
+def changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation works in place, by torch's conventions."""
+    if op in _IN_PLACE or bool(kwargs.get("inplace")):
+        return True
+    # A compiler cannot follow names; functions of modules, such as torch.relu_, are not looked at there.
+    name = "" if torch.compiler.is_compiling() else getattr(op, "__name__", "")
+    return name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+
+
+def axis_after(
+    op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
+) -> int | None:
+    """Where the outputs, on ``axis`` of ``source``, are in the result, some of them at least.
+
+    None when they are no longer on one axis.
+    """
+    if op in _RESHAPE:
+        before = prod(source.shape[:axis])
+        for i, size in enumerate(result.shape):
+            if size == source.shape[axis] and prod(result.shape[:i]) == before:
+                return i
+        return None
+    if op in _TRANSPOSE:
+        probe = torch.empty([2 if i == axis else 1 for i in range(source.ndim)], device="meta")
+        return op(probe, *args, **kwargs).shape.index(2)
+    if op in _EXPAND:
+        return axis + result.ndim - source.ndim
+    if op == _T.__getitem__:
+        return _after_index(source.ndim, axis, args[0])
+    if op in _REMOVE:
+        dim = _dim(op, source, args, kwargs)
+        return axis - (dim < axis) if dim != axis else None
+    return axis
+
+
+def whole(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether an operation that picks along an axis leaves the outputs on ``axis`` together."""
+    if op not in _PICK and op not in GATHER and op not in SPLIT:
+        return True
+    if op in GATHER:
+        index = kwargs["index"] if "index" in kwargs else args[1]
+        if index.stride(axis) != 0:  # else it is the same for all outputs, and gathers rows
+            return False
+    return _dim(op, source, args, kwargs) != axis
+
+
+def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
+    place = 1 if op in SPLIT and op not in _REMOVE else 0
+    dim: int = kwargs["dim"] if "dim" in kwargs else args[place] if len(args) > place else 0
+    return dim % source.ndim
+
+
+def _after_index(ndim: int, axis: int, index: Any) -> int | None:
+    """By torch's rules: numbers first, then tensors, whose axes come first unless they are side by side."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    parts = [torch.as_tensor(part) if isinstance(part, list | range) else part for part in parts]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if any(t.dtype == torch.uint8 or (t.ndim == 0 and t.dtype == torch.bool) for t in tensors):
+        return None  # a mask of old, or one for all
+    parts = [0 if isinstance(part, Tensor) and part.ndim == 0 else part for part in parts]
+    known = (int, slice, Tensor, type(None), type(Ellipsis))
+    if not all(isinstance(part, known) and not isinstance(part, bool) for part in parts):
+        return None
+    taken = [_taken(part) for part in parts]
+    rest = [slice(None)] * (ndim - sum(taken))
+    at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
+    parts = [*parts[:at], *rest, *parts[at + 1 :]]
+    kept = [part for part in parts if not isinstance(part, int)]
+    fancy = [i for i, part in enumerate(kept) if isinstance(part, Tensor)]
+    width = max((1 if kept[i].dtype == torch.bool else kept[i].ndim for i in fancy), default=0)
+    apart = bool(fancy) and fancy[-1] - fancy[0] >= len(fancy)
+    old, new = 0, width if apart else 0
+    seen = apart
+    for part in parts:
+        if part is not None and old <= axis < old + _taken(part):
+            return new if isinstance(part, slice) else None
+        old += _taken(part)
+        if isinstance(part, Tensor):
+            new, seen = new + (0 if seen else width), True
+        elif not isinstance(part, int):
+            new += 1
+    return None
+
+
+def _taken(part: Any) -> int:
+    """How many axes of the source an index takes."""
+    if part is None or part is Ellipsis:
+        return 0
+    return part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
