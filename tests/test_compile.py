@@ -1,6 +1,7 @@
 """A compiled model trains like an eager one, in one graph that is compiled once."""
 
 import copy
+import pickle
 import shutil
 
 import pytest
@@ -106,3 +107,15 @@ def test_an_optimizer_takes_a_compiled_model():
     model = alrao.Alrao(mlp(), 4)
     optimizer = alrao.SGD(torch.compile(model, backend="eager"))
     assert optimizer.rates(model.head.weight).shape == (4, 1, 1)
+
+
+def test_a_copy_of_a_compiled_model_is_another_one():
+    model, x = alrao.Alrao(mlp(), 4), torch.randn(12, 4)
+    model.compile(backend="eager")
+    out = model(x)
+    other, again = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    assert torch.allclose(other(x).exp(), torch.tensor(1 / 3))
+    torch.testing.assert_close(again(x), out)

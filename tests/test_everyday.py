@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import alrao
 
@@ -194,3 +195,90 @@ def test_losses_of_numbers_are_refused_at_the_step(batch, loss, maximize):
     with pytest.raises(RuntimeError, match="cross_entropy or nll_loss"):
         optimizer.step()
     assert all(torch.equal(model.state_dict()[key], old) for key, old in before.items())
+
+
+def by_inputs(model, x, y):
+    F.cross_entropy(model(x), y).backward(inputs=list(model.parameters()))
+
+
+def by_hand(model, x, y):
+    parameters = list(model.parameters())
+    for p, grad in zip(
+        parameters, torch.autograd.grad(F.cross_entropy(model(x), y), parameters), strict=True
+    ):
+        p.grad = grad
+
+
+@pytest.mark.parametrize("gradients", [by_inputs, by_hand])
+def test_gradients_that_come_without_evidence_are_noticed(batch, gradients):
+    model = classifier()
+    optimizer = alrao.SGD(model)
+    gradients(model, *batch)
+    with pytest.warns(UserWarning, match="the posterior stays as it is"):
+        optimizer.step()
+
+
+def test_a_frozen_head_is_nothing_to_warn_of(batch):
+    model = classifier()
+    model.head.requires_grad_(False)
+    before = model.net[0].weight.clone()
+    step(model, alrao.SGD(model, lr=(1e-3, 1.0)), *batch)
+    assert not torch.equal(model.net[0].weight, before)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda state, new: state.data.copy_(new), lambda state, new: state.numpy().put(range(31), new)]
+)
+def test_a_posterior_that_is_written_past_autograd_counts_at_once(batch, write):
+    model = classifier()
+    optimizer = alrao.SGD(model)
+    for _ in range(20):
+        step(model, optimizer, *batch)
+    averaging = model.head.averaging
+    write(averaging._state, torch.tensor(averaging._prior(), dtype=torch.float64))
+    logits = model.head.weight @ model.net[:2](batch[0]).T + model.head.bias[..., None]
+    mixture = logits.softmax(1).mean(0).log().T
+    torch.testing.assert_close(model(batch[0]).as_subclass(torch.Tensor), mixture)
+
+
+def test_a_pruned_head_is_used_as_pruned(batch):
+    model = classifier()
+    prune.l1_unstructured(model.head, "weight", 0.5)
+    model.head.bias.data.zero_()
+    with torch.no_grad():
+        model.head.weight_mask.zero_()
+    assert torch.allclose(model(batch[0]).exp(), torch.tensor(1 / 3))
+
+
+def test_soft_targets_with_a_class_to_ignore_are_refused_as_by_torch(batch):
+    target = torch.rand(12, 3)
+    for out in (torch.randn(12, 3), classifier()(batch[0])):
+        with pytest.raises(RuntimeError, match="ignore_index is not supported for floating point target"):
+            F.cross_entropy(out, target, ignore_index=0)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_with_other_names_changes_nothing(batch, assign):
+    model = classifier()
+    optimizer = alrao.SGD(model)
+    deeper = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3), nn.ReLU(), nn.Linear(3, 3))
+    other = alrao.Alrao(deeper).state_dict()
+    other = {key: value for key, value in other.items() if "2" not in key and "4" not in key}
+    other["net.4.weight"] = torch.zeros(2)
+    before, parameters = copy.deepcopy(model.state_dict()), list(model.parameters())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict(other, assign=assign)
+    assert all(torch.equal(model.state_dict()[key], old) for key, old in before.items())
+    assert all(p is q for p, q in zip(model.parameters(), parameters, strict=True))
+    step(model, optimizer, *batch)
+
+
+def test_full_backward_hooks_of_the_model_are_refused(batch):
+    model = classifier()
+    for register in (model.register_full_backward_hook, model.register_full_backward_pre_hook):
+        with pytest.raises(RuntimeError, match=r"a layer of model\.net"):
+            register(lambda *_: None)
+    seen = []
+    model.net[1].register_full_backward_hook(lambda *_: seen.append(1))
+    step(model, alrao.SGD(model), *batch)
+    assert seen == [1]

@@ -299,3 +299,30 @@ def test_a_network_converted_already(which):
     with pytest.raises(ValueError, match="converted already"):
         alrao.Alrao(again)
     assert dict(again.named_modules()) == before
+
+
+class Twice(nn.Module):
+    """A network whose output layer has two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 3)])
+        self.out = self.layers[-1]
+
+    def forward(self, x):
+        return self.out(self.layers[0](x).relu())
+
+
+@pytest.mark.parametrize("output", [None, "out", "layers.1", Twice])
+def test_an_output_layer_with_two_names(output):
+    net = Twice()
+    model = alrao.Alrao(net, output=net.out if output is Twice else output)
+    assert model.net.out is model.net.layers[1] is model.head
+    optimizer = alrao.SGD(model)
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    plain = model.collapse()
+    assert plain.out is plain.layers[1]
+    assert plain(x).shape == (8, 3)
+    model.load_state_dict(model.state_dict())

@@ -177,6 +177,7 @@ def test_a_group_with_one_rate_keeps_it():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
 def test_what_was_moved_too_far_is_taken_back(momentum):
     """Along a direction that never changes, a feature is where its present rate would have brought it."""
     model = a_model()
@@ -226,6 +227,7 @@ def test_copies_that_keep_their_rates_keep_their_weights():
 
 
 @pytest.mark.parametrize("prepare", ["load", "cast", "freeze"])
+@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
 def test_the_start_is_what_the_first_step_finds(prepare):
     """Weights that are loaded, or sent by another process, after Zoom was built are where features began."""
     model = a_model()

@@ -40,7 +40,6 @@ class Averaging(nn.Module):
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.copies = index(copies)
         self.evidence = evidence
-        self._ready: list[Any] = []  # a column of weights, the state it belongs to, and which version of it
 
     @abstractmethod
     def _prior(self) -> list[float]:
@@ -64,11 +63,7 @@ class Averaging(nn.Module):
         """The weights as a column, ``(copies, 1)``, that later updates leave as it is: for the mixture."""
         state = self._buffers["_state"]  # faster than the attribute
         assert state is not None
-        if not torch.compiler.is_compiling() and dtype is torch.float32 and self._ready:
-            column, of, version = self._ready
-            if of is state and version == state._version:
-                return column
-        return state[: self.copies].to(dtype, copy=True).unsqueeze(1)
+        return state[: self.copies, None].to(dtype, copy=True)
 
     def reset(self) -> None:
         """Return to the prior: every copy is believed alike."""
@@ -100,13 +95,6 @@ class Averaging(nn.Module):
             assert state is not None
             numbers = self._posterior(state.tolist(), numbers)
             state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
-            if state.is_cpu and not torch.is_inference_mode_enabled():
-                # The next forward pass wants these; from the numbers at hand they are cheap.
-                weights = torch.frombuffer(array("f", numbers[: self.copies]), dtype=torch.float32)
-                self._ready[:] = weights.unsqueeze(1), state, state._version
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ready": []}  # a copy has another state
 
     def extra_repr(self) -> str:
         """The arguments, as in the constructor."""

@@ -79,7 +79,7 @@ class Head(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # As for parameters, a copy does not take the gradient along.
-        return {**self.__dict__, "evidence": self.evidence.detach().clone().requires_grad_()}
+        return {**super().__getstate__(), "evidence": self.evidence.detach().clone().requires_grad_()}
 
     def verdict(self, log_likelihood: list[float]) -> list[float]:
         """The evidence of a batch as the posterior is to see it."""
@@ -130,8 +130,9 @@ class LinearHead(Head):
                 "the gradient of an Alrao output layer is not the derivative of its value, so torch.func "
                 "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or use model.collapse()"
             )
-        weight, bias = self._parameters["weight"], self._parameters["bias"]  # faster than the attributes
-        assert weight is not None
+        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")  # faster than attributes
+        if weight is None:  # parametrized or pruned
+            weight, bias = self.weight, self.bias
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1

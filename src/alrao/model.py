@@ -17,7 +17,7 @@ from .adaptive import AdaptiveHead
 from .averaging import Averaging, Switch
 from .clipping import clip_grads_
 from .heads import LINEAR_HEADS, Head
-from .search import choose, declare_untied, tied_elsewhere, verify
+from .search import choose, declare_untied, names_of, tied_elsewhere, verify
 from .statistics import FiniteStatistics
 from .warn import warn
 
@@ -109,7 +109,8 @@ class Alrao(nn.Module):
         # A refused network is left as it was: it changes last.
         self.net = net
         if name:
-            net.set_submodule(name, head)
+            for each in names_of(net, layer):
+                net.set_submodule(each, head)
         else:
             self.net = head
         self.__dict__["head"] = head  # not a second child: the network has it already
@@ -142,7 +143,7 @@ class Alrao(nn.Module):
         self.__dict__["forward"] = MethodType(forward, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "forward"}
+        return {key: value for key, value in super().__getstate__().items() if key != "forward"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -235,7 +236,28 @@ class Alrao(nn.Module):
                 f"the state belongs to another model, or to another number of copies (here "
                 f"{self.head.copies}); size mismatch for {'; '.join(wrong[:5])}"
             )
-        return super().load_state_dict(state_dict, strict, assign)
+        if own.keys() == state_dict.keys():
+            return super().load_state_dict(state_dict, strict, assign)
+        tensors = [(m, dict(m._parameters), dict(m._buffers)) for m in self.modules()]
+        values = [(value, value.clone()) for value in own.values() if isinstance(value, Tensor)]
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError:  # names that are missing or unknown: torch has loaded the others
+            for module, parameters, buffers in tensors:
+                module._parameters.update(parameters)
+                module._buffers.update(buffers)
+            for value, before in values:
+                value.copy_(before)
+            raise
+
+    def register_full_backward_hook(self, *_: Any, **__: Any) -> Any:
+        """Refused: torch would pass on the output as a plain tensor, with which the copies cannot train."""
+        raise RuntimeError(
+            "full backward hooks of the whole model are not supported: its output must stay what it is. "
+            "Put the hook on a layer of model.net, or a tensor hook on the loss"
+        )
+
+    register_full_backward_pre_hook = register_full_backward_hook
 
     def extra_repr(self) -> str:
         """The posterior of the copies against their rates."""

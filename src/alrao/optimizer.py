@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from functools import wraps
 from math import isfinite
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch import distributed as dist
-from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from .features import features_of
 from .fused import sane
+from .hooks import only_if_watched, profiler_is_on
 from .model import unwrap
 from .rates import Constant, Law, LogUniform, PerWeight, Rate, Redrawn, as_law
 from .update import GroupUpdate, in_range
@@ -181,7 +179,7 @@ class AlraoOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
-        if set_to_none and not _profiler_enabled():  # a mark for the profiler takes longer than all the rest
+        if set_to_none and not profiler_is_on():  # a mark for the profiler takes longer than all the rest
             for group in self.param_groups:
                 for p in group["params"]:
                     p.grad = None
@@ -189,23 +187,7 @@ class AlraoOptimizer(Optimizer):
             super().zero_grad(set_to_none)
         self.model.head.evidence.grad = None
 
-    @staticmethod
-    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
-        """Around :meth:`step`, as in torch: hooks and a mark for the profiler, but only if there are any."""
-        marked = Optimizer.profile_hook_step(func)
-
-        @wraps(func)
-        def step(self: AlraoOptimizer, *args: Any, **kwargs: Any) -> Any:
-            seen = (
-                _profiler_enabled()
-                or self._optimizer_step_pre_hooks
-                or self._optimizer_step_post_hooks
-                or _global_optimizer_pre_hooks
-                or _global_optimizer_post_hooks
-            )
-            return (marked if seen else func)(self, *args, **kwargs)
-
-        return step
+    profile_hook_step = staticmethod(only_if_watched)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -265,7 +247,13 @@ class AlraoOptimizer(Optimizer):
 
     def _warn_without_evidence(self) -> None:
         trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if trained and self._of_copies.isdisjoint(trained):
+        if not self._of_copies.isdisjoint(trained):
+            warn(
+                "the copies of the output layer have gradients, but nothing says how well each of them did, "
+                "so that the posterior stays as it is. Compute the gradients with loss.backward(), for all "
+                "leaves, before each step"
+            )
+        elif trained and any(p.requires_grad for p in self._of_copies):
             warn(
                 "the network has gradients, the copies of its output layer have none: was another layer "
                 "meant by Alrao(net, output=…), or the loss computed without them?"
@@ -338,8 +326,9 @@ class AlraoOptimizer(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` gave. Refused, with nothing changed, if it does not fit."""
-        version = state_dict.get("alrao")
-        if version is None:
+        groups = state_dict.get("param_groups", [])
+        version = state_dict.get("alrao", VERSION if groups and all("law" in g for g in groups) else None)
+        if version is None:  # torch.distributed.checkpoint keeps what is in the groups alone
             raise ValueError(
                 f"this is not the state of an alrao optimizer (it has {sorted(state_dict)}): load what its "
                 "own state_dict() gave"

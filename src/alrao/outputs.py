@@ -136,6 +136,8 @@ def _cross_entropy(
         hard = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
         if label_smoothing == 0.0:
             return hard
+    if soft and ignore_index >= 0:
+        raise RuntimeError("ignore_index is not supported for floating point target")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     if reduction not in ("mean", "sum", "none"):

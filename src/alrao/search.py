@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .outputs import LogProbs, Prediction
 
-__all__ = ["candidates", "choose", "declare_untied", "tied_elsewhere", "verify"]
+__all__ = ["candidates", "choose", "declare_untied", "names_of", "tied_elsewhere", "verify"]
 
 _HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
 
@@ -75,7 +75,7 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
         name, module = names[output], output
     elif isinstance(output, str):
         name = output
-        modules = dict(net.named_modules())
+        modules = dict(net.named_modules(remove_duplicate=False))
         if name not in modules:
             raise ValueError(f"there is no module {name!r}; the candidates are\n{listed(found)}")
         module = modules[name]
@@ -90,6 +90,11 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
             f"or AdaptiveLogSoftmaxWithLoss. The candidates are\n{listed(found)}"
         )
     return name, module
+
+
+def names_of(net: nn.Module, layer: nn.Module) -> list[str]:
+    """All dotted names under which a layer is registered."""
+    return [name for name, module in net.named_modules(remove_duplicate=False) if module is layer]
 
 
 def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:

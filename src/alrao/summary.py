@@ -28,7 +28,7 @@ def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
         count = len({int(n) for number in numbers.values() for n in number.flatten().tolist()})
         size = sum(p.numel() for p in own)
         plain = size // alrao.head.copies if module is alrao.head else size
-        known = [optimizer.rates(p) for p in own if p in trained] if optimizer else []
+        known = [optimizer.rates(p) for p in own if p in trained and p.numel()] if optimizer else []
         rates = "–"
         if known:
             low, high = min(float(r.min()) for r in known), max(float(r.max()) for r in known)
