@@ -374,3 +374,22 @@ def test_the_features_of_conv1d_are_its_outputs():
     weight, bias = optimizer.rates(layer.weight), optimizer.rates(layer.bias)
     assert weight.shape == (1, 64)
     assert torch.equal(weight.flatten(), bias)
+
+
+@pytest.mark.filterwarnings("ignore:no feature rule for layers", "ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "DebertaV2"])
+def test_classifiers_that_pick_a_position_or_gather_rows(name):
+    options = {"num_labels": 3, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    if name == "DebertaV2":
+        options["pooler_hidden_size"] = TRANSFORMER["hidden_size"]
+    config = getattr(transformers, f"{name}Config")(**options, **TRANSFORMER)
+    model = alrao.Alrao(getattr(transformers, f"{name}ForSequenceClassification")(config), COPIES)
+    optimizer = alrao.SGD(model)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model(input_ids=tokens(), labels=tokens()[:, 0] % 3).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(losses) < losses[0] - 0.02
