@@ -1,5 +1,8 @@
 """Hooks of the step and marks for the profiler, as torch's own optimizers have them."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from stepping import make, same, snapshot, train
@@ -74,6 +77,19 @@ def test_a_hook_may_give_the_step_another_closure():
     _, optimizer = make()
     optimizer.register_step_pre_hook(lambda self, args, kwargs: ((self, lambda: 7.0), kwargs))
     assert optimizer.step(lambda: 3.0) == 7.0
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("model_and_optimizer", [plain, make])
+def test_hooks_are_not_copied(model_and_optimizer, way):
+    built = model_and_optimizer()
+    called = []
+    handle = built[1].register_step_post_hook(lambda *_: called.append(1))
+    train(*way(built), steps=1)
+    assert not called
+    train(*built, steps=1)
+    handle.remove()
+    assert called == [1]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

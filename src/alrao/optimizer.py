@@ -376,8 +376,9 @@ class AlraoOptimizer(Optimizer):
                     )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Schedulers put a wrapped step, bound to this very object, into it.
-        return {key: value for key, value in self.__dict__.items() if key not in ("process_group", "step")}
+        # Schedulers put a wrapped step, bound to this very object, into it; hooks stay behind, as in torch.
+        left = {"process_group", "step"} | {key for key in self.__dict__ if key.endswith("_hooks")}
+        return {key: value for key, value in self.__dict__.items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -254,6 +254,13 @@ class Zoom(LRScheduler):
                     found[-1].append(((rate / interval.lo).log() / span).to(optimizer.state[p]["rate"]))
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_first": self._first is not None}  # a copy of the optimizer has no hooks
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._first = self.optimizer.register_step_pre_hook(self._remember) if state["_first"] else None
+
     def state_dict(self) -> dict[str, Any]:
         """The state, as in torch; the rates are in the optimizer's."""
         of_this_object = ("_places", "_seeds", "_first")
