@@ -247,13 +247,14 @@ class AlraoOptimizer(Optimizer):
 
     def _warn_without_evidence(self) -> None:
         trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not self._of_copies.isdisjoint(trained):
+        of_copies = [p.grad for p in trained if p in self._of_copies]
+        if any(grad is not None and bool(grad.any()) for grad in of_copies):
             warn(
                 "the copies of the output layer have gradients, but nothing says how well each of them did, "
                 "so that the posterior stays as it is. Compute the gradients with loss.backward(), for all "
                 "leaves, before each step"
             )
-        elif trained and any(p.requires_grad for p in self._of_copies):
+        elif trained and not of_copies and any(p.requires_grad for p in self._of_copies):
             warn(
                 "the network has gradients, the copies of its output layer have none: was another layer "
                 "meant by Alrao(net, output=…), or the loss computed without them?"
