@@ -31,6 +31,7 @@ class Averaging(nn.Module):
     """
 
     _state: Tensor
+    _column: Tensor | None = None  # the part of the state that is the weights, in its memory
 
     def __init__(self, copies: int, *, evidence: str = "mean") -> None:
         super().__init__()
@@ -63,7 +64,16 @@ class Averaging(nn.Module):
         """The weights as a column, ``(copies, 1)``, that later updates leave as it is: for the mixture."""
         state = self._buffers["_state"]  # faster than the attribute
         assert state is not None
-        return state[: self.copies, None].to(dtype, copy=True)
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return state[: self.copies, None].to(dtype, copy=True)
+        column = self._column
+        if column is None or column.data_ptr() != state.data_ptr():
+            column = self._column = state[: self.copies, None]
+        narrower = dtype is torch.float32 and column.dtype is torch.float64  # then this is faster
+        return column.float() if narrower else column.to(dtype, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_column": None}
 
     def reset(self) -> None:
         """Return to the prior: every copy is believed alike."""
