@@ -241,13 +241,18 @@ def test_a_posterior_that_is_written_past_autograd_counts_at_once(batch, write):
     torch.testing.assert_close(model(batch[0]).as_subclass(torch.Tensor), mixture)
 
 
-def test_a_pruned_head_is_used_as_pruned(batch):
+@pytest.mark.parametrize("pruned", ["weight", "bias"])
+def test_a_pruned_head_is_used_as_pruned(batch, pruned):
     model = classifier()
-    prune.l1_unstructured(model.head, "weight", 0.5)
-    model.head.bias.data.zero_()
+    kept = "bias" if pruned == "weight" else "weight"
+    prune.l1_unstructured(model.head, pruned, 0.5)
+    expected = classifier()
     with torch.no_grad():
-        model.head.weight_mask.zero_()
-    assert torch.allclose(model(batch[0]).exp(), torch.tensor(1 / 3))
+        getattr(expected.head, pruned).copy_(getattr(model.head, pruned))
+        getattr(expected.head, kept).copy_(getattr(model.head, kept))
+    expected.net[0].load_state_dict(model.net[0].state_dict())
+    assert not getattr(model.head, pruned).all()
+    torch.testing.assert_close(model(batch[0]).exp(), expected(batch[0]).exp())
 
 
 def test_soft_targets_with_a_class_to_ignore_are_refused_as_by_torch(batch):

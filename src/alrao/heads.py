@@ -130,9 +130,11 @@ class LinearHead(Head):
                 "the gradient of an Alrao output layer is not the derivative of its value, so torch.func "
                 "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or use model.collapse()"
             )
-        weight, bias = self._parameters.get("weight"), self._parameters.get("bias")  # faster than attributes
-        if weight is None:  # parametrized or pruned
+        try:
+            weight, bias = self._parameters["weight"], self._parameters["bias"]  # faster than the attributes
+        except KeyError:  # parametrized or pruned
             weight, bias = self.weight, self.bias
+        assert weight is not None
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
