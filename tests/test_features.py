@@ -245,6 +245,11 @@ def test_unknown_layers_warn_once_naming_the_type():
     assert optimizer.rates(net.layers[0].scale).shape == (3, 1)
 
 
+def test_unknown_layers_of_vectors_leave_nothing_to_guess():
+    net = Holder(new_layer_type(3)(), nn.Linear(3, 3))  # a norm of someone's own, say
+    assert optimizer_of(net).rates(net.layers[0].scale).shape == (3,)
+
+
 def test_register_features_by_axis():
     novel = new_layer_type(3, 2)
     alrao.register_features(novel)(lambda layer: {"scale": 1})

@@ -152,7 +152,6 @@ def test_a_resumed_run_ends_with_the_same_bits(zooms, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:the weights of the output layer:UserWarning")
-@pytest.mark.filterwarnings("ignore:no feature rule:UserWarning")
 def test_a_model_that_shares_weights_between_its_layers_is_saved_and_resumed(tmp_path):
     def started(seed, folder):
         torch.manual_seed(seed)
@@ -243,8 +242,7 @@ def texts():
 def test_smoothed_labels_that_the_trainer_would_not_shift_are_refused(tmp_path):
     net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TRANSFORMER))
     model = alrao.Alrao(net, COPIES)
-    with pytest.warns(UserWarning, match="no feature rule"):
-        optimizer = alrao.AdamW(model)
+    optimizer = alrao.AdamW(model)
     options = {"callbacks": [AlraoCallback()], "data": texts(), "max_steps": 1}
     with pytest.raises(ValueError, match=r"a LlamaForCausalLM is inside.*compute_loss_func"):
         trainer(tmp_path, model, optimizer, label_smoothing_factor=0.1, **options).train()
@@ -376,7 +374,7 @@ def test_the_features_of_conv1d_are_its_outputs():
     assert torch.equal(weight.flatten(), bias)
 
 
-@pytest.mark.filterwarnings("ignore:no feature rule for layers", "ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "DebertaV2"])
 def test_classifiers_that_pick_a_position_or_gather_rows(name):
     options = {"num_labels": 3, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}

@@ -75,9 +75,12 @@ def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module,
             with torch.device("cpu"):  # whatever the default device is
                 found.append((module, _numbers_of(module, own)))
     # A module with children that owns a bare parameter (a class token, a scale) is an everyday thing; a
-    # leaf with parameters is a layer, and its first axis may be the wrong guess.
-    ruled = {module for module, _ in found if _has_rule(module) or any(module.children())}
-    leaves = {type(module).__name__ for module, _ in found if module not in ruled}
+    # leaf with parameters is a layer, and the first of several axes may be the wrong guess.
+    leaves = {
+        type(module).__name__
+        for module, numbers in found
+        if not _has_rule(module) and not any(module.children()) and any(n.ndim > 1 for n in numbers.values())
+    }
     if say and leaves:
         warn(
             f"no feature rule for layers of type {', '.join(sorted(leaves))}: the first axis of each of "
