@@ -29,21 +29,23 @@ _TRANSPOSE: set[Op] = {
 }  # fmt: skip
 _EXPAND: set[Op] = {_T.expand, _T.expand_as, torch.broadcast_to}
 _PICK: set[Op] = {_T.index_select, torch.index_select, _T.narrow, torch.narrow}
-_REMOVE: set[Op] = {_T.select, torch.select, _T.unbind, torch.unbind}
+_SELECT: set[Op] = {_T.select, torch.select}
+_UNBIND: set[Op] = {_T.unbind, torch.unbind}
 GATHER: set[Op] = {_T.gather, torch.gather}
-SPLIT: set[Op] = {_T.split, torch.split, _T.chunk, torch.chunk, _T.unbind, torch.unbind}
+SPLIT: set[Op] = {_T.split, torch.split, _T.chunk, torch.chunk} | _UNBIND
 """Operations with several results."""
-KEEP: set[Op] = (
-    _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _EXPAND | _PICK | {_T.select, torch.select, _T.__getitem__}
-)
+KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _EXPAND | _PICK | _SELECT | {_T.__getitem__}
 
 _HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
 _ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
-_IN_PLACE: set[Op] = {
-    getattr(_T, name)
-    for name in dir(_T)
-    if name in _ASSIGNMENTS or (name.endswith("_") and not name.endswith("__") and name not in _HARMLESS)
-}
+
+
+def _says_in_place(name: str) -> bool:
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+    return in_place or name in _ASSIGNMENTS
+
+
+_IN_PLACE: set[Op] = {getattr(_T, name) for name in dir(_T) if _says_in_place(name)}
 
 
 def changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
@@ -51,8 +53,7 @@ def changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
     if op in _IN_PLACE or bool(kwargs.get("inplace")):
         return True
     # A compiler cannot follow names; functions of modules, such as torch.relu_, are not looked at there.
-    name = "" if torch.compiler.is_compiling() else getattr(op, "__name__", "")
-    return name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+    return not torch.compiler.is_compiling() and _says_in_place(getattr(op, "__name__", ""))
 
 
 def axis_after(
@@ -75,7 +76,7 @@ def axis_after(
         return axis + result.ndim - source.ndim
     if op == _T.__getitem__:
         return _after_index(source.ndim, axis, args[0])
-    if op in _REMOVE:
+    if op in _SELECT or op in _UNBIND:
         dim = _dim(op, source, args, kwargs)
         return axis - (dim < axis) if dim != axis else None
     return axis
@@ -93,7 +94,7 @@ def whole(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any)
 
 
 def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
-    place = 1 if op in SPLIT and op not in _REMOVE else 0
+    place = 1 if op in SPLIT and op not in _UNBIND else 0
     dim: int = kwargs["dim"] if "dim" in kwargs else args[place] if len(args) > place else 0
     return dim % source.ndim
 

@@ -327,9 +327,10 @@ class AlraoOptimizer(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` gave. Refused, with nothing changed, if it does not fit."""
+        # torch.distributed.checkpoint drops the version, and keeps what is in the groups.
         groups = state_dict.get("param_groups", [])
         version = state_dict.get("alrao", VERSION if groups and all("law" in g for g in groups) else None)
-        if version is None:  # torch.distributed.checkpoint keeps what is in the groups alone
+        if version is None:
             raise ValueError(
                 f"this is not the state of an alrao optimizer (it has {sorted(state_dict)}): load what its "
                 "own state_dict() gave"

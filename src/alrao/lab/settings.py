@@ -48,7 +48,7 @@ class Settings:
         None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid="mean"
     )
     zoom: str | None = option(
-        None, "narrow Alrao's interval: default, or part=0.15,width=3,copies=300,memory=0.5,rewind=1"
+        None, "narrow Alrao's interval: default, or part=0.15,width=3,copies=300,memory=0.5,mode=0,rewind=1"
     )
     body_lr: str | None = option(None, "an interval for the body other than the copies' (Alrao)")
     normalise: str | None = option(
