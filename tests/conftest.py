@@ -1,8 +1,13 @@
 """What all tests share."""
 
+import os
+
+# Some virtual machines announce AMX and then refuse its instructions: bfloat16 products end the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
 import pytest
 import torch
-from pictures import as_binary, cifar, class_folder
+from support.pictures import as_binary, cifar, class_folder
 
 torch.set_num_threads(1)
 

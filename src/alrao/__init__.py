@@ -7,13 +7,11 @@ losses for regression and multi-label outputs.
 """
 
 from .averaging import Averaging, BayesianAverage, Switch
-from .criteria import MixtureBCELoss, MixtureMSELoss
 from .features import register_features
+from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
-from .optim import SGD, Adam, AdamW
-from .rated import Rated
+from .optim import SGD, Adam, AdamW, AlraoOptimizer, Rated, Zoom
 from .rates import Bernoulli, Constant, Law, LogUniform, PerWeight, Redrawn
-from .schedules import Zoom
 from .summary import summary
 
 __version__ = "0.1.0"
@@ -23,6 +21,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Alrao",
+    "AlraoOptimizer",
     "Averaging",
     "BayesianAverage",
     "Bernoulli",

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from .adaptive import AdaptiveHead
 from .averaging import Averaging, Switch
 from .clipping import clip_grads_
-from .heads import LINEAR_HEADS, Head
-from .search import choose, declare_untied, names_of, tied_elsewhere, verify
-from .statistics import FiniteStatistics
+from .finite import FiniteStatistics
+from .heads import LINEAR_HEADS, AdaptiveHead, Head
+from .output_layer import choose, declare_untied, names_of, tied_elsewhere, verify
 from .warn import warn
 
 __all__ = ["Alrao", "unwrap"]

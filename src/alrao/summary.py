@@ -6,7 +6,7 @@ from torch import nn
 
 from .features import features_of
 from .model import unwrap
-from .optimizer import AlraoOptimizer
+from .optim import AlraoOptimizer
 
 __all__ = ["summary"]
 

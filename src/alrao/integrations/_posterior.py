@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..model import Alrao
-from ..optimizer import AlraoOptimizer
+from ..optim import AlraoOptimizer
 
 __all__ = ["models_in", "posterior_scalars", "unprepared"]
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
-from ..criteria import MixtureMSELoss
+from ..losses import MixtureMSELoss
 from ..model import Alrao
 from ..optim import Adam
 

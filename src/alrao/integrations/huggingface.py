@@ -24,9 +24,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..features import register_features
-from ..fused import sane
+from ..heads.mixture import sane
 from ..model import Alrao, unwrap
-from ..optimizer import AlraoOptimizer
+from ..optim import AlraoOptimizer
 from ..warn import warn
 from ._posterior import unprepared
 

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from ..optimizer import AlraoOptimizer
+from ..optim import AlraoOptimizer
 from ._posterior import models_in, posterior_scalars
 
 __all__ = ["AlraoCallback"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import alrao
-from alrao.optimizer import AlraoOptimizer
+from alrao.optim import AlraoOptimizer
 from alrao.rates import Rate, as_law
 
 try:

@@ -27,11 +27,10 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from ..criteria import MixtureBCELoss, MixtureMSELoss
+from ..losses import MixtureBCELoss, MixtureMSELoss
 from ..model import Alrao, unwrap
-from ..optim import SGD
-from ..optimizer import AlraoOptimizer
-from ..outputs import LogProbs
+from ..optim import SGD, AlraoOptimizer
+from ..tensors import LogProbs
 from ..warn import warn
 
 __all__ = [

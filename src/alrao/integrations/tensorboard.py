@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..model import unwrap
-from ..optimizer import AlraoOptimizer
+from ..optim import AlraoOptimizer
 from ._posterior import posterior_scalars, unprepared
 
 __all__ = ["log"]

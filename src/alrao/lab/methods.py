@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 import alrao
-from alrao.optimizer import AlraoOptimizer
+from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, missing, unknown
 from .learner import Averaged, Learner, Recalibrated, ScheduleFree

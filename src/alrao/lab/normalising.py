@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from alrao.optimizer import AlraoOptimizer
+from alrao.optim import AlraoOptimizer
 
 __all__ = ["normalise"]
 

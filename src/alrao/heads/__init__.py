@@ -1,0 +1,15 @@
+"""The copies of an output layer, in its place in the network."""
+
+from .adaptive import AdaptiveHead
+from .base import Head
+from .linear import LINEAR_HEADS, BernoulliHead, CategoricalHead, GaussianHead, LinearHead
+
+__all__ = [
+    "LINEAR_HEADS",
+    "AdaptiveHead",
+    "BernoulliHead",
+    "CategoricalHead",
+    "GaussianHead",
+    "Head",
+    "LinearHead",
+]

@@ -1,0 +1,143 @@
+"""Copies of an adaptive softmax, the output layer for very many classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..averaging import Averaging
+from ..tensors import Members
+from .base import Head, stacked
+from .mixture import finite_gradient, mixture_nll, sane, watched, wide
+
+__all__ = ["AdaptiveHead", "AdaptiveOutput"]
+
+
+class AdaptiveOutput(NamedTuple):
+    """As in torch: the log-probabilities of the targets, and the loss."""
+
+    output: Tensor
+    loss: Tensor
+
+
+class AdaptiveHead(Head):
+    """Copies of :class:`torch.nn.AdaptiveLogSoftmaxWithLoss`, called in the same way.
+
+    The loops below are over its clusters of rare classes, never over the copies.
+    """
+
+    likelihood = "categorical"
+    remedy = "train with the loss, or the target's log-probabilities, that the layer returns for its target"
+
+    def __init__(
+        self, layer: nn.AdaptiveLogSoftmaxWithLoss, copies: int, averaging: Averaging, *, keep: bool = False
+    ) -> None:
+        super().__init__(copies, averaging)
+        self.in_features, self.n_classes = layer.in_features, layer.n_classes
+        self.cutoffs, self.div_value, self.has_head_bias = layer.cutoffs, layer.div_value, layer.head_bias
+        for name, parameter in layer.named_parameters():
+            self.register_parameter(name.replace(".", "_"), stacked(parameter, copies, keep))
+        self._new_evidence(next(layer.parameters()))
+
+    def forward(self, z: Tensor, target: Tensor) -> AdaptiveOutput:
+        """Log-probability of each ``target`` under the mixture, and the mean negative of it."""
+        batched = z.dim() == 2
+        z, target = (z, target) if batched else (z[None], target[None])
+        if z.shape[:1] != target.shape:
+            raise ValueError(
+                f"one target for each row: got {tuple(z.shape)} rows, {tuple(target.shape)} targets"
+            )
+        if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < self.n_classes:
+            raise ValueError(
+                f"targets must lie in [0, {self.n_classes - 1}], got {target.min()}..{target.max()}"
+            )
+        z = torch.where(sane(z), z, 0)
+        parameters: dict[str, Tensor] = dict(self.named_parameters(recurse=False))
+        # A copy with a parameter that is not finite is out; its numbers must not touch the others'.
+        failed = ~torch.stack([p.flatten(1).isfinite().all(1) for p in parameters.values()]).all(0)
+        parameters = {n: finite_gradient(torch.where(p.isfinite(), p, 0)) for n, p in parameters.items()}
+        frozen = {name: parameter.detach() for name, parameter in parameters.items()}
+        own = self._target_log_probs(z.detach(), target, parameters).masked_fill(failed[:, None], -torch.inf)
+        mixed = self._target_log_probs(finite_gradient(z), target, frozen)
+        mixed = mixed.masked_fill(failed[:, None], -torch.inf)
+        a = self.averaging.weights.to(own.dtype, copy=True)
+        members = Members(own, mixed, a, self.leaf(), self.likelihood)
+        output = -mixture_nll(own, mixed, members, if_all_fail=log(self.n_classes))
+        return AdaptiveOutput(output if batched else output[0], -output.mean())
+
+    def log_prob(self, z: Tensor) -> Tensor:
+        """Log-probabilities of all classes under the mixture: for looking at, not for training."""
+        with torch.no_grad():
+            z = torch.where(sane(z), z, 0)
+            parameters = dict(self.named_parameters(recurse=False))
+            frequent = self._frequent(z, parameters)
+            shortlist = self.cutoffs[0]
+            parts = [frequent[..., :shortlist]]
+            parts += [
+                self._rare(z, i, parameters) + frequent[..., shortlist + i, None]
+                for i in range(len(self.cutoffs) - 1)
+            ]
+            log_p = torch.cat(parts, -1).movedim(1, 0)
+            log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
+            log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
+        return watched(log_m, self.copies, self.leaf())
+
+    def predict(self, z: Tensor) -> Tensor:
+        """The class that the mixture finds most probable."""
+        return self.log_prob(z).argmax(-1)
+
+    def _frequent(self, z: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities of the frequent classes and of the clusters, ``(rows, copies, …)``."""
+        logits = _of_all_copies(z, parameters["head_weight"])
+        if self.has_head_bias:
+            logits = logits + parameters["head_bias"]
+        return logits.log_softmax(-1, dtype=wide(z.dtype))
+
+    def _rare(self, z: Tensor, cluster: int, parameters: Mapping[str, Tensor]) -> Tensor:
+        hidden = _of_all_copies(z, parameters[f"tail_{cluster}_0_weight"])
+        logits = torch.einsum("rch,coh->rco", hidden, parameters[f"tail_{cluster}_1_weight"])
+        return logits.log_softmax(-1, dtype=wide(z.dtype))
+
+    def _target_log_probs(self, z: Tensor, target: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+        frequent = self._frequent(z, parameters)
+        shortlist = self.cutoffs[0]
+        column = target.clone()
+        rare = frequent.new_zeros(frequent.shape[:2])
+        for i, (low, high) in enumerate(zip(self.cutoffs[:-1], self.cutoffs[1:], strict=True)):
+            (rows,) = ((target >= low) & (target < high)).nonzero(as_tuple=True)
+            column[rows] = shortlist + i
+            if rows.numel():
+                log_p = self._rare(z[rows], i, parameters)
+                index = (target[rows] - low)[:, None, None].expand(-1, self.copies, 1)
+                rare = rare.index_add(0, rows, log_p.gather(-1, index).squeeze(-1))
+        column = column[:, None, None].expand(-1, self.copies, 1)
+        return (frequent.gather(-1, column).squeeze(-1) + rare).t()
+
+    def layer(self, copy: int) -> nn.Module:
+        """Copy number ``copy`` as an adaptive softmax."""
+        layer = nn.AdaptiveLogSoftmaxWithLoss(
+            self.in_features, self.n_classes, self.cutoffs[:-1], self.div_value, self.has_head_bias
+        ).to(next(self.parameters()))
+        for name, parameter in layer.named_parameters():
+            parameter.data.copy_(getattr(self, name.replace(".", "_"))[copy])
+        return layer
+
+    def mixture(self) -> nn.Module:
+        """Refused: the mixture of adaptive softmaxes has no plain form."""
+        raise ValueError(
+            "a mixture of adaptive softmaxes cannot be collapsed whole: collapse() to the winner"
+        )
+
+    def extra_repr(self) -> str:
+        """The size, as in the layer that this one replaces."""
+        return f"{self.in_features}, {self.n_classes}, cutoffs={self.cutoffs}, copies={self.copies}"
+
+
+def _of_all_copies(z: Tensor, weight: Tensor) -> Tensor:
+    """``(rows, copies, out)`` from ``z`` ``(rows, d)`` and ``weight`` ``(copies, out, d)``: one product."""
+    return F.linear(z, weight.flatten(0, 1)).unflatten(-1, weight.shape[:2])

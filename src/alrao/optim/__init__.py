@@ -1,0 +1,9 @@
+"""Optimizers in which every feature has its own learning rate."""
+
+from .adam import Adam, AdamW
+from .optimizer import AlraoOptimizer
+from .per_feature import Rated
+from .sgd import SGD
+from .zoom import Zoom
+
+__all__ = ["SGD", "Adam", "AdamW", "AlraoOptimizer", "Rated", "Zoom"]

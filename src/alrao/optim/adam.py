@@ -1,0 +1,138 @@
+"""Adam and AdamW with an interval of learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ..rates import Rate
+from .checks import check_at_least_0, refuse_flags
+from .optimizer import AlraoOptimizer
+from .update import GroupUpdate
+
+__all__ = ["Adam", "AdamW"]
+
+
+class Adam(AlraoOptimizer):
+    r"""Adam with a learning rate of its own for every feature (the paper's appendix E).
+
+    The drawn rates multiply Adam's update: :math:`\theta_i \leftarrow \theta_i - \gamma\, \eta_i\,
+    \hat m_i / (\sqrt{\hat v_i} + \epsilon)`. With a number for ``lr`` and one copy this is
+    :class:`torch.optim.Adam`, to the bit.
+
+    Args:
+        model: an :class:`Alrao` model.
+        lr: an interval, a law or a number, as in :class:`SGD`. Adam's steps are normalised, so that its
+            interval is another one.
+        betas: as in torch, as are the next three.
+        eps: term added to the denominator.
+        weight_decay: L2 penalty.
+        amsgrad: use the AMSGrad variant.
+        params: parameters or parameter groups, as in :class:`SGD`.
+        generator: where the rates are drawn from.
+        maximize: maximize the objective instead of minimizing it.
+        foreach: update all parameters of a group at once.
+        process_group: the processes that train this model together, for the posterior.
+    """
+
+    _decoupled = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: Rate = (1e-6, 1.0),
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        params: Iterable[Any] | None = None,
+        generator: Generator | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        process_group: Any = None,
+    ) -> None:
+        check_at_least_0(eps=eps, weight_decay=weight_decay)
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1), got {betas!r}")
+        refuse_flags(capturable=capturable, differentiable=differentiable, fused=fused)
+        defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        super().__init__(
+            model, lr, defaults,
+            params=params, generator=generator, maximize=maximize, foreach=foreach,
+            process_group=process_group,
+        )  # fmt: skip
+
+    def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        (beta1, beta2), params, grads = group["betas"], u.params, u.grads
+        if group["weight_decay"] != 0:
+            if self._decoupled:
+                u.shrink(group["weight_decay"])
+            else:
+                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        states = [self._moments(p, group["amsgrad"]) for p in params]
+        for state in states:
+            state["step"] += 1
+        averages = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
+        torch._foreach_lerp_(averages, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        if group["amsgrad"]:
+            highest = [state["max_exp_avg_sq"] for state in states]
+            torch._foreach_maximum_(highest, squares)
+            squares = highest
+        steps = [state["step"].item() for state in states]
+        denominators = list(torch._foreach_sqrt(squares))
+        torch._foreach_div_(denominators, [sqrt(1 - beta2**step) for step in steps])
+        torch._foreach_add_(denominators, group["eps"])
+        u.move_ratio(averages, denominators, [1 - beta1**step for step in steps])
+
+    def _moments(self, param: Tensor, amsgrad: bool) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[param]
+        if "exp_avg" not in state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(param)
+            state["exp_avg_sq"] = torch.zeros_like(param)
+        if amsgrad and "max_exp_avg_sq" not in state:
+            state["max_exp_avg_sq"] = torch.zeros_like(param)
+        return state
+
+
+class AdamW(Adam):
+    r"""Adam with decoupled weight decay, and a learning rate of its own for every feature.
+
+    The decay of a feature goes with its rate: its weights shrink by the factor
+    :math:`\max(0, 1 - \gamma\,\eta_i\,\lambda)` at each step. With a number for ``lr`` and one copy this is
+    :class:`torch.optim.AdamW`, to the bit.
+
+    Args:
+        model: an :class:`Alrao` model.
+        lr: an interval, a law or a number, as in :class:`Adam`.
+        betas: as in torch, as are the next three.
+        eps: term added to the denominator.
+        weight_decay: the decay :math:`\lambda`.
+        amsgrad: use the AMSGrad variant.
+        **kwargs: as in :class:`Adam`.
+    """
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: Rate = (1e-6, 1.0),
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, lr, betas, eps, weight_decay, amsgrad, **kwargs)

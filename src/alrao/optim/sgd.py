@@ -1,0 +1,133 @@
+"""SGD with an interval of learning rates: the paper's method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ..heads.mixture import sane
+from ..rates import Rate
+from .checks import check_at_least_0, refuse_flags
+from .optimizer import AlraoOptimizer
+from .update import GroupUpdate
+
+__all__ = ["SGD"]
+
+
+class SGD(AlraoOptimizer):
+    r"""Stochastic gradient descent with a learning rate of its own for every feature: the paper's Alrao.
+
+    For feature :math:`i` with the drawn rate :math:`\eta_i`, and the factor :math:`\gamma` in
+    ``param_groups[…]["lr"]``, 1.0 unless a scheduler moves it,
+
+    .. math:: \theta_i \leftarrow \theta_i - \gamma\, \eta_i\, v_i
+
+    where :math:`v_i` is the gradient, or torch's momentum of it. Copy :math:`j` of the output layer has the
+    :math:`j`-th rate of an even grid. With a number for ``lr`` and one copy this is
+    :class:`torch.optim.SGD`, to the bit.
+
+    Args:
+        model: an :class:`Alrao` model, or what DDP or ``torch.compile`` made of it.
+        lr: an interval ``(low, high)`` from which the rates are drawn log-uniformly, a law such as
+            :class:`LogUniform`, or one number for all.
+        momentum: as in torch, as are the next three.
+        dampening: dampening of the momentum.
+        weight_decay: L2 penalty.
+        nesterov: Nesterov's momentum.
+        params: parameters or parameter groups, as torch's optimizers take them; a group may have an ``lr``
+            (interval, law or number) and a ``weight_decay`` of its own. By default all of the model.
+        generator: where the rates are drawn from; by default torch's own.
+        maximize: maximize the objective instead of minimizing it.
+        foreach: update all parameters of a group at once: faster on some devices, with more memory.
+        process_group: the processes that train this model together, for the posterior; by default all.
+
+    Example:
+        >>> import torch, alrao
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> model = alrao.Alrao(net)
+        >>> optimizer = alrao.SGD(model, lr=(1e-4, 1.0), momentum=0.9)
+        >>> optimizer.rates(net[0].weight).shape
+        torch.Size([8, 1])
+
+    Reference: Blier, Wolinski, Ollivier, "Learning with Random Learning Rates", 2019, algorithm 1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: Rate = (1e-5, 10.0),
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        params: Iterable[Any] | None = None,
+        generator: Generator | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        process_group: Any = None,
+    ) -> None:
+        check_at_least_0(momentum=momentum, weight_decay=weight_decay)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError(
+                f"Nesterov momentum needs a momentum and no dampening, got momentum={momentum}, "
+                f"dampening={dampening}"
+            )
+        refuse_flags(capturable=capturable, differentiable=differentiable, fused=fused)
+        defaults = {
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+        }
+        super().__init__(
+            model, lr, defaults,
+            params=params, generator=generator, maximize=maximize, foreach=foreach,
+            process_group=process_group,
+        )  # fmt: skip
+
+    def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        grads = u.grads
+        if group["weight_decay"] != 0:
+            grads = u.decayed(group["weight_decay"])
+        if group["momentum"] != 0:
+            grads = self._momentum(group, u.params, grads)
+        u.move(grads)
+
+    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+        return self._takes_sparse(group) and not group["maximize"]
+
+    def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        buffers, moved = [], []
+        for p, grad in zip(params, grads, strict=True):
+            state = self.state[p]
+            if "momentum_buffer" in state:
+                buffers.append(state["momentum_buffer"])
+                moved.append(grad)
+            else:
+                state["momentum_buffer"] = grad.clone()
+        if buffers:
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, moved, alpha=1 - group["dampening"])
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        if group["nesterov"]:
+            return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
+        return buffers
+
+    def _takes_sparse(self, group: dict[str, Any]) -> bool:
+        return group["weight_decay"] == 0 and group["momentum"] == 0
+
+    def _update_sparse(
+        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
+    ) -> None:
+        grad = grad.coalesce()
+        (rows,), values = grad.indices(), grad.values()
+        values = torch.where(sane(values), values, 0)
+        values = values * (rate if isinstance(rate, float) else rate.expand_as(param)[rows])
+        param.index_add_(0, rows, values.to(param.dtype), alpha=-group["lr"])

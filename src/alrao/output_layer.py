@@ -1,0 +1,193 @@
+"""Finding the output layer of a network, and making sure that it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .tensors import LogProbs, Prediction
+
+__all__ = ["candidates", "choose", "declare_untied", "names_of", "tied_elsewhere", "verify"]
+
+_HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
+
+
+_KINDS = (nn.Linear, nn.AdaptiveLogSoftmaxWithLoss, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def can_be_output(module: nn.Module) -> bool:
+    """Whether copies can take the place of this layer."""
+    kind = next((kind for kind in _KINDS if isinstance(module, kind)), None)
+    if kind is None or type(module).forward is not kind.forward:
+        return False  # a subclass that computes something else, which copies of its weights would not
+    # An attention's output projection is used through its weight, not called.
+    if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
+        return False
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        ones = (1,) * len(module.kernel_size)
+        return (
+            module.kernel_size == ones
+            and module.stride == ones
+            and module.groups == 1
+            and module.padding in ("valid", "same", (0,) * len(ones))
+        )
+    return True
+
+
+def candidates(net: nn.Module) -> dict[str, nn.Module]:
+    """The layers that could be the output, by dotted name, in order of registration."""
+    found: dict[str, nn.Module] = {}
+    inside_adaptive: set[nn.Module] = set()
+    for name, module in net.named_modules():
+        if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
+            inside_adaptive.update(module.modules())
+            found[name] = module
+        elif module not in inside_adaptive and can_be_output(module):
+            found[name] = module
+    return found
+
+
+def listed(found: dict[str, nn.Module]) -> str:
+    """The candidates for a message, the last ones first."""
+    rows = [f"  {name or '(the network itself)'}: {module}" for name, module in reversed(found.items())]
+    more = f"\n  … and {len(rows) - 12} more" if len(rows) > 12 else ""
+    return "\n".join(rows[:12]) + more
+
+
+def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Module]:
+    """The output layer and its dotted name: the one asked for, or the last that could be it."""
+    found = candidates(net)
+    if output is None:
+        if not found:
+            raise ValueError(
+                f"{type(net).__name__} has no output layer to copy: no Linear layer, 1x1 convolution or "
+                "AdaptiveLogSoftmaxWithLoss in it. Add one as its last layer"
+            )
+        return next(reversed(found.items()))
+    if isinstance(output, nn.Module):
+        names = {module: name for name, module in net.named_modules()}
+        if output not in names:
+            raise ValueError(f"output={type(output).__name__}(…) is not a module of {type(net).__name__}")
+        name, module = names[output], output
+    elif isinstance(output, str):
+        name = output
+        modules = dict(net.named_modules(remove_duplicate=False))
+        if name not in modules:
+            raise ValueError(f"there is no module {name!r}; the candidates are\n{listed(found)}")
+        module = modules[name]
+    else:
+        raise TypeError(
+            "output takes one layer, by dotted name or as a module; several output layers are not supported: "
+            f"choose the one whose loss trains the network. Got {output!r}"
+        )
+    if not can_be_output(module):
+        raise ValueError(
+            f"{name!r} is a {type(module).__name__}; copies can be made of a Linear layer, a 1x1 convolution "
+            f"or AdaptiveLogSoftmaxWithLoss. The candidates are\n{listed(found)}"
+        )
+    return name, module
+
+
+def names_of(net: nn.Module, layer: nn.Module) -> list[str]:
+    """All dotted names under which a layer is registered."""
+    return [name for name, module in net.named_modules(remove_duplicate=False) if module is layer]
+
+
+def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
+    """Names of parameters of other modules that are the layer's own (tied weights)."""
+    own = set(layer.parameters())
+    inside = set(layer.modules())
+    return [
+        f"{name}.{parameter_name}" if name else parameter_name
+        for name, module in net.named_modules()
+        if module not in inside
+        for parameter_name, parameter in module.named_parameters(recurse=False)
+        if parameter in own
+    ]
+
+
+def declare_untied(net: nn.Module, output: str) -> None:
+    """Say in the configuration of a Hugging Face model that the output layer is tied no more.
+
+    Its weights would be replaced by those of the embedding when it is loaded again.
+    """
+    parts = output.split(".")
+    for depth in range(len(parts)):
+        config: Any = getattr(net.get_submodule(".".join(parts[:depth])), "config", None)
+        nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a model of images and text, say
+        for each in (config, nested):
+            if getattr(each, "tie_word_embeddings", None) is True:
+                each.tie_word_embeddings = False
+
+
+@contextmanager
+def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iterator[list[Any]]:
+    """Watch one forward pass; append the network's output to the list, and it is checked on leaving.
+
+    The search goes by the order of registration, which need not be the order of use.
+    """
+    called: list[nn.Module] = []
+    others = {n: m for n, m in candidates(net).items() if m is not head}
+    produced: list[tuple[Any, str]] = []  # what the other candidates returned, and which of them did
+    handles = [head.register_forward_hook(lambda module, args, out: called.append(module))]
+
+    def remember(other: str) -> Any:
+        return lambda module, args, out: produced.append((_origin(out), other))
+
+    handles += [module.register_forward_hook(remember(n)) for n, module in others.items()]
+    result: list[Any] = []
+    try:
+        yield result
+        if not called:
+            raise ValueError(
+                f"{name!r}, taken for the output layer, was not used in this forward pass: {_HOW}. "
+                f"The other candidates are\n{listed(others)}"
+            )
+        if guessed:
+            _check_output(result[0], name, produced, others)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_output(out: Any, name: str, produced: list[tuple[Any, str]], others: dict[str, nn.Module]) -> None:
+    tensors = [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
+    ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
+    if not ours and not any(tensor.ndim == 0 for tensor in tensors):
+        raise ValueError(
+            f"{name!r} was taken for the output layer, as the last layer registered, but what the network "
+            "returns is not its output. If a softmax, a sigmoid or the like comes after it, leave that out: "
+            f"the output is log-probabilities already. If another layer is the output, {_HOW}. "
+            f"The other candidates are\n{listed(others) or '  (none)'}"
+        )
+    if _says_which(out):
+        return
+    returned = [_origin(tensor) for tensor in tensors]
+    rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
+    if rivals:
+        raise ValueError(
+            f"the network returns the outputs of several layers: {name!r} and {sorted(rivals)}. "
+            f"One of them gets the copies: {_HOW}"
+        )
+
+
+def _as_tree(out: Any) -> Any:
+    if hasattr(out, "items"):  # dictionaries, and the output objects of Hugging Face
+        return [value for _, value in out.items()]
+    if hasattr(out, "__dataclass_fields__"):
+        return [getattr(out, field) for field in out.__dataclass_fields__]
+    return out
+
+
+def _says_which(out: Any) -> bool:
+    """Whether the output object itself calls one part of it the logits (auxiliary classifiers)."""
+    return isinstance(getattr(out, "logits", None), LogProbs)
+
+
+def _origin(tensor: Any) -> Any:
+    """The tensor of which this one is another view."""
+    return tensor._base if isinstance(tensor, Tensor) and tensor._base is not None else tensor

@@ -1,0 +1,302 @@
+"""The optimizers: torch's own, with a rate for each feature; groups, sparse gradients, memory."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.stepping import batches, deep_mlp, make, same, snapshot, train
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import alrao
+
+OPTIMIZERS = [alrao.SGD, alrao.Adam, alrao.AdamW]
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    )
+
+
+# A number for lr and one copy: torch's own optimizer.
+
+SAME_AS_TORCH = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    ("SGD", {"lr": 0.1, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("Adam", {"lr": 0.01}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
+    ("Adam", {"lr": 0.01, "amsgrad": True, "betas": (0.8, 0.95), "eps": 1e-6}),
+    ("AdamW", {"lr": 0.01}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0.2, "amsgrad": True}),
+]
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+@pytest.mark.parametrize(("name", "options"), SAME_AS_TORCH, ids=str)
+def test_with_a_number_and_one_copy_it_is_torchs_optimizer_to_the_bit(name, options, foreach):
+    net = deep_mlp()
+    plain = copy.deepcopy(net)
+    model = alrao.Alrao(net, copies=1, keep_output=True)
+    train(model, getattr(alrao, name)(model, foreach=foreach, **options), 30)
+    train(plain, getattr(torch.optim, name)(plain.parameters(), **options), 30)
+    for p, q in zip(model.collapse().parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(("name", "options"), [SAME_AS_TORCH[3], SAME_AS_TORCH[6]], ids=str)
+def test_the_same_holds_for_convolutions_with_batchnorm(name, options):
+    net = cnn()
+    plain = copy.deepcopy(net)
+    model = alrao.Alrao(net, copies=1, keep_output=True)
+    train(model, getattr(alrao, name)(model, **options), 30, (1, 6, 6))
+    train(plain, getattr(torch.optim, name)(plain.parameters(), **options), 30, (1, 6, 6))
+    assert same(dict(model.collapse().state_dict()), dict(plain.state_dict()))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_maximize_the_log_likelihood_is_to_minimize_its_negative(optimizer):
+    ends = []
+    for maximize in (False, True):
+        torch.manual_seed(3)
+        model, chosen = make(optimizer, lr=(1e-4, 0.1), weight_decay=0.01, maximize=maximize)
+        train(model, chosen, sign=-1 if maximize else 1)
+        ends.append(dict(model.state_dict()))
+    assert same(*ends)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (alrao.SGD, {}),
+        (alrao.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+        (alrao.Adam, {}),
+        (alrao.AdamW, {}),
+    ],
+)
+def test_all_at_once_is_the_same_as_one_by_one(optimizer, options):
+    ends = []
+    for foreach in (True, False):
+        torch.manual_seed(3)
+        model, chosen = make(optimizer, lr=(1e-4, 0.1), foreach=foreach, **options)
+        train(model, chosen)
+        ends.append(dict(model.state_dict()))
+    assert same(*ends)
+
+
+# Parameter groups.
+
+
+@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
+def test_groups_have_their_own_interval_and_decay():
+    model = alrao.Alrao(deep_mlp())
+    body, head = list(model.net[:4].parameters()), list(model.head.parameters())
+    weights, biases = [p for p in body if p.ndim > 1], [p for p in body if p.ndim == 1]
+    groups = [
+        {"params": weights, "lr": (1e-6, 1e-4), "weight_decay": 0.5},
+        {"params": biases, "lr": 0.25},
+        {"params": head},
+    ]
+    optimizer = alrao.SGD(model, lr=(1e-3, 1.0), params=groups)
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)  # so that the decay alone moves
+    optimizer.step()
+    for p, old in zip(model.parameters(), before, strict=True):
+        rates = optimizer.rates(p)
+        decay = 0.5 if any(p is w for w in weights) else 0.0
+        torch.testing.assert_close(p.detach(), old - rates * decay * old)
+        lo, hi = (1e-6, 1e-4) if decay else (0.25, 0.25) if any(p is b for b in biases) else (1e-3, 1.0)
+        assert lo * (1 - 1e-6) <= rates.min().item() <= rates.max().item() <= hi * (1 + 1e-6)
+
+
+def test_named_parameters_are_taken_as_torch_takes_them():
+    model = alrao.Alrao(deep_mlp())
+    optimizer = alrao.SGD(model, params=model.named_parameters())
+    before = copy.deepcopy(dict(model.named_parameters()))
+    train(model, optimizer, 2)
+    assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_add_param_group_unfreezes_a_layer():
+    model = alrao.Alrao(deep_mlp())
+    late = list(model.net[0].parameters())
+    early = [p for p in model.parameters() if not any(p is q for q in late)]
+    optimizer = alrao.SGD(model, params=early)
+    before = [p.detach().clone() for p in late]
+    train(model, optimizer)
+    assert all(map(torch.equal, late, before))
+    optimizer.add_param_group({"params": late, "lr": (1e-3, 1e-2)})
+    train(model, optimizer)
+    assert not any(map(torch.equal, late, before))
+    assert all(1e-3 <= rate <= 1e-2 for rate in optimizer.rates(late[0]).flatten().tolist())
+
+
+def test_a_group_added_after_a_resume_has_the_rates_it_would_have_had():
+    rates, saved = [], None
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = alrao.Alrao(deep_mlp())
+        optimizer = alrao.SGD(model, params=model.head.parameters())
+        saved = saved or optimizer.state_dict()
+        optimizer.load_state_dict(saved)
+        optimizer.add_param_group({"params": model.net[0].parameters()})
+        rates.append(optimizer.rates(model.net[0].bias))
+    assert torch.equal(*rates)
+
+
+def test_strangers_are_refused_and_nothing_changes():
+    model, optimizer = make()
+    before = snapshot(model, optimizer)
+    stranger = nn.Parameter(torch.zeros(7, 2))
+    with pytest.raises(ValueError, match=r"\(7, 2\).*not the model's"):
+        optimizer.add_param_group({"params": [stranger]})
+    assert same(snapshot(model, optimizer), before)
+    train(model, optimizer, 1)
+    with pytest.raises(ValueError, match="not the model's"):
+        alrao.SGD(model, params=[*model.parameters(), stranger])
+
+
+def test_groups_without_the_copies_are_refused():
+    model = alrao.Alrao(deep_mlp())
+    with pytest.raises(ValueError, match=r"model\.head\.parameters\(\)"):
+        alrao.SGD(model, params=model.net[0].parameters())
+
+
+# Gradients that are not there, or sparse.
+
+
+@pytest.mark.parametrize(("optimizer", "options"), [(alrao.SGD, {"momentum": 0.9}), (alrao.AdamW, {})])
+def test_parameters_without_gradient_are_skipped(optimizer, options):
+    model, chosen = make(optimizer, weight_decay=0.1, lr=(1e-4, 0.1), **options)
+    frozen = model.net[0]
+    before = copy.deepcopy(dict(frozen.named_parameters()))
+    frozen.requires_grad_(False)
+    train(model, chosen)
+    assert same(dict(frozen.named_parameters()), before)
+    frozen.requires_grad_(True)
+    train(model, chosen)
+    moved = copy.deepcopy(dict(frozen.named_parameters()))
+    assert not any(torch.equal(moved[name], before[name]) for name in before)
+    frozen.requires_grad_(False)
+    train(model, chosen)
+    assert same(dict(frozen.named_parameters()), moved)
+
+
+def words(sparse):
+    torch.manual_seed(5)
+    model = alrao.Alrao(nn.Sequential(nn.Embedding(20, 4, sparse=sparse), nn.Flatten(), nn.Linear(12, 3)))
+    return model, [(torch.randint(20, (8, 3)), torch.randint(3, (8,))) for _ in range(5)]
+
+
+@pytest.mark.parametrize(
+    "lr",
+    [(1e-3, 1.0), alrao.Constant(0.1), alrao.PerWeight((1e-3, 1.0)), alrao.Redrawn((1e-3, 1.0))],
+    ids=["interval", "number", "per weight", "redrawn"],
+)
+@pytest.mark.filterwarnings("ignore:lr=0.1 gives all")
+@pytest.mark.parametrize("maximize", [False, True])
+def test_sparse_gradients_with_sgd_equal_dense_ones(lr, maximize):
+    ends = []
+    for sparse in (True, False):
+        model, data = words(sparse)
+        optimizer = alrao.SGD(model, lr=lr, maximize=maximize, generator=torch.Generator().manual_seed(1))
+        for x, y in data:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            (-loss if maximize else loss).backward()
+            assert model.net[0].weight.grad.is_sparse is sparse
+            optimizer.step()
+        ends.append(dict(model.state_dict()))
+    torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(alrao.Adam, {}), (alrao.AdamW, {}), (alrao.SGD, {"momentum": 0.9}), (alrao.SGD, {"weight_decay": 0.1})],
+)
+def test_sparse_gradients_are_refused_where_they_would_become_dense(optimizer, options):
+    model, [(x, y), *_] = words(sparse=True)
+    groups = [{"params": model.head.parameters()}, {"params": model.net[0].parameters()}]
+    chosen = optimizer(model, params=groups, **options)  # the group that can be updated comes first
+    before = snapshot(model, chosen)
+    F.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"sparse.*sparse=False"):
+        chosen.step()
+    assert same(snapshot(model, chosen), before)
+
+
+# Weight decay of fast features; memory.
+
+
+@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
+def test_decoupled_decay_never_overshoots_zero():
+    model, optimizer = make(alrao.AdamW, lr=(0.01, 100.0), weight_decay=0.5)
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    stopped = 0
+    for p, old in zip(model.parameters(), before, strict=True):
+        factor = (1 - optimizer.rates(p) * 0.5).clamp(min=0)
+        torch.testing.assert_close(p.detach(), old * factor, rtol=1e-5, atol=1e-8)
+        stopped += int((factor == 0).sum())
+    assert stopped > 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        (alrao.SGD, {}),
+        (alrao.SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+        (alrao.SGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
+        (alrao.Adam, {}),
+        (alrao.Adam, {"weight_decay": 0.1, "amsgrad": True}),
+        (alrao.AdamW, {}),
+    ],
+)
+def test_a_step_sets_aside_no_more_than_the_largest_parameter(optimizer, options):
+    layers = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model = alrao.Alrao(nn.Sequential(*layers, nn.Linear(64, 3)), copies=4)
+    chosen = optimizer(model, **options)
+    train(model, chosen, 2, (64,))  # the first step makes the state
+    [(x, y)] = batches(1, 64)
+    chosen.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        chosen.step()
+    events = recorded.profiler.kineto_results.events()
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]  # negative when freed
+    largest = max(p.nbytes for p in model.parameters())
+    assert sizes, "the profiler saw the step"
+    assert max(sizes) <= largest
+    alive = torch.tensor(sizes).cumsum(0)
+    # Decay, Nesterov or Adam's denominator need a second one, but never one for all layers at once.
+    assert int(alive.max()) <= 2 * largest + 4096
+
+
+def test_rates_take_less_than_a_hundredth_of_the_parameters_memory():
+    widths = [64] * 2 + [128] * 2 + [256] * 4 + [512] * 8
+    with torch.device("meta"):
+        convolutions = [
+            layer
+            for before, after in zip([3, *widths[:-1]], widths, strict=True)
+            for layer in (nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
+        ]
+        net = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(512, 10))
+    model = alrao.Alrao(net)
+    optimizer = alrao.SGD(model)
+    state = [value for entry in optimizer.state_dict()["state"].values() for value in entry.values()]
+    assert len(state) == len(list(model.parameters()))
+    assert sum(rate.nbytes for rate in state) <= 0.01 * sum(p.nbytes for p in model.parameters())

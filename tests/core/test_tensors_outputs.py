@@ -1,0 +1,292 @@
+"""What a classifier returns: log-probabilities, through changes of shape, and only through those."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import alrao
+from alrao.tensors import LogProbs
+
+ROWS, STEPS, INPUTS, CLASSES = 6, 4, 3, 5
+INDEX = torch.tensor([0, 3, 3])
+
+
+def model():
+    converted = alrao.Alrao(nn.Linear(INPUTS, CLASSES), 3).double()
+    converted.head.averaging.update(torch.tensor([0.0, 1.0, -2.0]))
+    return converted
+
+
+def output(*shape):
+    """The output of a classifier, of this shape and the classes behind."""
+    return model()(torch.randn(*shape, INPUTS, dtype=torch.float64))
+
+
+def plain(out):
+    return out.as_subclass(torch.Tensor)
+
+
+def normalised_axes(tensor):
+    """The axes along which the probabilities add up to 1: by this, not by its word, the type is judged."""
+    probabilities = plain(tensor).detach().exp()
+    return [i for i in range(tensor.ndim) if torch.allclose(probabilities.sum(i), torch.ones(()).double())]
+
+
+# How a user brings (N, K) and (N, T, K) into shape.
+SHAPE_CHANGES = {
+    "view": ((2, 3), lambda out: out.view(-1, CLASSES)),
+    "reshape": ((6,), lambda out: out.reshape(2, 3, CLASSES)),
+    "torch.reshape": ((6,), lambda out: torch.reshape(out, (3, 2, CLASSES))),
+    "flatten": ((2, 3), lambda out: out.flatten(0, 1)),
+    "unflatten": ((6,), lambda out: out.unflatten(0, (2, 3))),
+    "squeeze": ((6, 1), lambda out: out.squeeze(1)),
+    "unsqueeze": ((6,), lambda out: out.unsqueeze(0)),
+    "unsqueeze_last": ((6,), lambda out: torch.unsqueeze(out, -1)),
+    "transpose": ((2, 3), lambda out: out.transpose(1, 2)),
+    "torch.transpose": ((2, 3), lambda out: torch.transpose(out, 0, 2)),
+    "swapaxes": ((2, 3), lambda out: out.swapaxes(-1, -2)),
+    "permute": ((2, 3), lambda out: out.permute(1, 2, 0)),
+    "permute_list": ((2, 3), lambda out: out.permute([2, 0, 1])),
+    "movedim": ((2, 3), lambda out: out.movedim(-1, 1)),
+    "t": ((6,), lambda out: out.t()),
+    "contiguous": ((2, 3), lambda out: out.transpose(1, 2).contiguous()),
+    "clone": ((6,), lambda out: out.clone()),
+    "float": ((6,), lambda out: out.float().double()),
+    "to": ((6,), lambda out: out.to(torch.float64)),
+    "to_device": ((6,), lambda out: out.to("cpu", torch.float64)),
+    "slice": ((6,), lambda out: out[1:4]),
+    "slice_time": ((2, 3), lambda out: out[:, :-1]),
+    "last_time": ((2, 3), lambda out: out[:, -1]),
+    "integer": ((2, 3), lambda out: out[1]),
+    "ellipsis": ((2, 3), lambda out: out[..., :]),
+    "none": ((6,), lambda out: out[:, None]),
+    "mask": ((6,), lambda out: out[torch.arange(6) % 2 == 0]),
+    "mask_of_two_axes": ((2, 3), lambda out: out[torch.arange(6).view(2, 3) > 2]),
+    "choice_of_rows": ((6,), lambda out: out[INDEX]),
+    "index_select": ((6,), lambda out: out.index_select(0, INDEX)),
+    "narrow": ((6,), lambda out: out.narrow(0, 1, 3)),
+    "cat": ((6,), lambda out: torch.cat([out, out[:2]])),
+    "cat_time": ((2, 3), lambda out: torch.cat([out, out], dim=1)),
+    "stack": ((6,), lambda out: torch.stack([out, out])),
+    "stack_last": ((6,), lambda out: torch.stack([out, out], dim=-1)),
+    "log_softmax": ((6,), lambda out: out.log_softmax(1)),
+    "F.log_softmax": ((2, 3), lambda out: F.log_softmax(out, dim=-1)),
+    "torch.log_softmax": ((6,), lambda out: torch.log_softmax(out, 1)),
+    "LogSoftmax": ((6,), lambda out: nn.LogSoftmax(1)(out)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPE_CHANGES)
+def test_changes_of_shape_keep_type_and_axis(name):
+    shape, change = SHAPE_CHANGES[name]
+    out = output(*shape)
+    changed = change(out)
+    assert type(changed) is LogProbs
+    assert normalised_axes(changed) == [changed.axis]
+    torch.testing.assert_close(plain(changed), change(plain(out)), rtol=1e-12, atol=1e-14)
+
+
+LOSE_THE_TYPE = {
+    "scale": lambda out: out / 2,
+    "add": lambda out: out + 1,
+    "multiply": lambda out: 3 * out,
+    "negate": lambda out: -out,
+    "exp": lambda out: out.exp(),
+    "softmax": lambda out: out.softmax(1),
+    "sum": lambda out: out.sum(1),
+    "mean": lambda out: out.mean(),
+    "argmax": lambda out: out.argmax(1),
+    "masked_fill": lambda out: out.masked_fill(torch.eye(6, 5, dtype=torch.bool), -9.0),
+    "clamp": lambda out: out.clamp(min=-1),
+    "some_classes": lambda out: out[:, :3],
+    "one_class": lambda out: out[:, 2],
+    "listed_classes": lambda out: out[:, [0, 1]],
+    "cat_with_plain": lambda out: torch.cat([out, torch.zeros(2, CLASSES)]),
+    "cat_of_classes": lambda out: torch.cat([out, out], 1),
+    "softmax_over_rows": lambda out: out.log_softmax(0),
+    "flat": lambda out: out.flatten(),
+    "detach": lambda out: out.detach(),
+}
+
+
+@pytest.mark.parametrize("name", LOSE_THE_TYPE)
+def test_everything_else_gives_a_plain_tensor(name):
+    out = output(ROWS)
+    result = LOSE_THE_TYPE[name](out)
+    assert type(result) is torch.Tensor
+    torch.testing.assert_close(result, LOSE_THE_TYPE[name](plain(out)), rtol=1e-12, atol=1e-14)
+
+
+CHOSEN = torch.tensor([0, 0, 1, 2, 3])
+PICKS = {
+    "classes_twice": lambda out: out.index_select(1, CHOSEN),
+    "gather_classes": lambda out: out.gather(1, CHOSEN.expand(ROWS, -1)),
+    "gather_rows": lambda out: torch.gather(out, 0, CHOSEN.expand(ROWS, -1)),
+    "indexed_classes": lambda out: out[:, CHOSEN],
+}
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_picking_single_probabilities_gives_no_distribution(name):
+    out = output(ROWS)
+    target = torch.arange(ROWS) % CLASSES
+    picked = PICKS[name](out)
+    assert normalised_axes(picked) == []
+    expected = F.cross_entropy(PICKS[name](plain(out)), target)
+    torch.testing.assert_close(F.cross_entropy(picked, target), expected)
+
+
+def set_items(out):
+    out[:, 2] = -9.0
+
+
+IN_PLACE = {
+    "div_": lambda out: out.div_(2),
+    "mul_": lambda out: out.mul_(0.5),
+    "masked_fill_": lambda out: out.masked_fill_(torch.eye(ROWS, CLASSES, dtype=torch.bool), -9.0),
+    "setitem": set_items,
+    "fill_": lambda out: out.fill_(1.0),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("training", [True, False])
+def test_changes_in_place_leave_no_distribution(name, training):
+    # A temperature, or classes that are masked out: logits may be treated so, and cross_entropy renormalises.
+    with torch.set_grad_enabled(training):
+        out, target = output(ROWS).clone(), torch.arange(ROWS) % CLASSES
+    values = plain(out).detach().clone()
+    IN_PLACE[name](out)
+    IN_PLACE[name](values)
+    torch.testing.assert_close(F.cross_entropy(out, target).detach(), F.cross_entropy(values, target))
+    assert type(out) is torch.Tensor or out.axis is None
+
+
+def test_softmax_over_the_classes_gives_the_probabilities():
+    out = output(2, 3)
+    for probabilities in (
+        out.softmax(-1),
+        F.softmax(out, dim=2),
+        torch.softmax(out, -1),
+        nn.Softmax(-1)(out),
+    ):
+        assert type(probabilities) is torch.Tensor
+        torch.testing.assert_close(probabilities, plain(out).exp(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("op", [torch.softmax, torch.log_softmax, F.softmax, F.log_softmax])
+def test_softmax_over_another_axis_is_torchs(op):
+    out = output(2, 3)
+    torch.testing.assert_close(op(out, dim=1), op(plain(out), dim=1), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: torch.softmax(x, 1, torch.float32),
+        lambda x: torch.log_softmax(x, 1, torch.float32),
+        lambda x: x.log_softmax(1, torch.float32),
+        lambda x: F.softmax(x, dim=1, dtype=torch.float32),
+        lambda x: F.log_softmax(x, dim=1, dtype=torch.float32),
+    ],
+)
+def test_softmax_gives_the_type_asked_for(convert):
+    out = output(ROWS)
+    assert convert(out).dtype == torch.float32
+    torch.testing.assert_close(plain(convert(out)), convert(plain(out)))
+
+
+def test_log_softmax_of_the_output_passes_the_gradient_as_it_is():
+    x = torch.randn(ROWS, INPUTS, dtype=torch.float64)
+    target = torch.arange(ROWS) % CLASSES
+    one, other = model(), model()
+    other.load_state_dict(one.state_dict())
+    F.nll_loss(one(x), target).backward()
+    F.nll_loss(other(x).log_softmax(1).log_softmax(1), target).backward()
+    assert torch.equal(one.head.weight.grad, other.head.weight.grad)
+
+
+SHAPES = st.sampled_from([(), (ROWS,), (2, 3), (2, 2, 3), (2, 1, 2, 2)])
+
+
+@settings(deadline=None, max_examples=80, derandomize=True)
+@given(
+    shape=SHAPES,
+    weighted=st.booleans(),
+    ignore_index=st.sampled_from([-100, 0, 3, 255]),
+    smoothing=st.sampled_from([0.0, 0.1, 1.0]),
+    reduction=st.sampled_from(["mean", "sum", "none"]),
+    soft=st.booleans(),
+    as_module=st.booleans(),
+)
+def test_cross_entropy_has_torchs_value(shape, weighted, ignore_index, smoothing, reduction, soft, as_module):
+    torch.manual_seed(0)
+    out = output(*shape)
+    out = out.movedim(-1, min(1, out.ndim - 1))
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    options["weight"] = torch.rand(CLASSES, dtype=torch.float64) if weighted else None
+    if soft:
+        target = torch.rand_like(plain(out)).softmax(min(1, out.ndim - 1))
+    else:
+        target = torch.randint(CLASSES, shape)
+        target.view(-1)[-1] = ignore_index
+        target.view(-1)[0] = 1  # not all are ignored
+        options["ignore_index"] = ignore_index
+    expected = F.cross_entropy(plain(out), target, **options)
+    got = (
+        nn.CrossEntropyLoss(**options)(out, target) if as_module else F.cross_entropy(out, target, **options)
+    )
+    assert type(got) is torch.Tensor
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_cross_entropy_takes_keywords():
+    out, target = output(ROWS), torch.arange(ROWS) % CLASSES
+    got = F.cross_entropy(input=out, target=target)
+    torch.testing.assert_close(got, F.nll_loss(plain(out), target))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_cross_entropy_of_an_ignored_batch_is_torchs(reduction):
+    out, target = output(ROWS), torch.full((ROWS,), -100)
+    expected = F.cross_entropy(plain(out), target, reduction=reduction)
+    got = F.cross_entropy(out, target, reduction=reduction)
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", [torch.arange(ROWS) % CLASSES, torch.full((ROWS, CLASSES), 0.2).double()])
+@pytest.mark.parametrize(
+    "option", [{"label_smoothing": 1.5}, {"label_smoothing": -0.1}, {"reduction": "max"}]
+)
+def test_cross_entropy_refuses_what_torch_refuses(target, option):
+    with pytest.raises((ValueError, RuntimeError), match=r"label_smoothing|max"):
+        F.cross_entropy(output(ROWS), target, **option)
+
+
+@pytest.mark.parametrize(
+    "target", [torch.zeros(4).long(), torch.full((ROWS,), CLASSES), torch.zeros(ROWS, 2)]
+)
+def test_cross_entropy_refuses_targets_that_do_not_fit(target):
+    with pytest.raises((ValueError, RuntimeError, IndexError)):
+        F.cross_entropy(output(ROWS), target)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda out: pickle.loads(pickle.dumps(out)), copy.copy])
+@pytest.mark.parametrize("detached", ["no_grad", "detach"])
+def test_a_detached_output_can_be_copied_and_pickled(again, detached):
+    if detached == "detach":
+        out = output(ROWS).detach()
+    else:
+        with torch.no_grad():
+            out = output(ROWS)
+    target = torch.arange(ROWS) % CLASSES
+    same = again(out)
+    assert torch.equal(plain(same), plain(out))
+    assert type(same) is type(out)
+    torch.testing.assert_close(F.cross_entropy(same, target), F.cross_entropy(plain(out), target))

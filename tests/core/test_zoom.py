@@ -1,0 +1,357 @@
+"""Zoom, against a slow reference in plain numbers."""
+
+from math import exp, inf, log
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.zoomed import INTERVAL, a_model, all_rates, idle, learn, set_posterior, under_way
+
+import alrao
+
+
+def slowly(posteriors, interval, steps, width, copies, memory, follow, every):
+    """The intervals of features and of copies after these posteriors, by the formula, in plain numbers."""
+    low, high = log(interval[0]), log(interval[1])
+    centre, features, of_copies, shrinking = (low + high) / 2, (low, high), (low, high), True
+    for t, posterior in enumerate(posteriors, start=1):
+        begin, end = of_copies
+        last = len(posterior) - 1
+        rates = [begin + j / last * (end - begin) for j in range(last + 1)]
+        mean = sum(w * rate for w, rate in zip(posterior, rates, strict=True)) / sum(posterior)
+        mode = max(zip(posterior, [-j for j in range(last + 1)], rates, strict=True))[2]
+        believed = mean if follow == "mean" else mode
+        if shrinking or abs(believed - centre) > 0.4 * (features[1] - features[0]):
+            centre += (believed - centre) / memory
+        if t % every == 0 or t == steps:
+            part = min(1.0, t / steps)
+            shrinking = t < steps
+            features, of_copies = (
+                around(centre, (1 - part) * (high - low) + part * min(log(ratio), high - low), low, high)
+                for ratio in (width, copies)
+            )
+    return features, of_copies
+
+
+def around(centre, span, low, high):
+    middle = max(low + span / 2, min(high - span / 2, centre))
+    return middle - span / 2, middle + span / 2
+
+
+def check_rates(drawn, now, ends):
+    """They are at the places in ``ends`` that they had in the first interval."""
+    low, high = log(INTERVAL[0]), log(INTERVAL[1])
+    places = (drawn.double().log() - low) / (high - low)
+    expected = (ends[0] + places * (ends[1] - ends[0])).exp()
+    torch.testing.assert_close(now.double(), expected, rtol=2e-5, atol=0.0)
+
+
+weights = st.lists(st.floats(0.001, 1.0), min_size=5, max_size=5)
+at_an_end = st.sampled_from([[1.0, 0, 0, 0, 0], [0, 0, 0, 0, 1.0], [0, 0, 0, 0.2, 1.0]])
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    posteriors=st.lists(weights, min_size=1, max_size=40),
+    later=st.lists(at_an_end, max_size=20),
+    steps=st.integers(1, 30),
+    width=st.sampled_from([1.0, 1.5, 3.0, 100.0, 1e9]),
+    copies=st.sampled_from([1.0, 3.0, 30.0, inf]),
+    memory=st.sampled_from([1.0, 3.0, 50.0]),
+    follow=st.sampled_from(["mean", "mode"]),
+    every=st.integers(1, 7),
+    seed=st.integers(0, 5),
+)
+def test_every_rate_is_where_the_formula_says(
+    posteriors, later, steps, width, copies, memory, follow, every, seed
+):
+    torch.manual_seed(seed)
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    drawn = all_rates(optimizer)
+    options = {"width": width, "copies": copies, "memory": memory, "follow": follow, "every": every}
+    zoom = alrao.Zoom(optimizer, steps, **options)
+    idle(optimizer)
+    for posterior in posteriors + later:
+        set_posterior(model, posterior)
+        zoom.step()
+    features, of_copies = slowly(posteriors + later, INTERVAL, steps, **options)
+    for p, before, after in zip(model.parameters(), drawn, all_rates(optimizer), strict=True):
+        is_copies = any(p is q for q in model.head.parameters())
+        check_rates(before, after, of_copies if is_copies else features)
+    assert zoom.interval == pytest.approx([exp(end) for end in features], rel=1e-5)
+    assert INTERVAL[0] * (1 - 1e-9) <= zoom.interval[0] <= zoom.interval[1] <= INTERVAL[1] * (1 + 1e-9)
+
+
+def knowing(model, right):
+    """The posterior of someone who knows the right rate, of the copies as they are now."""
+    distance = model.head.rates.double().log() - log(right)
+    return (-(distance**2)).softmax(0).tolist()
+
+
+def test_it_narrows_around_the_rate_that_is_believed_in():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)  # copies at 1e-5, 3e-4, 0.01, 0.3, 10
+    zoom = alrao.Zoom(optimizer, 400, memory=20)
+    idle(optimizer)
+    for _ in range(400):
+        set_posterior(model, knowing(model, 0.1))
+        zoom.step()
+    low, high = zoom.interval
+    assert high / low == pytest.approx(3)
+    assert 0.05 < (low * high) ** 0.5 < 0.2
+    middle = (low * high) ** 0.5
+    torch.testing.assert_close(
+        model.head.rates.double(),
+        torch.logspace(log(middle / 300**0.5), log(middle * 300**0.5), 5, base=exp(1.0), dtype=torch.float64),
+        rtol=1e-5, atol=0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("lie", "right"), [(0, 1.0), (4, 1e-4)])
+def test_a_posterior_that_was_wrong_early_does_not_decide_for_good(lie, right):
+    """The features' interval is as far off as can be; the copies, which look further, find the way back."""
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 150)
+    idle(optimizer)
+    for step in range(1000):
+        set_posterior(model, [j == lie for j in range(5)] if step < 150 else knowing(model, right))
+        zoom.step()
+        if step == 150:
+            assert not zoom.interval[0] / 1000 < right < zoom.interval[1] * 1000
+    low, high = zoom.interval
+    assert low < right < high
+    assert high / low == pytest.approx(3)
+
+
+def test_once_narrow_it_stays_unless_an_end_wins():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 10, copies=3, memory=10, every=1)
+    idle(optimizer)
+    for _ in range(10):
+        set_posterior(model, [1, 1, 1, 1, 1])
+        zoom.step()
+    narrow = zoom.interval
+    for _ in range(50):
+        set_posterior(model, [0, 0, 0, 1, 0])
+        zoom.step()
+    assert zoom.interval == narrow
+    for _ in range(50):
+        set_posterior(model, [0, 0, 0, 0, 1])
+        zoom.step()
+    assert zoom.interval[0] > narrow[1]
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_group_with_another_interval_has_its_centre_at_the_same_place(head_first):
+    model = a_model()
+    params = groups(model, (1e-6, 1.0))
+    optimizer = alrao.SGD(model, INTERVAL, params=params if head_first else params[::-1])
+    body = params[1]["params"]
+    zoom = alrao.Zoom(optimizer, 100, memory=10)
+    idle(optimizer)
+    for _ in range(100):
+        set_posterior(model, [0, 0, 0, 1, 0])
+        zoom.step()
+    place = (log(zoom.interval[0] * zoom.interval[1]) / 2 - log(1e-5)) / log(1e6)
+    centre = 1e-6 * 1e6**place
+    for p in body:
+        rates = optimizer.rates(p)
+        assert (rates >= centre / 3**0.5 * 0.999).all()
+        assert (rates <= centre * 3**0.5 * 1.001).all()
+
+
+def test_a_group_with_one_rate_keeps_it():
+    model = a_model()
+    params = groups(model, 0.1)
+    optimizer = alrao.SGD(model, INTERVAL, params=params)
+    body = params[1]["params"]
+    zoom = alrao.Zoom(optimizer, 5, every=1)
+    for seed in range(10):
+        learn(model, optimizer, zoom, seed=seed)
+    assert all((optimizer.rates(p) == torch.tensor(0.1)).all() for p in body)
+    assert zoom.interval[1] / zoom.interval[0] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
+def test_what_was_moved_too_far_is_taken_back(momentum):
+    """Along a direction that never changes, a feature is where its present rate would have brought it."""
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL, momentum=momentum)
+    start = [p.detach().clone() for p in model.parameters()]
+    drawn = all_rates(optimizer)
+    zoom = alrao.Zoom(optimizer, 30, every=3)
+    directions = [torch.randn_like(p) for p in start]
+    way, speed = 0.0, 0.0
+    for _ in range(30):
+        for p, direction in zip(model.parameters(), directions, strict=True):
+            p.grad = direction.clone()
+        optimizer.step()
+        zoom.step()
+        speed = momentum * speed + 1
+        way += speed
+    for p, begin, direction, before, now in zip(
+        model.parameters(), start, directions, drawn, all_rates(optimizer), strict=True
+    ):
+        fell = (now < before).expand_as(p)  # a rate that rises does not add to the way
+        expected = (begin.double() - way * now * direction).float()
+        assert fell.any()
+        torch.testing.assert_close(p[fell], expected[fell], rtol=1e-4, atol=1e-5)
+        assert ((p - begin).abs()[~fell] > 0).all()
+
+
+def test_weights_whose_rates_rise_are_left_as_they_are():
+    model, optimizer, zoom = under_way()
+    weights, rates = [p.detach().clone() for p in model.parameters()], all_rates(optimizer)
+    set_posterior(model, [0, 0, 1, 0, 0])
+    zoom.step()
+    fell = [(now < before) for before, now in zip(rates, all_rates(optimizer), strict=True)]
+    assert any(f.any() for f in fell)
+    assert not all(f.all() for f in fell)
+    for p, before, lower in zip(model.parameters(), weights, fell, strict=True):
+        assert torch.equal((p != before) & ~lower, torch.zeros_like(p, dtype=torch.bool)), "to the bit"
+
+
+def test_copies_that_keep_their_rates_keep_their_weights():
+    model, _, zoom = under_way(copies=inf)
+    before = model.head.weight.detach().clone()
+    set_posterior(model, [1, 0, 0, 0, 0])
+    zoom.step()
+    torch.testing.assert_close(model.head.weight, before, rtol=1e-5, atol=1e-6)
+    grid = alrao.LogUniform(*INTERVAL).grid(5)
+    torch.testing.assert_close(model.head.rates.double(), grid, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("prepare", ["load", "cast", "freeze"])
+@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
+def test_the_start_is_what_the_first_step_finds(prepare):
+    """Weights that are loaded, or sent by another process, after Zoom was built are where features began."""
+    model = a_model()
+    first = next(model.parameters())
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 4, every=1)
+    if prepare == "cast":
+        model.double()
+        optimizer.load_state_dict(optimizer.state_dict())
+    first.data.fill_(5.0)
+    first.requires_grad_(prepare != "freeze")
+    first.grad = None
+    for _ in range(4):
+        for p in model.parameters():
+            p.grad = None if p is first else torch.zeros_like(p)
+        optimizer.step()
+        zoom.step()
+    assert (first == 5.0).all()
+
+
+def test_at_its_last_step_it_is_narrow_even_between_moves():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 7, every=5)
+    for seed in range(7):
+        learn(model, optimizer, zoom, seed=seed)
+    assert zoom.interval[1] / zoom.interval[0] == pytest.approx(3)
+
+
+@pytest.mark.parametrize("copies", [3.0, 300.0])
+@pytest.mark.parametrize(("away", "moves"), [(0.38, False), (0.42, True), (-0.38, False), (-0.42, True)])
+def test_how_far_from_the_middle_moves_it(away, moves, copies):
+    """In widths of the features' interval."""
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 10, copies=copies, every=1)
+    idle(optimizer)
+    for _ in range(10):
+        set_posterior(model, [1, 1, 1, 1, 1])
+        zoom.step()
+    narrow = zoom.interval
+    top = 0.5 + away * log(3) / log(copies)
+    set_posterior(model, [1 - top, 0, 0, 0, top])
+    zoom.step()
+    assert (zoom.interval != narrow) == moves
+
+
+def test_nothing_is_taken_back_unless_wanted_nor_once_narrow():
+    for rewind, steps in ((False, 20), (True, 4)):
+        model = a_model()
+        optimizer = alrao.SGD(model, INTERVAL)
+        zoom = alrao.Zoom(optimizer, steps, rewind=rewind, every=2)
+        for seed in range(6):
+            learn(model, optimizer, zoom, seed=seed)
+        before = [p.detach().clone() for p in model.parameters()]
+        for _ in range(8):
+            zoom.step()
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+        assert zoom._start == []
+
+
+def test_a_copy_that_ran_to_infinity_is_back_at_its_start():
+    model = a_model()
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 20, every=1)
+    start = model.head.weight.detach().clone()
+    learn(model, optimizer, zoom)
+    model.head.weight.data[4] = torch.inf
+    learn(model, optimizer, zoom)
+    assert torch.equal(model.head.weight[4], start[4])
+    assert model.posterior.isfinite().all()
+
+
+def test_the_centre_is_averaged_over_half_of_the_time_unless_told():
+    model = a_model()
+    assert alrao.Zoom(alrao.SGD(model), 50).memory == 25
+    assert alrao.Zoom(alrao.SGD(model), 1).memory == 1
+    assert alrao.Zoom(alrao.SGD(model), 50, memory=7).memory == 7
+
+
+def test_no_memory_the_size_of_the_weights():
+    model = a_model(hidden=64)
+    optimizer = alrao.SGD(model, INTERVAL)
+    zoom = alrao.Zoom(optimizer, 5, every=1)
+    for seed in range(6):
+        learn(model, optimizer, zoom, seed=seed)
+    assert not {"_places", "_seeds", "_first"} & zoom.state_dict().keys()
+    kept = sum(place.numel() for places in zoom._places for place in places)
+    assert kept == sum(rate.numel() for rate in all_rates(optimizer)) < 200
+
+
+def groups(model, of_body):
+    head = list(model.head.parameters())
+    body = [p for p in model.parameters() if all(p is not q for q in head)]
+    return [{"params": head}, {"params": body, "lr": of_body}]
+
+
+@pytest.mark.parametrize(
+    ("build", "kwargs", "error", "words"),
+    [
+        (lambda m: torch.optim.SGD(m.parameters(), 0.1), {}, TypeError, "alrao.SGD"),
+        (lambda m: alrao.SGD(m, alrao.Redrawn(INTERVAL)), {}, ValueError, "drawn once"),
+        (lambda m: alrao.SGD(m, params=groups(m, alrao.Redrawn(INTERVAL))), {}, ValueError, "drawn once"),
+        (lambda m: alrao.SGD(m), {"steps": 0}, ValueError, "steps must be a whole number"),
+        (lambda m: alrao.SGD(m), {"steps": 2.5}, ValueError, "2.5"),
+        (lambda m: alrao.SGD(m), {"every": True}, ValueError, "every"),
+        (lambda m: alrao.SGD(m), {"width": 0.5}, ValueError, "at least 1, got 0.5"),
+        (lambda m: alrao.SGD(m), {"width": float("nan")}, ValueError, "width"),
+        (lambda m: alrao.SGD(m), {"width": "3"}, ValueError, "got '3'"),
+        (lambda m: alrao.SGD(m), {"width": True}, ValueError, "got True"),
+        (lambda m: alrao.SGD(m), {"copies": 0}, ValueError, "rate of copies, a number of at least 1, got 0"),
+        (lambda m: alrao.SGD(m), {"memory": 0}, ValueError, "memory"),
+        (lambda m: alrao.SGD(m), {"follow": "median"}, ValueError, "'mean' or 'mode' .* got 'median'"),
+        (lambda m: alrao.SGD(m), {"steps": 30.0}, ValueError, r"int\(0.15 \* total\)"),
+    ],
+)
+def test_refusals(build, kwargs, error, words):
+    with pytest.raises(error, match=words):
+        alrao.Zoom(build(a_model()), **{"steps": 10, **kwargs})
+
+
+@pytest.mark.filterwarnings("ignore:lr=0.1 gives all", "ignore:with one copy")
+def test_copies_without_rates_to_choose_from_are_refused():
+    with pytest.raises(ValueError, match=r"must have an interval, got Constant\(lr=0.1\)"):
+        alrao.Zoom(alrao.SGD(a_model(), 0.1), 10)
+    with pytest.raises(ValueError, match="there is only one"):
+        alrao.Zoom(alrao.SGD(a_model(copies=1)), 10)

@@ -1,0 +1,276 @@
+"""CIFAR-10 in every form, and damaged in every way."""
+
+import os
+import pickle
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.pictures import BATCHES, CLASSES, as_binary, as_images, as_python, cifar, packed, python2_pickle
+
+from alrao.lab.data.cifar import load_cifar10
+from alrao.lab.errors import LabError
+
+ALRAO_DATA = os.environ.get("ALRAO_DATA")
+
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def check_refused(where, *words):
+    """The error's message, which has the words, in one line."""
+    with pytest.raises(LabError) as caught:
+        load_cifar10(where)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+    return message
+
+
+def write_form(form, folder):
+    batches = cifar()
+    match form:
+        case "python" | "python.tar.gz":
+            made = as_python(batches, folder / "cifar-10-batches-py")
+        case "python 3":
+            return as_python(batches, folder / "cifar-10-batches-py", lambda batch: pickle.dumps(batch, 5))
+        case "python 2":
+            return as_python(batches, folder / "cifar-10-batches-py", python2_pickle)
+        case "binary" | "binary.tar.gz":
+            made = as_binary(batches, folder / "cifar-10-batches-bin")
+        case _:
+            made = as_images(batches, folder / "cifar10-images")
+    if "tar" in form:
+        name = f"cifar-10-{form}" if "images" not in form else form.replace("images", "cifar10-png")
+        made = packed(made, folder / name, made.name if "images" not in form else "")
+    return made
+
+
+FORMS = ["python", "python 2", "python 3", "python.tar.gz", "binary", "binary.tar.gz"]
+FORMS += ["images", "images.tar", "images.tar.gz", "images.tar.xz", "images.tar.bz2"]
+
+
+@pytest.mark.parametrize(
+    ("form", "by"),
+    [(form, "folder") for form in FORMS]
+    + [(form, by) for form in ("python.tar.gz", "images") for by in ("name", "environment")],
+)
+def test_every_form_gives_the_same(form, by, tmp_path, monkeypatch):
+    place = tmp_path / "data"
+    place.mkdir()
+    made = write_form(form, place)
+    if by == "environment":
+        monkeypatch.setenv("ALRAO_DATA", str(place))
+    arrays, source = load_cifar10({"folder": place, "name": made, "environment": None}[by])
+    batches = cifar()
+    pixels = np.concatenate([batches[name][0] for name in BATCHES]).reshape(-1, 3, 32, 32)
+    labels = np.concatenate([batches[name][1] for name in BATCHES])
+    if "tar" in form:
+        assert source.is_file()
+    assert arrays.train.dtype == torch.uint8
+    assert arrays.train_labels.dtype == torch.int64
+    assert np.array_equal(arrays.train.numpy(), pixels)
+    assert np.array_equal(arrays.train_labels.numpy(), labels)
+    assert np.array_equal(arrays.test.flatten(1).numpy(), batches["test_batch"][0])
+    assert np.array_equal(arrays.test_labels.numpy(), batches["test_batch"][1])
+    assert arrays.classes == CLASSES
+    assert arrays.digest == load_cifar10(as_binary(batches, tmp_path / "other"))[0].digest
+
+
+def test_archive_below_a_folder_and_dots_in_names(tmp_path):
+    made = as_images(cifar(), tmp_path / "made")
+    (made / "train" / "cat" / "._0000.png").write_bytes(b"a file that some systems leave behind")
+    assert len(load_cifar10(made)[0].train) == 100
+    archive = packed(made, tmp_path / "cifar10.tar.gz", "./some/folder")
+    assert len(load_cifar10(archive)[0].train) == 100
+
+
+def test_finds_it_among_others(tmp_path):
+    as_images(cifar(seed=1), tmp_path)  # folders train and test, of something else
+    (tmp_path / "cifar-100-python.tar.gz").write_bytes(b"another set")
+    (tmp_path / "cifar100").mkdir()
+    made = as_binary(cifar(), tmp_path / "cifar-10-batches-bin")
+    assert load_cifar10(tmp_path)[1] == made
+    shutil.rmtree(made)
+    assert load_cifar10(tmp_path)[1] == tmp_path
+
+
+def test_other_data_has_another_digest(tmp_path):
+    first = load_cifar10(as_binary(cifar(), tmp_path / "first"))[0]
+    batches = cifar()
+    batches["test_batch"][0][3, 100] ^= 1
+    assert load_cifar10(as_binary(batches, tmp_path / "second"))[0].digest != first.digest
+
+
+class TestRefusals:
+    def test_no_place(self):
+        message = check_refused(None, "--data", "ALRAO_DATA", "cifar-10-python.tar.gz")
+        assert "https://www.cs.toronto.edu/~kriz/cifar.html" in message
+
+    def test_place_does_not_exist(self, tmp_path, monkeypatch):
+        check_refused(
+            tmp_path / "nowhere", str(tmp_path / "nowhere"), "--data names", "cifar-10-python.tar.gz"
+        )
+        monkeypatch.setenv("ALRAO_DATA", str(tmp_path / "void"))
+        check_refused(None, str(tmp_path / "void"), "ALRAO_DATA names")
+
+    def test_nothing_there(self, tmp_path):
+        (tmp_path / "letter.txt").write_text("nothing")
+        check_refused(tmp_path, f"no CIFAR-10 in {tmp_path}", "cifar-10-batches-bin", "download")
+        check_refused(tmp_path / "letter.txt", "letter.txt", "damaged")
+
+    @pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
+    @pytest.mark.parametrize("form", ["python.tar.gz", "images.tar.gz", "images.tar.xz", "images.tar.bz2"])
+    def test_archive_cut_off(self, form, kept, tmp_path):
+        archive = write_form(form, tmp_path)
+        content = archive.read_bytes()
+        archive.write_bytes(content[: int(kept * len(content))])
+        check_refused(archive, str(archive), "damaged or cut off")
+
+    def test_tar_cut_off_between_members(self, tmp_path):
+        archive = write_form("images.tar", tmp_path)
+        content = archive.read_bytes().rstrip(b"\0")
+        archive.write_bytes(content + b"\0" * (-len(content) % 512))
+        check_refused(archive, str(archive), "its end is missing")
+
+    def test_archive_with_a_wrong_byte(self, tmp_path):
+        archive = write_form("images.tar.gz", tmp_path)
+        content = bytearray(archive.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        archive.write_bytes(content)
+        check_refused(archive, str(archive))
+
+    def test_no_archive_at_all(self, tmp_path):
+        (tmp_path / "cifar10.tar.gz").write_bytes(b"<html>not found</html>" * 1000)
+        check_refused(tmp_path, "cifar10.tar.gz", "damaged")
+
+    def test_batch_missing(self, binary):
+        (binary / "data_batch_3.bin").unlink()
+        check_refused(binary, "lacks data_batch_3")
+
+    def test_binary_of_a_wrong_length(self, binary):
+        path = binary / "data_batch_3.bin"
+        path.write_bytes(path.read_bytes()[:-1])
+        check_refused(binary, str(path), "3073")
+
+    def test_label_out_of_range(self, binary):
+        path = binary / "test_batch.bin"
+        path.write_bytes(b"\x0a" + path.read_bytes()[1:])
+        check_refused(binary, str(path), "labels from 0 to 9")
+
+    @pytest.mark.parametrize(
+        ("batch", "words"),
+        [
+            ({b"data": np.zeros((2, 100), np.uint8), b"labels": [0, 1]}, "(2, 100)"),
+            ({b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]}, "float32"),
+            ({b"data": [[0] * 3072], b"labels": [0]}, "list"),
+            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]}, "as many labels"),
+            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, None]}, "labels"),
+            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": 3}, "labels"),
+            ({b"data": np.zeros((2, 3072), np.uint8)}, "lacks 'labels'"),
+            ({b"labels": [0, 1]}, "lacks 'data'"),
+            ([1, 2, 3], "list"),
+        ],
+    )
+    def test_pickle_of_something_else(self, batch, words, tmp_path):
+        folder = as_python(cifar(), tmp_path / "py")
+        (folder / "data_batch_4").write_bytes(pickle.dumps(batch, 2))
+        check_refused(folder, str(folder / "data_batch_4"), words)
+
+    def test_pickle_cut_off(self, tmp_path):
+        folder = as_python(cifar(), tmp_path / "py")
+        path = folder / "data_batch_5"
+        path.write_bytes(path.read_bytes()[:5000])
+        check_refused(folder, str(path), "damaged")
+
+    @pytest.mark.parametrize("protocol", [0, 2, 4])
+    @pytest.mark.parametrize("inside", ["alone", "as labels"])
+    def test_pickle_that_would_run_a_program(self, protocol, inside, tmp_path):
+        class Evil:
+            def __reduce__(self):
+                return os.system, (f"touch {tmp_path / 'harm'}",)
+
+        folder = as_python(cifar(), tmp_path / "py")
+        value = Evil() if inside == "alone" else {b"data": np.zeros((1, 3072), np.uint8), b"labels": Evil()}
+        (folder / "data_batch_1").write_bytes(pickle.dumps(value, protocol))
+        check_refused(folder, str(folder / "data_batch_1"), "system")
+        assert not (tmp_path / "harm").exists()
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            b"cbuiltins\neval\n",
+            b"cnumpy\nload\n",
+            b"cnumpy.core.multiarray\nfromfile\n",
+            b"c_codecs\ndecode\n",
+        ],
+    )
+    def test_pickle_that_calls_anything_else(self, call, tmp_path):
+        folder = as_python(cifar(), tmp_path / "py")
+        (folder / "data_batch_1").write_bytes(b"\x80\x02" + call + b"U\x011\x85R.")
+        check_refused(folder, "it would call")
+
+    def test_corrupt_image(self, tmp_path):
+        folder = as_images(cifar(), tmp_path / "images")
+        path = folder / "train" / "cat" / "0030.png"
+        path.write_bytes(path.read_bytes()[:60])
+        check_refused(folder, str(path))
+        path.write_bytes(b"no image")
+        archive = packed(folder, tmp_path / "images.tar.xz")
+        check_refused(archive, "train/cat/0030.png in", str(archive))
+
+    def test_corrupt_jpeg(self, tmp_path):
+        folder = as_images(cifar(), tmp_path / "images")
+        path = folder / "test" / "cat" / "9999.jpg"
+        Image.effect_noise((32, 32), 50).save(path)
+        path.write_bytes(path.read_bytes()[:-300])
+        check_refused(folder, str(path), "damaged")
+
+    def test_image_of_another_size(self, tmp_path):
+        folder = as_images(cifar(), tmp_path / "images")
+        Image.new("RGB", (31, 33)).save(folder / "test" / "dog" / "big.png")
+        check_refused(folder, "big.png", "31×33")
+
+    def test_other_classes(self, tmp_path):
+        folder = as_images(cifar(), tmp_path / "images")
+        (folder / "test" / "dog").rename(folder / "test" / "cow")
+        check_refused(folder, "cow, dog")
+        (folder / "test" / "cow").rename(tmp_path / "cow")
+        check_refused(folder, "9 classes", "test")
+
+
+def test_progress_only_after_a_while(monkeypatch, capsys):
+    from alrao.lab.data import progress as module
+
+    with module.progress("reading") as show:
+        show(0.5)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(module, "PATIENCE", -1)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with module.progress("reading data") as show:
+        show(0.5)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "reading data" in err
+
+
+@pytest.mark.skipif(not ALRAO_DATA, reason="needs ALRAO_DATA, a folder with cifar10-jpeg.tar.xz")
+@pytest.mark.slow
+def test_real_images():
+    arrays, _ = load_cifar10(ALRAO_DATA)
+    assert arrays.train.shape == (50_000, 3, 32, 32)
+    assert arrays.test.shape == (10_000, 3, 32, 32)
+    assert arrays.train_labels.bincount().tolist() == [5_000] * 10
+    assert arrays.test_labels.bincount().tolist() == [1_000] * 10
+    assert arrays.classes == CLASSES
+    pixels = arrays.train.transpose(0, 1).flatten(1) / 255
+    assert pixels.mean(1).tolist() == pytest.approx([0.491, 0.482, 0.447], abs=1e-3)
+    assert pixels.std(1).tolist() == pytest.approx([0.245, 0.243, 0.261], abs=2e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again, _ = load_cifar10(ALRAO_DATA)
+    assert torch.equal(arrays.train, again.train)

@@ -1,0 +1,277 @@
+"""Comparisons and triangles: which runs there are, none of them twice, a failure in one no matter."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.lab_runs import outcome, settings
+
+from alrao.lab import run as runs
+from alrao.lab import runset
+from alrao.lab.compare import Comparison
+from alrao.lab.display import comparison_table, ended, live_table
+from alrao.lab.errors import LabError
+from alrao.lab.run import run
+from alrao.lab.runset import RunSet
+from alrao.lab.store import RunDirectory
+from alrao.lab.table import groups
+from alrao.lab.triangle import Triangle
+
+SMALL = {"train_size": 64, "epochs": 1}
+
+
+def compared(root, methods, seeds=1, grid_seeds=1, **changes):
+    roots = [root] if isinstance(root, Path) else root
+    wanted = settings(**{**SMALL, **changes})
+    return Comparison(wanted, methods.split(","), seeds=seeds, grid_seeds=grid_seeds, roots=roots)
+
+
+def names(comparison):
+    return [(planned.settings.method, planned.settings.seed) for planned in comparison.planned.values()]
+
+
+def shown(renderable, width=120):
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(renderable)
+    return console.export_text()
+
+
+@pytest.fixture
+def told():
+    """Who was told of a run that ended."""
+    seen = []
+    return seen, lambda planned, error: seen.append((planned.settings.method, planned.settings.seed, error))
+
+
+def test_which_runs(tmp_path):
+    comparison = compared(tmp_path, "alrao,adam@0.01,sgd", seeds=2)
+    assert names(comparison) == [
+        ("alrao", 0), ("adam@0.01", 0),
+        *[(f"sgd@{rate}", 0) for rate in ("1e-05", "0.0001", "0.001", "0.01", "0.1", "1", "10")],
+        ("alrao", 1), ("adam@0.01", 1),
+    ]  # fmt: skip
+
+
+def test_names_that_come_twice(tmp_path):
+    assert names(compared(tmp_path, "adam,alrao,adam,sgd@0.10,sgd@.1")) == [
+        ("adam", 0),
+        ("alrao", 0),
+        ("sgd@0.1", 0),
+    ]
+    assert len(compared(tmp_path, "sgd,sgd@0.1,sgd").planned) == 7
+
+
+def test_an_interval_is_for_alrao_alone(tmp_path):
+    found = compared(tmp_path, "alrao,alrao-adam,adam", lr="1e-3:1").planned.values()
+    assert [planned.settings.lr for planned in found] == ["0.001:1", "0.001:1", None]
+    with pytest.raises(LabError, match=r"--lr is for the methods of Alrao.*adam@0\.01"):
+        compared(tmp_path, "adam,sgd", lr="0.1")
+
+
+def test_first_the_grid_then_the_best_rate_with_all_seeds(tmp_path, told):
+    seen, tell = told
+    comparison = compared(tmp_path, "adam,sgd", seeds=3)
+    comparison.run(tell=tell)
+    best = comparison.best_rate()
+    assert best in ("sgd@0.1", "sgd@1")
+    rates = [name for name, _, _ in seen if name.startswith("sgd")]
+    assert len(rates) == 7 + 2
+    assert [entry[:2] for entry in seen[-2:]] == [(best, 1), (best, 2)]
+    assert [error for *_, error in seen] == [None] * 12
+    [group], left_out = groups(comparison.directories)
+    assert left_out == []
+    assert [(row.label, len(row.runs), row.searched) for row in group.rows] == [(best, 3, 7), ("adam", 3, 1)]
+    text = shown(comparison_table(group))
+    assert f"{best}, best of 7" in text
+    assert "mean ± standard deviation" in text
+
+
+def test_nothing_is_run_twice(tmp_path, told, monkeypatch):
+    seen, tell = told
+    compared(tmp_path, "alrao,adam").run()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    monkeypatch.setattr(runs, "train", lambda *_: pytest.fail("it trains"))
+    compared(tmp_path, "alrao,adam").run(tell=tell)
+    assert seen == []
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
+
+
+def test_kept_runs_are_used(tmp_path, told):
+    seen, tell = told
+    compared(tmp_path / "results", "alrao").run()
+    comparison = compared([tmp_path / "runs", tmp_path / "results"], "alrao,adam")
+    comparison.run(tell=tell)
+    assert seen == [("adam", 0, None)]
+    assert [path.name for path in (tmp_path / "runs/digits/mlp").iterdir()] != []
+    [group], _ = groups(comparison.directories)
+    assert [row.label for row in group.rows] == ["adam", "alrao"]
+
+
+def explode(monkeypatch, method, error):
+    """Runs of a method fail with that error."""
+    train = runs.train
+
+    def maybe(problem, wanted, *rest):
+        if wanted.method == method:
+            raise error
+        train(problem, wanted, *rest)
+
+    monkeypatch.setattr(runs, "train", maybe)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom [red]"), MemoryError("no more"), LabError("boom")])
+def test_a_run_that_fails_is_reported_and_the_others_are_kept(tmp_path, told, monkeypatch, error):
+    seen, tell = told
+    explode(monkeypatch, "adam", error)
+    comparison = compared(tmp_path, "adam,sgd@0.1,alrao")
+    comparison.run(tell=tell)
+    said = {name: why for name, _, why in seen}
+    assert said["adam"].endswith(str(error))
+    assert said["sgd@0.1"] is said["alrao"] is None
+    assert list(comparison.failed.values()) == [said["adam"]]
+    [group], left_out = groups(comparison.directories)
+    assert [row.label for row in group.rows] == ["sgd@0.1", "alrao"]
+    assert len(left_out) == 1
+    assert "failed" in shown(live_table(comparison))
+    [adam] = [p for p in comparison.planned.values() if p.settings.method == "adam"]
+    assert ended(adam, said["adam"]) == f"adam, seed 0: failed: {said['adam']}"
+
+
+def test_a_grid_that_fails_has_no_best_rate(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "train", lambda *_: 1 / 0)
+    comparison = compared(tmp_path, "sgd", seeds=2)
+    comparison.run()
+    assert comparison.best_rate() is None
+    assert set(comparison.failed.values()) == {"ZeroDivisionError: division by zero"}
+
+
+def test_rates_that_diverge_are_not_the_best(tmp_path):
+    comparison = compared(tmp_path, "sgd@1e30,sgd@1e31,sgd@0.1,sgd", epochs=1)
+    comparison.run()
+    [group], _ = groups(comparison.directories)
+    assert group.rows[0].searched == 9
+    assert len(group.failures) == 2
+    assert "sgd@1e+30, seed 0: diverged at step 2" in group.failures
+
+
+@pytest.mark.timeout(300)  # processes that import torch, on a machine that may be busy
+def test_two_at_a_time_give_the_same_numbers(tmp_path):
+    wanted = {"methods": "alrao,adam", "threads": 1}
+    one, two = compared(tmp_path / "one", **wanted), compared(tmp_path / "two", **wanted)
+    one.run(jobs=1)
+    two.run(jobs=2)
+    assert two.failed == {}
+    for a, b in zip(one.directories, two.directories, strict=True):
+        assert outcome(a) == outcome(b)
+
+
+def _die(number, wanted, roots):
+    os._exit(9)
+
+
+def test_a_process_that_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(runset, "_run_one", _die)
+    with pytest.raises(LabError, match=r"was killed, perhaps for lack of memory: try fewer --jobs"):
+        compared(tmp_path, "alrao,adam").run(jobs=2)
+
+
+def test_the_live_table(tmp_path):
+    comparison = compared(tmp_path, "alrao,adam,sgd@1e30")
+    assert "3 waiting" in shown(live_table(comparison))
+    comparison.run()
+    text = shown(live_table(comparison))
+    assert "done" in text
+    assert "1/1" in text
+    assert "diverged at step 2" in text
+    assert "waiting" not in text
+
+
+def test_the_live_table_while_more_is_planned(tmp_path):
+    comparison = compared(tmp_path, "adam,alrao")
+
+    class Growing(dict):
+        def items(self):
+            for number, item in enumerate(list(super().items())):
+                self[Path(str(number))] = item[1]
+                yield item
+
+    comparison.planned = Growing(comparison.planned)
+    assert "2 waiting" in shown(live_table(comparison))
+
+
+def test_a_validation_that_was_never_finite(tmp_path, monkeypatch):
+    nothing = {"loss": float("nan"), "accuracy": 0.0}
+    monkeypatch.setattr(runs, "evaluate", lambda *_: nothing)
+    comparison = compared(tmp_path, "adam")
+    comparison.run()
+    [planned] = comparison.planned.values()
+    assert ended(planned, None) == "adam, seed 0: diverged (no finite validation loss)"
+    assert "no finite validation loss" in shown(live_table(comparison))
+
+
+# Triangles.
+
+
+def test_the_triangle(tmp_path):
+    triangle = Triangle(settings(**SMALL), ("0.1", "1e-2", "0.10"), roots=[tmp_path])
+    assert triangle.rates == ["0.01", "0.1"]
+    assert {key: (p.settings.method, p.settings.lr) for key, p in triangle.cells.items()} == {
+        ("0.01", "0.01"): ("sgd@0.01", None),
+        ("0.01", "0.1"): ("alrao", "0.01:0.1"),
+        ("0.1", "0.1"): ("sgd@0.1", None),
+    }
+    assert "–" in shown(triangle.table())
+    triangle.run()
+    text = shown(triangle.table())
+    for planned in triangle.cells.values():
+        assert f"{planned.directory.result['test']['loss']:.3f}" in text
+    # The diagonal is what a comparison has too.
+    assert run(settings(**SMALL, method="sgd@0.1"), [tmp_path]).path in triangle.planned
+
+
+def test_the_triangle_where_runs_fail(tmp_path, monkeypatch):
+    explode(monkeypatch, "sgd@0.1", RuntimeError("boom"))
+    triangle = Triangle(settings(**SMALL), ("0.1", "1e30"), roots=[tmp_path])
+    triangle.run()
+    text = shown(triangle.table())
+    assert "failed" in text
+    assert "×" in text
+
+
+def test_a_test_figure_that_is_not_finite(tmp_path):
+    triangle = Triangle(settings(**SMALL), ("0.1",), roots=[tmp_path])
+    triangle.run()
+    [planned] = triangle.cells.values()
+    result = planned.directory.result
+    RunDirectory(planned.directory.path).write_result({**result, "test": {"loss": float("inf")}})
+    assert "×" in shown(triangle.table())
+
+
+def test_the_triangle_of_adam(tmp_path):
+    triangle = Triangle(settings(**SMALL, method="alrao-adam"), ("0.1", "1"), roots=[tmp_path])
+    assert [p.settings.method for p in triangle.cells.values()] == ["adam@0.1", "alrao-adam", "adam@1"]
+
+
+@pytest.mark.parametrize(
+    ("method", "rates", "message"),
+    [
+        ("sgd@0.1", ("1",), "about alrao and alrao-adam, got --method sgd@0.1"),
+        ("arlao", ("1",), "did you mean alrao"),
+        ("alrao", ("1", "x"), "must be a number, got 'x'"),
+        ("alrao", ("",), "needs a rate"),
+    ],
+)
+def test_triangles_that_cannot_be(tmp_path, method, rates, message):
+    with pytest.raises(LabError, match=message):
+        Triangle(settings(method=method), rates, roots=[tmp_path])
+
+
+def test_runs_that_are_wanted_twice_are_planned_once(tmp_path):
+    several = RunSet(settings(), [tmp_path])
+    first = several.plan(settings(method="sgd", lr="0.1"))
+    assert several.plan(settings(method="sgd@0.1")) is first
+    assert several.plan(replace(settings(), seed=1)) is not first
+    assert len(several.directories) == 2

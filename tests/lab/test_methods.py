@@ -1,0 +1,320 @@
+"""Every method of the workbench against plain loops written with the optimizer's own package."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.lab_runs import settings, tiny
+from torch import nn
+
+from alrao.lab.errors import LabError
+from alrao.lab.learner import Learner
+from alrao.lab.methods import GRID, METHODS, canonical, expand, learner, parse_interval
+from alrao.lab.resolve import resolve
+from alrao.lab.seeds import seed_of
+
+CPU = torch.device("cpu")
+RATES = {"sgd": "sgd@0.1", "frozen": "frozen@0.1:0.5"}
+
+
+def problem_and_net(**changes):
+    """The data and the network as a run has them at its start."""
+    task, resolved = resolve(settings(**changes))
+    problem = task.load(resolved, CPU)
+    torch.manual_seed(seed_of(resolved.seed, "network"))
+    return problem, problem.network(), resolved
+
+
+def cross_entropy(model, problem, part):
+    """The loss on a part of the data, without the workbench's evaluation."""
+    model.eval()
+    with torch.no_grad():
+        sums = [F.cross_entropy(model(x), y, reduction="sum") for x, y in problem.evaluation(part)]
+    return sum(float(each) for each in sums) / len(problem.parts[part])
+
+
+def plain_loop(problem, net, optimizer, *, clip=None, scheduler=None, after=None, evaluated=None):
+    """Two epochs as one would write them; the mean training losses, and the losses on validation."""
+    train, valid = [], []
+    for epoch in (1, 2):
+        net.train()
+        losses = []
+        for x, y in problem.batches(epoch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(net.parameters(), clip)
+            optimizer.step()
+            if scheduler:
+                scheduler.step()
+            if after:
+                after()
+            losses.append(loss.item())
+        train.append(sum(losses) / len(losses))
+        model = evaluated(epoch) if evaluated else net
+        valid.append(cross_entropy(model, problem, "valid"))
+    return train, valid
+
+
+def run_loop(tmp_path, **changes):
+    lines = tiny(tmp_path, **changes).metrics()
+    return [line["train"]["loss"] for line in lines], [line["valid"]["loss"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("changes", "build"),
+    [
+        ({"method": "sgd@0.1"}, lambda p: torch.optim.SGD(p, 0.1)),
+        (
+            {"method": "sgd@0.05", "momentum": 0.9, "weight_decay": 0.01, "model": "cnn"},
+            lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
+        ),
+        ({"method": "adam"}, lambda p: torch.optim.Adam(p)),
+        (
+            {"method": "adam@0.01", "momentum": 0.5, "weight_decay": 0.1},
+            lambda p: torch.optim.Adam(p, 0.01, betas=(0.5, 0.999), weight_decay=0.1),
+        ),
+    ],
+)
+def test_baselines_are_torch_s_to_the_bit(tmp_path, changes, build):
+    problem, net, _ = problem_and_net(**changes)
+    assert run_loop(tmp_path, **changes) == plain_loop(problem, net, build(net.parameters()))
+
+
+def test_clipping_is_torch_s(tmp_path):
+    changes = {"method": "sgd@0.5", "clip": 0.2}
+    problem, net, _ = problem_and_net(**changes)
+    theirs = plain_loop(problem, net, torch.optim.SGD(net.parameters(), 0.5), clip=0.2)
+    assert run_loop(tmp_path, **changes) == theirs
+    assert theirs != run_loop(tmp_path, method="sgd@0.5")
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_dog_is_evaluated_at_its_average(tmp_path, model):
+    from dog import DoG, PolynomialDecayAverager
+
+    problem, net, _ = problem_and_net(model=model)
+    averager = PolynomialDecayAverager(net)
+    theirs = plain_loop(
+        problem, net, DoG(net.parameters()), after=averager.step, evaluated=lambda _: averager.averaged_model
+    )
+    assert run_loop(tmp_path, method="dog", model=model) == theirs
+
+
+def with_new_statistics(model, problem, epoch):
+    """A copy of the model, with BatchNorm statistics of its weights as they are."""
+    there = copy.deepcopy(model).train()
+    for module in there.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.reset_running_stats()
+            module.momentum = None
+    with torch.no_grad():
+        for x, _ in list(problem.batches(epoch))[:50]:
+            there(x)
+    return there
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_an_average_of_the_weights_for_any_method(tmp_path, model):
+    from dog import PolynomialDecayAverager
+
+    problem, net, _ = problem_and_net(model=model)
+    averager = PolynomialDecayAverager(net)
+    theirs = plain_loop(
+        problem, net, torch.optim.SGD(net.parameters(), 0.5), after=averager.step,
+        evaluated=lambda epoch: with_new_statistics(averager.averaged_model, problem, epoch),
+    )  # fmt: skip
+    assert run_loop(tmp_path, method="sgd@0.5", model=model, average=True) == theirs
+    assert theirs != run_loop(tmp_path, method="sgd@0.5", model=model)
+
+
+@pytest.mark.parametrize("method", ["dog", "schedulefree"])
+def test_methods_with_an_average_take_no_other(method):
+    with pytest.raises(LabError, match=f"{method} has an average of its own: leave --average out"):
+        resolve(settings(method=method, average=True))
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_schedule_free_is_told_when_it_is_evaluated(tmp_path, model):
+    from schedulefree import AdamWScheduleFree
+
+    problem, net, _ = problem_and_net(model=model)
+    optimizer = AdamWScheduleFree(net.parameters())
+    optimizer.train()
+
+    def evaluated(epoch):
+        """At the averaged weights, with BatchNorm statistics of these, as the package's README has it."""
+        optimizer.eval()
+        there = with_new_statistics(net, problem, epoch)
+        optimizer.train()
+        return there
+
+    assert run_loop(tmp_path, method="schedulefree", model=model) == plain_loop(
+        problem, net, optimizer, evaluated=evaluated
+    )
+
+
+def test_the_small_cnn_has_what_schedule_free_must_recalibrate():
+    # Of the test above: else it would show nothing.
+    _, net, _ = problem_and_net(model="cnn")
+    assert any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())
+
+
+def factors(schedule, steps, build=None):
+    """The rates of a schedule over the steps, ours or torch's own."""
+    p = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([p], 0.1)
+    ours = Learner(nn.Module(), optimizer)
+    if build is None:
+        ours.follow(schedule, steps)
+    scheduler = ours.schedulers["scheduler"] if build is None else build(optimizer)
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("schedule", "build"),
+    [
+        ("cosine", lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=20)),
+        ("linear", lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, total_iters=20)),
+        ("step", lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [10, 15], gamma=0.1)),
+    ],
+)
+def test_schedules_are_torch_s(schedule, build):
+    assert factors(schedule, 20) == pytest.approx(factors(schedule, 20, build), rel=1e-9, abs=1e-12)
+
+
+def test_a_schedule_spans_the_whole_run(tmp_path):
+    changes = {"method": "sgd@0.5", "schedule": "cosine"}
+    problem, net, _ = problem_and_net(**changes)
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / (2 * problem.steps)))
+    )
+    assert run_loop(tmp_path, **changes) == plain_loop(problem, net, optimizer, scheduler=scheduler)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_learns(tmp_path, name):
+    epochs = 15 if name in ("dog", "dadapt-sgd") else 3  # these begin with steps of next to nothing
+    lines = tiny(tmp_path, method=RATES.get(name, name), epochs=epochs).metrics()
+    first, *others = [line["train"]["loss"] for line in lines]
+    assert min(others) < first  # D-Adaptation's last epoch is a matter of rounding
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "dog"])
+def test_momentum_and_decay_reach_the_optimizer(name):
+    problem, net, resolved = problem_and_net(method=RATES.get(name, name), momentum=0.7, weight_decay=0.125)
+    for group in learner(net, resolved, problem).optimizer.param_groups:
+        assert (group["betas"][0] if "betas" in group else group["momentum"]) == 0.7
+        assert group["weight_decay"] == 0.125
+
+
+def test_published_defaults():
+    expected = {"adam": 1e-3, "prodigy": 1.0, "dadapt-sgd": 1.0, "dadapt-adam": 1.0, "dog": 1.0}
+    for name, lr in {**expected, "schedulefree": 0.0025}.items():
+        problem, net, resolved = problem_and_net(method=name)
+        [group] = learner(net, resolved, problem).optimizer.param_groups
+        assert group["lr"] == lr
+
+
+def test_a_momentum_that_a_method_cannot_have():
+    with pytest.raises(LabError, match="dog has no momentum: leave --momentum out"):
+        resolve(settings(method="dog", momentum=0.9))
+    with pytest.raises(LabError, match="above 0"):
+        resolve(settings(method="schedulefree", momentum=0.0))
+
+
+@pytest.mark.parametrize("method", ["alrao", "alrao-adam"])
+def test_alrao_takes_interval_and_copies(method):
+    problem, net, resolved = problem_and_net(method=method, lr="1e-4:1e-2", copies=5)
+    made = learner(net, resolved, problem)
+    assert made.rates == pytest.approx([1e-4, 10**-3.5, 1e-3, 10**-2.5, 1e-2])
+    rates = torch.cat([made.optimizer.rates(p).flatten() for p in made.model.parameters()])
+    assert 1e-4 <= rates.min() < rates.max() <= 1e-2
+    assert sum(made.posterior) == pytest.approx(1)
+
+
+def test_frozen_trains_a_fraction_of_the_features(tmp_path):
+    [body, *_] = tiny(tmp_path, method="frozen@0.1:0.5", epochs=1).features()
+    moved = torch.tensor(body["moved"]) > 0
+    assert torch.equal(moved, torch.tensor(body["rates"]) > 0)
+    assert 0.3 < moved.float().mean() < 0.7
+
+
+def test_an_interval_of_one_rate():
+    problem, net, resolved = problem_and_net(method="alrao", lr="0.1", copies=1)
+    assert resolved.lr == "0.1:0.1"
+    made = learner(net, resolved, problem)
+    rates = [float(rate) for p in made.model.parameters() for rate in made.optimizer.rates(p).flatten()]
+    assert rates == pytest.approx([0.1] * len(rates))
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        (("sgd", "0.10"), "sgd@0.1"),
+        (("sgd@1e-1", None), "sgd@0.1"),
+        (("sgd@.1", None), "sgd@0.1"),
+        (("adam@0.00001", None), "adam@1e-05"),
+        (("frozen@0.10:.5", None), "frozen@0.1:0.5"),
+        (("sgd@0.123456789", None), "sgd@0.123456789"),
+        (("adam", None), "adam"),
+    ],
+)
+def test_one_spelling(said, name):
+    assert canonical(*said) == (name, None)
+
+
+def test_the_grid_is_spelled_canonically():
+    assert expand("sgd") == [canonical(f"sgd@{rate}")[0] for rate in GRID]
+    assert [float(rate) for rate in GRID] == pytest.approx([10**k for k in range(-5, 2)])
+    assert expand("adam@.01") == ["adam@0.01"]
+
+
+@pytest.mark.parametrize(
+    ("method", "lr", "message"),
+    [
+        ("sdg@0.1", None, "did you mean sgd"),
+        ("sgd", None, "sgd needs a rate: sgd@0.1"),
+        ("frozen", None, "frozen needs a rate: frozen@0.1:0.5"),
+        ("frozen@0.1", None, "fraction of trained features"),
+        ("frozen@0.1:2", None, "at most 1, got 2"),
+        ("sgd@0", None, "must be positive, got 0"),
+        ("sgd@-1", None, "got -1"),
+        ("sgd@nan", None, "finite"),
+        ("sgd@1e999", None, "finite"),
+        ("sgd@fast", None, "must be a number, got 'fast'"),
+        ("sgd@0.1", "0.2", "given twice"),
+        ("alrao@0.1", None, "--lr 1e-5:10"),
+        ("alrao", "10:1e-5", "from low to high"),
+        ("alrao", "1:2:3", "must be a number, got '2:3'"),
+        ("alrao", "", "must be a number"),
+    ],
+)
+def test_names_and_rates_that_are_none(method, lr, message):
+    with pytest.raises(LabError, match=message):
+        canonical(method, lr)
+
+
+def test_intervals():
+    assert parse_interval("1e-5:10") == (1e-5, 10.0)
+    assert parse_interval("0.1") == (0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [("dog", "dog", "dog-optimizer"), ("prodigy", "prodigyopt", "prodigyopt"), ("schedulefree",) * 3],
+)
+def test_a_peer_that_is_not_installed(monkeypatch, name, module, package):
+    problem, net, resolved = problem_and_net(method=name)
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(LabError, match=rf"needs the package {package}, .*pip install 'alrao\[peers\]'"):
+        learner(net, resolved, problem)

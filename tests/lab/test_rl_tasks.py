@@ -1,0 +1,279 @@
+"""The tasks pendulum and lunarlander: run directories, resuming to the bit, the protocol, refusals."""
+
+import sys
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+import torch
+from support.lab_runs import outcome
+
+pytest.importorskip("stable_baselines3", reason="the extra alrao[rl] is not installed")
+pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
+
+from alrao.lab import agents
+from alrao.lab.agents import Episodes, make_environment, play
+from alrao.lab.compare import Comparison
+from alrao.lab.display import TrainingBar, cells, comparison_table
+from alrao.lab.errors import LabError
+from alrao.lab.markdown import page
+from alrao.lab.resolve import resolve
+from alrao.lab.run import run
+from alrao.lab.seeds import seed_of
+from alrao.lab.settings import Settings
+from alrao.lab.store import RunDirectory
+from alrao.lab.table import groups
+from alrao.lab.tasks.reinforcement import LunarLander, Pendulum, Recipe
+from alrao.lab.tasks.task import Budget
+
+CPU = torch.device("cpu")
+STEPS = 110  # epochs end in the middle of an episode
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Few steps of warming up, few episodes of evaluation, a small network."""
+    for task in (Pendulum, LunarLander):
+        small = Budget(epochs=3, batch=16, seeds=2, train=STEPS, valid=2, test=3)
+        monkeypatch.setattr(task, "budgets", {"mini": small, "paper": small})
+        monkeypatch.setattr(task, "recipe", replace(task.recipe, warmup=50, hidden=8, replay=5000))
+
+
+def settings(**changes):
+    return Settings(**{"task": "pendulum", "device": "cpu", **changes})
+
+
+class StoppedError(Exception):
+    pass
+
+
+def interrupted(root, at, **changes):
+    """Run until so many moments have been seen; True if that was before the end."""
+    seen = []
+
+    def watch(moment):
+        seen.append(moment)
+        if len(seen) >= at:
+            raise StoppedError
+
+    try:
+        run(settings(**changes), [root], watch)
+    except StoppedError:
+        return True
+    return False
+
+
+# Running.
+
+
+def test_what_a_run_says(tmp_path):
+    seen = []
+    directory = run(settings(train_size=230), [tmp_path], seen.append)
+    result, lines, config = directory.result, directory.metrics(), directory.config
+    best = max(lines, key=lambda line: line["valid"]["return"])
+    assert result["status"] == "finished"
+    assert result["higher_is_better"] is True
+    assert result["measures"] == ["return"]
+    assert (result["best_epoch"], result["valid"]) == (best["epoch"], best["valid"])
+    assert result["steps"] == 3 * 230
+    assert result["updates"] == 3 * 230 - 50
+    assert result["test"]["return"] == pytest.approx(mean(result["test_returns"]), abs=1e-2)
+    assert len(result["test_returns"]) == 3
+    assert [line["step"] for line in lines] == [230, 460, 690]
+    assert all(-2000 < line["train"]["return"] < 0 for line in lines)  # unscaled
+    assert config["data"]["recipe"]["environment"] == "Pendulum-v1"
+    assert config["settings"]["tau"] == 0.1
+    assert {"gymnasium", "stable-baselines3"} <= set(config["versions"])
+    assert any("return" in moment.shown for moment in seen)
+    updates = [update for line in lines for update, _ in line["posterior"]]
+    assert updates == sorted(set(updates))
+    assert len(result["copy_rates"]) == 10
+    assert directory.features()
+
+
+def test_the_last_episodes_are_new_ones(tmp_path):
+    directory = run(settings(epochs=1), [tmp_path])
+    task, resolved = resolve(settings(epochs=1))
+    control = task.load(resolved, CPU)
+    agent = agents.Agent(control, resolved, CPU)
+    agent.learner.model.load_state_dict(directory.load(CPU)["best"])
+    result = directory.result
+
+    def returns(*name, count):
+        return play(
+            agent.learner.model.eval(), control.recipe, [seed_of(*name, i) for i in range(count)], CPU
+        )
+
+    assert mean(returns("valid", count=2)) == result["valid"]["return"]
+    assert returns(0, "test", count=3) == pytest.approx(result["test_returns"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        ("pendulum", "alrao"),
+        pytest.param("pendulum", "adam", marks=pytest.mark.slow),
+        pytest.param("pendulum", "schedulefree", marks=pytest.mark.slow),
+        ("lunarlander", "alrao"),
+        pytest.param("lunarlander", "sgd@0.01", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_to_the_same_bits(tmp_path, task, method):
+    whole = run(settings(task=task, method=method), [tmp_path / "whole"])
+    parts = tmp_path / "parts"
+    assert interrupted(parts, 4, task=task, method=method)  # in the second epoch
+    assert RunDirectory(next(parts.rglob("config.json")).parent).load(CPU)["agent"]["actions"]
+    assert interrupted(parts, 3, task=task, method=method)  # in the third
+    assert outcome(run(settings(task=task, method=method), [parts])) == outcome(whole)
+
+
+def test_the_replay_buffer_is_in_the_checkpoint_until_the_end(tmp_path):
+    assert interrupted(tmp_path, 4)
+    directory = RunDirectory(next(tmp_path.rglob("config.json")).parent)
+    replay = directory.load(CPU)["agent"]["replay"]
+    assert all(len(rows) == STEPS for rows in replay.values())
+    size = (directory.path / "checkpoint.pt").stat().st_size
+    assert size < 500_000  # what is filled of it
+    run(settings(), [tmp_path])
+    assert set(directory.load(CPU)) == {"environment", "best"}
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    first, again, other = (
+        run(settings(seed=seed, epochs=1), [tmp_path / name]) for seed, name in ((0, "a"), (0, "b"), (1, "c"))
+    )
+    assert outcome(first) == outcome(again)
+    assert first.metrics()[0]["train"] != other.metrics()[0]["train"]
+
+
+def test_a_run_that_diverges_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pendulum, "recipe", replace(Pendulum.recipe, reward_scale=100.0))
+    result = run(settings(method="sgd@10"), [tmp_path]).result
+    assert result["status"] == "diverged"
+    assert 50 < result["diverged_at"] <= STEPS
+    assert result["test"] is None
+
+
+def test_alrao_survives_what_sgd_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pendulum, "recipe", replace(Pendulum.recipe, reward_scale=100.0))
+    assert run(settings(epochs=1), [tmp_path]).result["status"] == "finished"
+
+
+def test_patience(tmp_path):
+    lines = run(settings(patience=1, epochs=6), [tmp_path]).metrics()
+    best = max(range(len(lines)), key=lambda i: lines[i]["valid"]["return"])
+    assert len(lines) == 6 or best == len(lines) - 2
+
+
+def test_a_schedule_and_clipping(tmp_path):
+    result = run(
+        settings(epochs=1, method="adam", schedule="linear", clip=0.1, momentum=0.5), [tmp_path]
+    ).result
+    assert result["status"] == "finished"
+
+
+def test_event_files(tmp_path):
+    pytest.importorskip("tensorboard")
+    directory = run(settings(epochs=1, tensorboard=True), [tmp_path])
+    assert list((directory.path / "tensorboard").iterdir())
+
+
+# Comparing.
+
+
+def test_the_best_rate_is_the_one_of_the_highest_return(tmp_path):
+    comparison = Comparison(settings(epochs=1), ["alrao", "sgd"], seeds=1, grid_seeds=1, roots=[tmp_path])
+    comparison.run()
+    (group,) = groups(comparison.directories)[0]
+    good = [row for row in group.grid if row.good]
+    best = max(good, key=lambda row: row.values("valid", "return")[0])
+    assert comparison.best_rate() == best.label
+    assert comparison_table(group).row_count == 2 + len(group.grid)
+    sgd = next(row for row in group.rows if row.label == best.label)
+    alrao_row = next(row for row in group.rows if row.label == "alrao")
+    behind = sgd.values("test", "return")[0] - alrao_row.values("test", "return")[0]
+    text = page([group])
+    assert f"| {behind:+.1f} |" in text
+    assert "−371 ± 36" in text
+    assert cells(sgd, ["return"]) == [f"{sgd.values('test', 'return')[0]:.1f}"]
+
+
+def test_lines_for_reading(tmp_path, capsys):
+    from rich.console import Console
+
+    with TrainingBar(Console()) as bar:
+        run(settings(epochs=2), [tmp_path], bar)
+    said = capsys.readouterr().out
+    assert "epoch   1" in said
+    assert "test –" in said
+
+
+# Episodes.
+
+
+@pytest.mark.parametrize("task", [Pendulum, LunarLander])
+def test_an_episode_is_its_number_and_its_actions(task):
+    recipe = task.recipe
+    one, other = (Episodes(make_environment(recipe), 7) for _ in range(2))
+    for _ in range(3):
+        one.reset(seed=123)
+    path = [one.step(i % one.action_space.n) for i in range(40)]
+    other.number = 2
+    other.reset()
+    repeated = [other.step(action) for action in one.actions]
+    for (x, r, *_), (y, s, *_) in zip(path, repeated, strict=True):
+        assert (x == y).all()
+        assert r == s
+
+
+def test_all_episodes_are_played():
+    recipe = replace(Recipe("Pendulum-v1", levels=3))
+    model = torch.nn.Linear(3, 3)
+    seeds = list(range(12))  # more than at once
+    returns = play(model, recipe, seeds, CPU)
+    assert len(returns) == 12
+    assert returns[11] == pytest.approx(play(model, recipe, [11], CPU)[0])
+
+
+# Refusals.
+
+
+def test_a_checkpoint_of_another_environment(tmp_path):
+    assert interrupted(tmp_path, 4)
+    directory = RunDirectory(next(tmp_path.rglob("config.json")).parent)
+    state = directory.load(CPU)
+    directory.save({**state, "environment": "LunarLander-v3"})
+    with pytest.raises(LabError, match=r"of another environment \(LunarLander-v3, not Pendulum-v1\)"):
+        run(settings(), [tmp_path])
+    directory.save({**state, "agent": {}})
+    with pytest.raises(LabError, match="not of this run"):
+        run(settings(), [tmp_path])
+
+
+def test_wrong_settings():
+    with pytest.raises(LabError, match="--tau does not apply to digits"):
+        resolve(Settings(task="digits", tau=0.5))
+    with pytest.raises(LabError, match="--tau must be positive"):
+        resolve(settings(tau=0.0))
+    task, resolved = resolve(settings(tau=2.0))
+    with pytest.raises(LabError, match="--tau must be at most 1"):
+        task.load(resolved, CPU)
+
+
+def test_a_setting_more_leaves_other_runs_what_they_were():
+    assert "tau" not in resolve(Settings(task="digits"))[1].key()
+
+
+def test_another_recipe_is_another_run(monkeypatch):
+    task, resolved = resolve(settings())
+    before = task.load(resolved, CPU).identity
+    monkeypatch.setattr(Pendulum, "recipe", replace(Pendulum.recipe, gamma=0.9))
+    assert task.load(resolved, CPU).identity != before
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.delitem(sys.modules, "alrao.integrations.sb3", raising=False)
+    task, resolved = resolve(settings())
+    with pytest.raises(LabError, match=r"pendulum needs the package gymnasium.*alrao\[rl\]"):
+        task.load(resolved, CPU)

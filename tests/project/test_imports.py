@@ -1,0 +1,147 @@
+"""What the package is made of: light imports that point one way, documented names, examples that run."""
+
+import doctest
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from support.tools import ROOT, tool
+
+import alrao
+
+import_graph = tool("import_graph")
+CORE = import_graph.modules("core")
+GRAPH = import_graph.graph("core")
+LAB = import_graph.modules("lab")
+ORDER = ["warn", "rates", "features", "averaging", "finite", "tensors", "heads", "losses"]
+ORDER += ["clipping", "output_layer", "model", "optim", "summary", "__init__"]
+"""The rooms of the core: each imports only those before it."""
+EXAMPLES = {
+    "accelerate_loop.py": ["--epochs", "1"],
+    "export_onnx.py": ["--steps", "20"],
+    "huggingface_trainer.py": ["--epochs", "1"],
+    "lightning_digits.py": ["--epochs", "1"],
+    "other_optimizers.py": ["--epochs", "1"],
+    "quickstart.py": ["--epochs", "1", "--seeds", "1"],
+    "sklearn_estimators.py": [],
+    "skorch_search.py": ["--epochs", "1"],
+    "tensorboard_log.py": ["--steps", "11"],
+}
+NEEDS = {
+    "accelerate_loop.py": ["accelerate", "sklearn"],
+    "export_onnx.py": ["onnxruntime", "onnxscript", "sklearn"],
+    "huggingface_trainer.py": ["accelerate", "sklearn", "transformers"],
+    "lightning_digits.py": ["lightning", "sklearn"],
+    "other_optimizers.py": ["sklearn"],
+    "sklearn_estimators.py": ["sklearn", "pandas"],
+    "skorch_search.py": ["skorch"],
+    "tensorboard_log.py": ["tensorboard"],
+}
+IMPORT_TORCHVISION = {"huggingface_trainer.py", "lightning_digits.py"}
+"""Indirectly, which needs some care on some machines; see run_example.py."""
+LONG = {*IMPORT_TORCHVISION, "skorch_search.py"}
+
+
+def room(module):
+    return module.split(".")[0]
+
+
+def reachable(module):
+    """The modules of the core that one needs, directly or not."""
+    found, new = set(), {module}
+    while new:
+        new = {name for each in new for name in GRAPH[each]} - found
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_torch_and_the_standard_library_only(module):
+    outside = {name.split(".")[0] for name in import_graph.imports(CORE[module])}
+    assert outside <= {"alrao", "torch", *sys.stdlib_module_names}
+
+
+def test_imports_of_modules_are_seen():
+    # Of the tool: without this, the other tests could pass for nothing.
+    assert {"model", "rates"} <= GRAPH["optim.optimizer"]
+    assert {"model", "heads.__init__", "averaging", "features"} <= reachable("optim.__init__")
+    assert "lab.settings" in import_graph.graph("lab")["lab.tasks.digits"]
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_neither_workbench_nor_integrations(module):
+    assert GRAPH[module] <= set(CORE)
+
+
+def test_the_order_of_the_rooms_is_complete():
+    assert sorted(ORDER) == sorted({room(module) for module in CORE})
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_imports_go_one_way(module):
+    assert module not in reachable(module), "a circle"
+    allowed = ORDER[: ORDER.index(room(module)) + 1]
+    assert {room(name) for name in GRAPH[module]} <= set(allowed)
+
+
+@pytest.mark.parametrize("module", LAB)
+def test_the_workbench_imports_its_command_line_nowhere(module):
+    if not module.startswith(("lab.cli", "lab.main")):
+        assert not [name for name in import_graph.graph("lab")[module] if name.startswith("lab.cli")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "later"),
+    [
+        ("data", {"tasks", "zoo", "methods", "learner", "run", "runset", "compare", "table"}),
+        ("zoo", {"tasks", "data", "methods", "learner", "run", "store", "runset", "compare", "table"}),
+        ("tasks", {"methods", "learner", "runset", "compare", "table", "display"}),
+    ],
+)
+def test_the_layout_of_the_workbench(folder, later):
+    for module, needed in import_graph.graph("lab").items():
+        if module.startswith(f"lab.{folder}."):
+            assert {name.split(".")[1] for name in needed if name.startswith("lab.")}.isdisjoint(later), (
+                module
+            )
+
+
+@pytest.mark.parametrize("name", alrao.__all__)
+def test_public_names_have_a_docstring_of_their_own(name):
+    text = getattr(alrao, name).__doc__  # not inherited
+    assert text is not None
+    assert len(text.split()) > 5
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_doctests(module):
+    module = importlib.import_module(f"alrao.{module}".removesuffix(".__init__"))
+    assert doctest.testmod(module).failed == 0
+
+
+def test_there_are_doctests():
+    finder = doctest.DocTestFinder()
+    with_examples = {
+        name for name in alrao.__all__ for test in finder.find(getattr(alrao, name)) if test.examples
+    }
+    assert {"Alrao", "SGD", "Switch", "LogUniform"} <= with_examples
+
+
+def test_every_example_is_run_here():
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in EXAMPLES]
+)
+def test_examples_run(name):
+    for package in NEEDS.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{name} needs {package}")
+    runner = [str(ROOT / "tests" / "support" / "run_example.py")] if name in IMPORT_TORCHVISION else []
+    script = [*runner, str(ROOT / "examples" / name), *EXAMPLES[name]]
+    command = [sys.executable, "-W", "error::UserWarning", *script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Alrao" in done.stdout

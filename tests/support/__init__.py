@@ -1,0 +1,1 @@
+"""What test files share: models, data, runs and comparisons."""
