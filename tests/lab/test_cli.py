@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from alrao.lab import cli
 from alrao.lab import run as runs
+from alrao.lab.cli import main
+from alrao.lab.cli.app import cli
+from alrao.lab.cli.terminal import out
 from alrao.lab.methods import METHODS
 from alrao.lab.settings import Settings
 from alrao.lab.store import find_runs
@@ -27,13 +29,13 @@ def alrao(tmp_path, monkeypatch, capsys):
     """Runs the command in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALRAO_DATA", raising=False)
-    monkeypatch.setattr(cli.out, "_width", 100)
+    monkeypatch.setattr(out, "_width", 100)
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["alrao", *map(str, words)])
         capsys.readouterr()
         try:
-            code = cli.main()
+            code = main()
         except SystemExit as ended:
             code = ended.code
         said = capsys.readouterr()
@@ -152,12 +154,12 @@ def test_help_has_every_option(alrao, command):
         assert flag in text
 
 
-@pytest.mark.parametrize("command", sorted(cli.cli.commands))
+@pytest.mark.parametrize("command", sorted(cli.commands))
 def test_every_command_explains_itself(alrao, command):
     said = alrao(command, "-h")
     assert said.code == 0
     assert len(said.out.split()) > 15
-    for parameter in cli.cli.commands[command].params:
+    for parameter in cli.commands[command].params:
         for flag in parameter.opts if parameter.param_type_name == "option" else ():
             assert flag in said.out
     assert command in alrao("--help").out
@@ -279,7 +281,7 @@ def test_interruption(alrao, monkeypatch):
     monkeypatch.setattr(runs, "train", interrupt)
     said = alrao("train", "digits", *TINY)
     assert said.code == 130
-    assert said.err.strip() == "interrupted: the same command goes on from here"
+    assert said.err.strip() == "interrupted: run the same command to resume"
 
 
 def test_another_process_is_at_it(alrao, tmp_path):
@@ -299,7 +301,7 @@ def test_another_process_is_at_it(alrao, tmp_path):
 
 
 def test_ctrl_c(tmp_path):
-    words = [sys.executable, "-m", "alrao.lab.main", "train", "digits", "--epochs", "100000"]
+    words = [sys.executable, "-m", "alrao.lab.cli", "train", "digits", "--epochs", "100000"]
     process = subprocess.Popen(
         [*words, "--patience", "100000"],
         cwd=tmp_path,
@@ -315,12 +317,12 @@ def test_ctrl_c(tmp_path):
         _, errors = process.communicate(timeout=50)
     finally:
         process.kill()
-    assert (process.returncode, errors.strip()) == (130, "interrupted: the same command goes on from here")
+    assert (process.returncode, errors.strip()) == (130, "interrupted: run the same command to resume")
 
 
 @pytest.mark.parametrize("package", ["click", "filelock"])
 def test_a_package_of_the_workbench_is_missing(tmp_path, package):
-    code = f"import sys; sys.modules[{package!r}] = None; from alrao.lab.main import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from alrao.lab.cli import main; main()"
     environment = {**os.environ, "PYTHONWARNINGS": ""}
     done = subprocess.run(
         [sys.executable, "-c", code, "train", "digits"],

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.report_runs import FEATURES, SGD_LOSSES, SGD_RATES, drawn, full_experiment, make_run
 
-from alrao.lab.cli import cli
+from alrao.lab.cli.app import cli
 from alrao.lab.report import Report, write_report
 from alrao.lab.report.records import read_runs
 

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from support.report_runs import SGD_RATES, full_experiment, make_run
 
-from alrao.lab.cli import cli
-from alrao.lab.cli_reproduce import NAMES
+from alrao.lab.cli.app import cli
+from alrao.lab.cli.paper import NAMES
 from alrao.lab.errors import LabError
 from alrao.lab.report import Report
 from alrao.lab.reproduce import EXHIBITS, checks, export, make, theorem

@@ -187,7 +187,7 @@ def test_an_epoch_that_was_cut_off_is_not_in_the_metrics_twice(tmp_path):
 
 
 def command(root, *options):
-    return [sys.executable, "-m", "alrao.lab.main", "train", "digits", "--out", str(root), *options]
+    return [sys.executable, "-m", "alrao.lab.cli", "train", "digits", "--out", str(root), *options]
 
 
 def kill_until_done(arguments, root, seed, kills):

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 from rich.console import Console
 
-from alrao.lab.cli import cli
+from alrao.lab.cli.app import cli
 from alrao.lab.errors import LabError
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings

@@ -257,7 +257,8 @@ def test_the_page_says_how_far_behind(full):
 
 
 def test_the_page_s_command_gives_the_same_runs(full, monkeypatch, tmp_path):
-    from alrao.lab import cli
+    from alrao.lab.cli import training
+    from alrao.lab.cli.app import cli
 
     text = page(full.groups()[0])
     [command] = re.findall(r"`(alrao compare [^`]*)`", text)
@@ -270,9 +271,9 @@ def test_the_page_s_command_gives_the_same_runs(full, monkeypatch, tmp_path):
             wanted.append((settings, methods, seeds))
 
     monkeypatch.setattr("alrao.lab.compare.Comparison", Recorded)
-    monkeypatch.setattr(cli, "_run_all", lambda *_: None)
-    monkeypatch.setattr(cli, "make_report", lambda *_: None)
-    cli.cli.main(command.split()[1:], standalone_mode=False)
+    monkeypatch.setattr(training, "train_missing", lambda *_: None)
+    monkeypatch.setattr(training, "make_report", lambda *_: None)
+    cli.main(command.split()[1:], standalone_mode=False)
     [(said, methods, seeds)] = wanted
     first = resolve(dataclasses.replace(said, method="adam"))[1]
     assert first == resolve(settings(method="adam"))[1]

@@ -224,7 +224,7 @@ def test_the_citation_names_this_version():
 
 def test_the_page_of_the_workbench_names_all_that_there_is():
     pytest.importorskip("click", reason="the workbench needs alrao[lab]")
-    from alrao.lab.cli import cli
+    from alrao.lab.cli.app import cli
     from alrao.lab.methods import METHODS
     from alrao.lab.tasks import TASKS
 

@@ -1,4 +1,4 @@
-"""The entry point of the command ``alrao``."""
+"""The command ``alrao``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, or say what must be installed for it."""
+    """Run the command line, or name the extra to install if one of its packages is missing."""
     try:
-        from .cli import main as run
+        from .app import run
 
         run()
     except ModuleNotFoundError as error:
@@ -19,7 +19,3 @@ def main() -> None:
         package = error.name.partition(".")[0]
         sys.stderr.write(f"alrao: the command line needs the package {package}: pip install 'alrao[lab]'\n")
         raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

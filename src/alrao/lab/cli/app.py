@@ -1,0 +1,72 @@
+"""The group of commands, and how the program ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import LabError, unknown
+from .listing import list_command
+from .paper import params, reproduce, suite
+from .records import keep, report, table
+from .terminal import warn
+from .training import compare, train, triangle
+
+__all__ = ["cli", "run"]
+
+
+class Commands(click.Group):
+    """A group that suggests the nearest command for an unknown one, and lists commands in order of use."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command that the words name."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise unknown("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the commands, as they were registered."""
+        return list(self.commands)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="alrao")
+def cli() -> None:
+    """Train neural networks without choosing a learning rate, and compare methods.
+
+    \b
+    Start with:
+      alrao list               tasks, models and methods
+      alrao train digits       train one network (scikit-learn's digits, no download)
+      alrao compare digits     Alrao beside SGD at seven rates and Adam
+
+    Runs are stored in runs/. Run the same command again to resume an interrupted run.
+    """  # noqa: D301, click reads the backspace
+
+
+for command in (list_command, train, compare, triangle, table, report, keep, reproduce, suite, params):
+    cli.add_command(command)
+
+
+def run() -> None:
+    """Run the command; an error of the user's making is one line on standard error and exit code 2."""
+    try:
+        cli.main(prog_name="alrao", standalone_mode=False)
+    except LabError as error:
+        _fail(str(error))
+    except click.exceptions.Exit as done:
+        raise SystemExit(done.exit_code) from None
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        raise SystemExit(2) from None
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        warn("interrupted: run the same command to resume")
+        raise SystemExit(130) from None
+
+
+def _fail(message: str) -> None:
+    warn(f"alrao: {' '.join(message.split())}")
+    raise SystemExit(2) from None

@@ -1,0 +1,121 @@
+"""The commands of published figures: ``reproduce``, ``suite`` and ``params``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from ..errors import LabError
+from .options import collect, common, jobs_option, out_option, pick, results_option, roots_of
+from .terminal import fail_if, out, say, train_missing
+
+__all__ = ["NAMES", "params", "reproduce", "suite"]
+
+NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen", "rl", "theorem")
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*NAMES, "all"]) + "}…")
+@jobs_option
+@click.option("--figures", default="docs/figures", show_default=True, metavar="DIR",
+              help="where figures (SVG), tables (CSV) and their page are written")  # fmt: skip
+@common
+@out_option()
+@results_option()
+def reproduce(
+    names: tuple[str, ...], jobs: int, figures: str, out_dir: str, results: str, **values: Any
+) -> None:
+    """Reproduce the paper's tables and figures: train missing runs, draw, and check for agreement.
+
+    Finished runs are not repeated. The budget mini trains small networks and takes under three hours on two
+    cores for everything; the budget paper trains the paper's networks.
+    """
+    from ..reproduce import reproduce as make
+
+    picked = pick(",".join(names), {name: name for name in (*NAMES, "all")}, "table or figure")
+    wanted = list(NAMES) if "all" in picked else picked
+    page = Path(out_dir) / "reproduce.html"
+    settings = collect(values)
+    made = make(
+        wanted, settings.budget, settings, roots_of(out_dir, results), Path(figures), page,
+        lambda runs: train_missing(runs, jobs),
+    )  # fmt: skip
+    table = Table(title=f"The paper's tables and figures, budget {settings.budget}")
+    for column in ("exhibit", "task", "agrees"):
+        table.add_column(column)
+    for shown in made.shown:
+        agrees = {True: "yes", False: "no", None: "too few runs"}[shown.verdict.agrees]
+        table.add_row(shown.exhibit.name, shown.subject, agrees)
+    out.print(table)
+    say(f"figures: {figures}")
+    say(f"report: {page}")
+    if made.failed:
+        raise LabError("; ".join(f"{name} is incomplete: {why}" for name, why in made.failed.items()))
+
+
+@click.command()
+@click.option("--workloads", metavar="A,B,…", help="workloads to run  [default: all]")
+@click.option("--contenders", metavar="A,B,…", help="methods to compare  [default: all but ablations]")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+              help="runs of every method without a rate, and of every other at its best rate")  # fmt: skip
+@jobs_option
+@click.option("--run/--no-run", "train", default=True, help="train missing runs, or only show finished ones")
+@click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page as well")
+@click.option("--title", default="The suite", show_default=True, help="title of that page")
+@common
+@out_option("suite/runs")
+@results_option("suite/results")
+def suite(
+    workloads: str | None,
+    contenders: str | None,
+    seeds: int,
+    jobs: int,
+    train: bool,
+    markdown: str | None,
+    title: str,
+    out_dir: str,
+    results: str,
+    **values: Any,
+) -> None:
+    """Compare learning-rate-free methods with tuned ones on small workloads of different kinds.
+
+    For each method: the gap of its test loss to the best tuned run, per workload, at worst and on average.
+    Rates are chosen on validation data. Finished runs are not repeated.
+    """
+    from ..store import replace_file
+    from ..suite import ABLATIONS, CONTENDERS, WORKLOADS, Suite, standings, table
+    from ..suite import markdown as page
+
+    runs = Suite(
+        pick(workloads or ",".join(WORKLOADS), WORKLOADS, "workload"),
+        pick(contenders or ",".join(CONTENDERS), CONTENDERS | ABLATIONS, "contender"),
+        collect(values),
+        seeds=seeds,
+        roots=roots_of(out_dir, results),
+    )
+    if train:
+        runs.run(lambda some: train_missing(some, jobs))
+    else:
+        runs.choose()
+    found = standings(runs)
+    for which, chosen_on in (("not used for choosing", False), ("used for choosing", True)):
+        some = [workload for workload in runs.workloads if workload.chosen_on == chosen_on]
+        if some:
+            out.print(table(found, some, f"workloads {which}"))
+    if runs.missing:
+        out.print(f"{runs.missing} runs are missing: run the same command without --no-run to train them")
+    if markdown is not None:
+        content = page(found, list(runs.workloads), title).encode()
+        replace_file(Path(markdown), lambda file: file.write(content))
+    fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
+
+
+@click.command()
+def params() -> None:
+    """Count the parameters of the paper's networks, plain and with Alrao, beside the paper's figures."""
+    from ..params import table
+
+    out.print(table())

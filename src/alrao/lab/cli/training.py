@@ -1,0 +1,114 @@
+"""The commands that train on a task: ``train``, ``compare`` and ``triangle``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import LabError
+from .options import collect, jobs_option, out_option, results_option, roots_of, settings_options, words_of
+from .records import command_line, make_report
+from .terminal import fail_if, out, say, train_missing
+
+__all__ = ["compare", "train", "triangle"]
+
+# The workbench is imported inside the commands: torch takes seconds to import, and --help must not wait.
+
+
+@click.command()
+@click.argument("task")
+@settings_options(skip=["task"])
+@out_option()
+@results_option()
+def train(task: str, out_dir: str, results: str, **values: Any) -> None:
+    """Train one network on TASK. Run the same command again to resume an interrupted run."""
+    from ..display import TrainingBar, describe
+    from ..resolve import refuse_idle
+    from ..run import run
+
+    settings = collect({"task": task, **values})
+    refuse_idle(settings)
+    with TrainingBar(out) as bar:
+        directory = run(settings, roots_of(out_dir, results), bar)
+        lines = directory.metrics()
+        if lines:
+            bar.epoch(lines[-1])
+    result = directory.result
+    assert result is not None
+    describe(out, result)
+    say(f"run directory: {directory.path}")
+
+
+@click.command()
+@click.argument("task")
+@click.option(
+    "--methods", default="alrao,sgd,adam", show_default=True, metavar="A,B,…", help="methods to compare"
+)
+@click.option("--seeds", type=click.IntRange(1), metavar="N", help="runs per method  [default: the budget's]")
+@click.option(
+    "--grid-seeds", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    help="runs per rate of SGD's grid; the best rate then gets all seeds",
+)  # fmt: skip
+@jobs_option
+@settings_options(skip=["task", "method", "seed"])
+@out_option()
+@results_option()
+def compare(
+    task: str,
+    methods: str,
+    seeds: int | None,
+    grid_seeds: int,
+    jobs: int,
+    out_dir: str,
+    results: str,
+    **values: Any,
+) -> None:
+    """Train with several methods and seeds on TASK, and print a table like the paper's.
+
+    The best epoch and the best of SGD's rates are chosen on the validation data; the figures are those on
+    the test data. Finished runs are not repeated.
+    """
+    from ..compare import Comparison
+    from ..display import comparison_table
+    from ..resolve import resolve
+    from ..table import groups
+
+    settings = collect({"task": task, **values})
+    names = words_of(methods)
+    if not names:
+        raise LabError(f"--methods must name at least one method, got {methods!r}: alrao,sgd,adam")
+    kind, _ = resolve(settings)
+    count = seeds or kind.budgets[settings.budget].seeds
+    roots = roots_of(out_dir, results)
+    comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
+    train_missing(comparison, jobs)
+    found, _ = groups(comparison.directories)
+    for group in found:
+        out.print(comparison_table(group))
+        for failure in group.failures:
+            out.print(failure, style="red", markup=False)
+    directories = [directory.path for directory in comparison.directories]
+    make_report(directories, Path(out_dir) / f"report-{settings.task}.html", command_line())
+    fail_if(comparison.failed)
+
+
+@click.command()
+@click.argument("task")
+@click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
+@jobs_option
+@settings_options(skip=["task", "lr"])
+@out_option()
+@results_option()
+def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str, **values: Any) -> None:
+    """Train Alrao on TASK in every interval of a grid of rates; where both ends are equal, train SGD."""
+    from ..methods import GRID
+    from ..triangle import Triangle
+
+    settings = collect({"task": task, **values})
+    grid = GRID if rates is None else tuple(words_of(rates))
+    runs = Triangle(settings, grid, roots=roots_of(out_dir, results))
+    train_missing(runs, jobs)
+    out.print(runs.table())
+    fail_if(runs.failed)
