@@ -3,7 +3,7 @@
 Five sets that scikit-learn ships and five that it generates; nothing is downloaded. A quarter of each is the
 test part, in several random splits. The defaults of the estimators were chosen on other data
 (`--sets choosing`), never on these ten. Usage:
-python benchmarks/tabular.py [--seeds 5] [--markdown docs/sklearn.md]
+python benchmarks/tabular.py [--seeds 5] [--markdown docs/integrations/sklearn.md]
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def check_formulas(site):
 
 
 def check_links_out_of_docs(site):
-    page = (site / "tensorboard-onnx.html").read_text("utf-8")
-    assert 'href="source/examples/tensorboard_log.py.html"' in page
+    page = (site / "integrations/tensorboard-onnx.html").read_text("utf-8")
+    assert 'href="../source/examples/tensorboard_log.py.html"' in page
     script = (site / "source/examples/tensorboard_log.py.html").read_text("utf-8")
     assert "SummaryWriter" in script
     assert 'href="tutorial.html"' in (site / "index.html").read_text("utf-8")
@@ -120,8 +120,8 @@ def test_what_is_broken_fails_the_build(tmp_path):
         "CITATION.cff",
     ):
         (root / path).symlink_to(ROOT / path)
-    losses = root / "docs/api/losses.md"
-    losses.write_text(losses.read_text("utf-8").replace("::: alrao.MixtureBCELoss", ""), "utf-8")
+    model = root / "docs/api/model.md"
+    model.write_text(model.read_text("utf-8").replace("::: alrao.MixtureBCELoss", ""), "utf-8")
     broken = "[a](nowhere.md) [b](how-it-works.md#nowhere) [c](../examples/nowhere.py) [d][alrao.Nowhere]"
     (root / "docs/start.md").write_text(f"# Start\n\n{broken}\n", "utf-8")
     (root / "docs/lonely.md").write_text("# Not in the navigation\n", "utf-8")
@@ -236,12 +236,12 @@ def test_the_page_of_the_workbench_names_all_that_there_is():
 # The code on the pages.
 
 NOT_RUN = {
-    "huggingface.md": "loads a pre-trained model; tests/test_huggingface.py has the same with a small one",
-    "reinforcement-learning.md": "trains for 200,000 steps; tests/test_sb3.py has the same at a small size",
+    "integrations/huggingface.md": "loads a pre-trained model; test_huggingface.py trains a small one",
+    "integrations/reinforcement-learning.md": "trains for 200,000 steps; test_sb3.py trains for a few",
 }
 BEFORE = {
-    "lightning.md": "from alrao.lab.zoo.vision import torchvision  # before Lightning imports it",
-    "tensorboard-onnx.md": """
+    "integrations/lightning.md": "from alrao.lab.zoo.vision import torchvision  # before Lightning",
+    "integrations/tensorboard-onnx.md": """
 import torch, torch.nn as nn, torch.nn.functional as F, alrao
 model = alrao.Alrao(nn.Linear(4, 3))
 optimizer = alrao.SGD(model)
@@ -250,11 +250,11 @@ loader = [(x, torch.randint(3, (8,)))]
 """,
 }
 NEEDS = {
-    "lightning.md": ["lightning"],
-    "sklearn.md": ["sklearn", "pandas"],
-    "skorch.md": ["skorch"],
+    "integrations/lightning.md": ["lightning"],
+    "integrations/sklearn.md": ["sklearn", "pandas"],
+    "integrations/skorch.md": ["skorch"],
     "start.md": ["sklearn"],
-    "tensorboard-onnx.md": ["tensorboard", "onnxscript"],
+    "integrations/tensorboard-onnx.md": ["tensorboard", "onnxscript"],
 }
 
 
