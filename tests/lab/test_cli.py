@@ -221,7 +221,7 @@ def test_a_comparison_with_a_failure_ends_with_code_1(alrao, monkeypatch):
     train = runs.train
 
     def maybe(problem, settings, *rest):
-        if settings.method == "adam":
+        if settings.method.name == "adam":
             raise RuntimeError("boom [/red]")
         train(problem, settings, *rest)
 

@@ -18,6 +18,7 @@ from alrao.lab.runset import RunSet
 from alrao.lab.store import RunDirectory
 from alrao.lab.table import groups
 from alrao.lab.triangle import Triangle
+from alrao.lab.values import Interval, MethodSpec
 
 SMALL = {"train_size": 64, "epochs": 1}
 
@@ -29,7 +30,7 @@ def compared(root, methods, seeds=1, grid_seeds=1, **changes):
 
 
 def names(comparison):
-    return [(planned.settings.method, planned.settings.seed) for planned in comparison.planned.values()]
+    return [(str(planned.settings.method), planned.settings.seed) for planned in comparison.planned.values()]
 
 
 def shown(renderable, width=120):
@@ -43,7 +44,9 @@ def shown(renderable, width=120):
 def told():
     """Who was told of a run that ended."""
     seen = []
-    return seen, lambda planned, error: seen.append((planned.settings.method, planned.settings.seed, error))
+    return seen, lambda planned, error: seen.append(
+        (str(planned.settings.method), planned.settings.seed, error)
+    )
 
 
 def test_which_runs(tmp_path):
@@ -66,7 +69,7 @@ def test_names_that_come_twice(tmp_path):
 
 def test_an_interval_is_for_alrao_alone(tmp_path):
     found = compared(tmp_path, "alrao,alrao-adam,adam", lr="1e-3:1").planned.values()
-    assert [planned.settings.lr for planned in found] == ["0.001:1", "0.001:1", None]
+    assert [planned.settings.lr for planned in found] == [Interval(0.001, 1), Interval(0.001, 1), None]
     with pytest.raises(LabError, match=r"--lr is for the methods of Alrao.*adam@0\.01"):
         compared(tmp_path, "adam,sgd", lr="0.1")
 
@@ -76,7 +79,8 @@ def test_first_the_grid_then_the_best_rate_with_all_seeds(tmp_path, told):
     comparison = compared(tmp_path, "adam,sgd", seeds=3)
     comparison.run(tell=tell)
     best = comparison.best_rate()
-    assert best in ("sgd@0.1", "sgd@1")
+    assert best in (MethodSpec("sgd", 0.1), MethodSpec("sgd", 1.0))
+    best = str(best)
     rates = [name for name, _, _ in seen if name.startswith("sgd")]
     assert len(rates) == 7 + 2
     assert [entry[:2] for entry in seen[-2:]] == [(best, 1), (best, 2)]
@@ -115,7 +119,7 @@ def explode(monkeypatch, method, error):
     train = runs.train
 
     def maybe(problem, wanted, *rest):
-        if wanted.method == method:
+        if str(wanted.method) == method:
             raise error
         train(problem, wanted, *rest)
 
@@ -136,7 +140,7 @@ def test_a_run_that_fails_is_reported_and_the_others_are_kept(tmp_path, told, mo
     assert [row.label for row in group.rows] == ["sgd@0.1", "alrao"]
     assert len(left_out) == 1
     assert "failed" in shown(live_table(comparison))
-    [adam] = [p for p in comparison.planned.values() if p.settings.method == "adam"]
+    [adam] = [p for p in comparison.planned.values() if p.settings.method.name == "adam"]
     assert ended(adam, said["adam"]) == f"adam, seed 0: failed: {said['adam']}"
 
 
@@ -216,12 +220,12 @@ def test_a_validation_that_was_never_finite(tmp_path, monkeypatch):
 
 
 def test_the_triangle(tmp_path):
-    triangle = Triangle(settings(**SMALL), ("0.1", "1e-2", "0.10"), roots=[tmp_path])
-    assert triangle.rates == ["0.01", "0.1"]
-    assert {key: (p.settings.method, p.settings.lr) for key, p in triangle.cells.items()} == {
-        ("0.01", "0.01"): ("sgd@0.01", None),
-        ("0.01", "0.1"): ("alrao", "0.01:0.1"),
-        ("0.1", "0.1"): ("sgd@0.1", None),
+    triangle = Triangle(settings(**SMALL), (0.1, 1e-2, 0.1), roots=[tmp_path])
+    assert triangle.rates == [0.01, 0.1]
+    assert {key: (str(p.settings.method), p.settings.lr) for key, p in triangle.cells.items()} == {
+        (0.01, 0.01): ("sgd@0.01", None),
+        (0.01, 0.1): ("alrao", Interval(0.01, 0.1)),
+        (0.1, 0.1): ("sgd@0.1", None),
     }
     assert "–" in shown(triangle.table())
     triangle.run()
@@ -234,7 +238,7 @@ def test_the_triangle(tmp_path):
 
 def test_the_triangle_where_runs_fail(tmp_path, monkeypatch):
     explode(monkeypatch, "sgd@0.1", RuntimeError("boom"))
-    triangle = Triangle(settings(**SMALL), ("0.1", "1e30"), roots=[tmp_path])
+    triangle = Triangle(settings(**SMALL), (0.1, 1e30), roots=[tmp_path])
     triangle.run()
     text = shown(triangle.table())
     assert "failed" in text
@@ -242,7 +246,7 @@ def test_the_triangle_where_runs_fail(tmp_path, monkeypatch):
 
 
 def test_a_test_figure_that_is_not_finite(tmp_path):
-    triangle = Triangle(settings(**SMALL), ("0.1",), roots=[tmp_path])
+    triangle = Triangle(settings(**SMALL), (0.1,), roots=[tmp_path])
     triangle.run()
     [planned] = triangle.cells.values()
     result = planned.directory.result
@@ -251,22 +255,20 @@ def test_a_test_figure_that_is_not_finite(tmp_path):
 
 
 def test_the_triangle_of_adam(tmp_path):
-    triangle = Triangle(settings(**SMALL, method="alrao-adam"), ("0.1", "1"), roots=[tmp_path])
-    assert [p.settings.method for p in triangle.cells.values()] == ["adam@0.1", "alrao-adam", "adam@1"]
+    triangle = Triangle(settings(**SMALL, method="alrao-adam"), (0.1, 1), roots=[tmp_path])
+    assert [str(p.settings.method) for p in triangle.cells.values()] == ["adam@0.1", "alrao-adam", "adam@1"]
 
 
 @pytest.mark.parametrize(
-    ("method", "rates", "message"),
+    ("method", "message"),
     [
-        ("sgd@0.1", ("1",), "about alrao and alrao-adam, got --method sgd@0.1"),
-        ("arlao", ("1",), "did you mean alrao"),
-        ("alrao", ("1", "x"), "must be a number, got 'x'"),
-        ("alrao", ("",), "needs a rate"),
+        ("sgd@0.1", "about alrao and alrao-adam, got --method sgd@0.1"),
+        ("arlao", "did you mean alrao"),
     ],
 )
-def test_triangles_that_cannot_be(tmp_path, method, rates, message):
+def test_triangles_that_cannot_be(tmp_path, method, message):
     with pytest.raises(LabError, match=message):
-        Triangle(settings(method=method), rates, roots=[tmp_path])
+        Triangle(settings(method=method), (1.0,), roots=[tmp_path])
 
 
 def test_runs_that_are_wanted_twice_are_planned_once(tmp_path):

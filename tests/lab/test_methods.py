@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from torch import nn
 
 from alrao.lab.errors import LabError
 from alrao.lab.learner import Learner
-from alrao.lab.methods import GRID, METHODS, canonical, expand, learner, parse_interval
+from alrao.lab.methods import GRID, METHODS, expand, learner, settle
 from alrao.lab.resolve import resolve
 from alrao.lab.seeds import seed_of
+from alrao.lab.settings import Settings
+from alrao.lab.store import RunDirectory
+from alrao.lab.values import Interval, MethodSpec
 
 CPU = torch.device("cpu")
 RATES = {"sgd": "sgd@0.1", "frozen": "frozen@0.1:0.5"}
@@ -251,7 +255,7 @@ def test_frozen_trains_a_fraction_of_the_features(tmp_path):
 
 def test_an_interval_of_one_rate():
     problem, net, resolved = problem_and_net(method="alrao", lr="0.1", copies=1)
-    assert resolved.lr == "0.1:0.1"
+    assert resolved.lr == Interval(0.1, 0.1)
     made = learner(net, resolved, problem)
     rates = [float(rate) for p in made.model.parameters() for rate in made.optimizer.rates(p).flatten()]
     assert rates == pytest.approx([0.1] * len(rates))
@@ -270,13 +274,17 @@ def test_an_interval_of_one_rate():
     ],
 )
 def test_one_spelling(said, name):
-    assert canonical(*said) == (name, None)
+    assert tuple(map(str, settled(*said))) == (name, "None")
 
 
-def test_the_grid_is_spelled_canonically():
-    assert expand("sgd") == [canonical(f"sgd@{rate}")[0] for rate in GRID]
-    assert [float(rate) for rate in GRID] == pytest.approx([10**k for k in range(-5, 2)])
-    assert expand("adam@.01") == ["adam@0.01"]
+def settled(method, lr):
+    return settle(MethodSpec.parse(method), None if lr is None else Interval.parse(lr))
+
+
+def test_a_comparison_s_grid():
+    assert expand("sgd") == [MethodSpec("sgd", rate) for rate in GRID]
+    assert pytest.approx([10**k for k in range(-5, 2)]) == GRID
+    assert expand("adam@.01") == [MethodSpec("adam", 0.01)]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +300,9 @@ def test_the_grid_is_spelled_canonically():
         ("sgd@nan", None, "finite"),
         ("sgd@1e999", None, "finite"),
         ("sgd@fast", None, "must be a number, got 'fast'"),
+        ("sgd@0.1:0.5", None, "only frozen takes a fraction"),
         ("sgd@0.1", "0.2", "given twice"),
+        ("sgd", "0.1:0.2", "sgd takes one rate, got the interval --lr 0.1:0.2"),
         ("alrao@0.1", None, "--lr 1e-5:10"),
         ("alrao", "10:1e-5", "from low to high"),
         ("alrao", "1:2:3", "must be a number, got '2:3'"),
@@ -301,12 +311,33 @@ def test_the_grid_is_spelled_canonically():
 )
 def test_names_and_rates_that_are_none(method, lr, message):
     with pytest.raises(LabError, match=message):
-        canonical(method, lr)
+        settled(method, lr)
 
 
 def test_intervals():
-    assert parse_interval("1e-5:10") == (1e-5, 10.0)
-    assert parse_interval("0.1") == (0.1, 0.1)
+    assert Interval.parse("1e-5:10") == Interval(1e-5, 10.0)
+    assert Interval.parse("0.1") == Interval(0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "frozen@0.1:0.5"},
+        {"method": "adam", "seed": 3},
+        {"method": "alrao-zoom", "lr": "1e-6:0.1", "zoom": "copies=inf,rewind=0", "body_lr": "1e-7:1"},
+    ],
+)
+def test_settings_come_back_from_json(tmp_path, changes):
+    wanted = settings(**changes)
+    directory = RunDirectory(tmp_path)
+    directory.write_config({"settings": asdict(wanted)})
+    assert Settings(**directory.config["settings"]) == wanted
+
+
+@pytest.mark.parametrize("value", [3, [1], {"rate": 1}, {"low": 1}])
+def test_a_value_that_cannot_be_read(value):
+    with pytest.raises(LabError, match="is no Interval"):
+        Interval.of(value)
 
 
 @pytest.mark.parametrize(

@@ -158,12 +158,16 @@ def test_odd_features_and_posteriors(root, tmp_path):
     "method", ["frozen@x:y", "frozen@0.1", "sgd@nan", "sgd@-1", "sgd@", "adam@1e999", "alrao-", "@", "a@b@c"]
 )
 def test_methods_of_another_world(root, tmp_path, method):
-    make_run(root, method)
-    make_run(root, "alrao", lr="10:1")
+    path = make_run(root, method)
+    backwards = make_run(root, "alrao", lr="10:1")
     make_run(root, "sgd@1")
     report, _ = page_of(root, tmp_path)
-    assert report.left_out == []
+    assert f"{backwards}: left out: an interval of rates goes from low to high, got 10:1" in report.left_out
     assert len(report.sections) == 1
+    shown = {record.path for record in report.sections[0].experiment.records}
+    readable = method in ("frozen@0.1", "sgd@", "alrao-", "@")
+    assert (path in shown) == readable
+    assert len(report.left_out) == (1 if readable else 2)
 
 
 def test_a_figure_that_cannot_be_drawn_is_left_out_alone(root, tmp_path, monkeypatch):
@@ -188,6 +192,7 @@ def test_no_runs_at_all(tmp_path):
 def test_hostile_names_are_text(tmp_path):
     root = tmp_path / "runs" / "<b onclick=alert(1)>"
     make_run(root, "sgd@" + HOSTILE, task=HOSTILE, model=HOSTILE)
+    make_run(root, "sgd@1", task=HOSTILE, model=HOSTILE)
     make_run(root, "alrao", task=HOSTILE, model=HOSTILE, lr=HOSTILE, finished=False)
     make_run(root, HOSTILE, task="digits", model=HOSTILE)
     make_run(
@@ -195,11 +200,12 @@ def test_hostile_names_are_text(tmp_path):
         "alrao",
         task="digits",
         model=HOSTILE,
-        lr="{{7*7}}",
+        seed=7,
         features=[{"name": HOSTILE, "rates": [1], "start": [1], "moved": [1]}],
     )
     report, text = page_of(tmp_path / "runs", tmp_path)
     assert len(report.sections) == 2
+    assert sum("must be a number, got" in sentence for sentence in report.left_out) == 2
     assert HOSTILE not in text
     assert "<b onclick" not in text
     own = re.sub(r"<script>.*?</script>", "", text, flags=re.S)

@@ -187,7 +187,7 @@ def test_the_best_rate_is_the_one_of_the_highest_return(tmp_path):
     (group,) = groups(comparison.directories)[0]
     good = [row for row in group.grid if row.good]
     best = max(good, key=lambda row: row.values("valid", "return")[0])
-    assert comparison.best_rate() == best.label
+    assert str(comparison.best_rate()) == best.label
     assert comparison_table(group).row_count == 2 + len(group.grid)
     sgd = next(row for row in group.rows if row.label == best.label)
     alrao_row = next(row for row in group.rows if row.label == "alrao")

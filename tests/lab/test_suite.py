@@ -24,9 +24,9 @@ from alrao.lab.tasks import get_task
 
 QUICK = Workload("quick", "digits for two epochs", "digits", "mlp", {"epochs": 2, "train_size": 96})
 OTHER = Workload("other", "the same, wider", "digits", "cnn", {"epochs": 1, "train_size": 64}, chosen_on=True)
-RATES = Contender("rates", ("sgd@0.001", "sgd@0.5", "sgd@10000"))
-PLAIN = Contender("plain", ("adam",))
-ZOOM = Contender("zoom", ("alrao-zoom",), "cosine")
+RATES = Contender("rates", "sgd", rates=(0.001, 0.5, 10_000.0))
+PLAIN = Contender("plain", "adam")
+ZOOM = Contender("zoom", "alrao-zoom", "cosine")
 
 
 def a_row(label, tests, valid=1.0, failed=0):
@@ -189,8 +189,8 @@ def ran(tmp_path):
 
 def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
     runs = sorted(
-        (s["method"], s["schedule"], s["seed"])
-        for s in (directory.config["settings"] for directory in find_runs([tmp_path]))
+        (str(s.method), s.schedule, s.seed)
+        for s in (Settings(**directory.config["settings"]) for directory in find_runs([tmp_path]))
     )
     assert runs == [
         ("alrao-zoom", "cosine", 0),

@@ -26,7 +26,7 @@ def make_run(
 
     ``diverged`` is the epoch in which it does; the line of that epoch holds no numbers.
     """
-    config = dataclasses.asdict(Settings(method=method, seed=seed)) | defaults(method) | settings
+    config = dataclasses.asdict(Settings(seed=seed)) | defaults(method) | {"method": method} | settings
     name = f"{method.replace(':', '_')}-{config['lr'] or ''}-{seed}".replace(":", "_").replace("/", "_")
     path = root / name
     path.mkdir(parents=True)

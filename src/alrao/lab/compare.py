@@ -11,6 +11,7 @@ from .resolve import of_alrao
 from .runset import RunSet, Tell
 from .settings import Settings
 from .table import groups
+from .values import MethodSpec
 
 __all__ = ["Comparison"]
 
@@ -30,18 +31,18 @@ class Comparison(RunSet):
         self, settings: Settings, methods: list[str], *, seeds: int, grid_seeds: int, roots: list[Path]
     ) -> None:
         self.seeds, self.grid = seeds, "sgd" in methods
-        names = list(dict.fromkeys(name for method in methods for name in expand(method)))
-        if settings.lr is not None and not any(of_alrao(name) for name in names):
+        specs = list(dict.fromkeys(spec for method in methods for spec in expand(method)))
+        if settings.lr is not None and not any(map(of_alrao, specs)):
             raise LabError(
                 "--lr is for the methods of Alrao; the rates of the others go to their names: adam@0.01"
             )
-        self._rates = [name for name in names if self.grid and name.startswith("sgd@")]
-        super().__init__(_with(settings, names[0], 0), roots)
+        self._rates = [spec for spec in specs if self.grid and spec.name == "sgd"]
+        super().__init__(_with(settings, specs[0], 0), roots)
         self.settings = settings
         for seed in range(max(seeds, grid_seeds)):
-            for name in names:
-                if seed < (grid_seeds if name in self._rates else seeds):
-                    self.plan(_with(settings, name, seed))
+            for spec in specs:
+                if seed < (grid_seeds if spec in self._rates else seeds):
+                    self.plan(_with(settings, spec, seed))
 
     def run(self, jobs: int = 1, tell: Tell | None = None) -> None:
         """Run what is missing: first every method and every rate, then the best rate with all seeds."""
@@ -52,13 +53,13 @@ class Comparison(RunSet):
                 self.plan(_with(self.settings, best, seed))
             super().run(jobs, tell)
 
-    def best_rate(self) -> str | None:
-        """The method ``sgd@RATE`` that is best on validation so far."""
+    def best_rate(self) -> MethodSpec | None:
+        """Return SGD at the rate that is best on validation so far."""
         rates = [p.directory for p in self.planned.values() if p.settings.method in self._rates]
         found, _ = groups(rates)
-        return found[0].rows[0].label if found and found[0].rows[0].good else None
+        return MethodSpec.parse(found[0].rows[0].label) if found and found[0].rows[0].good else None
 
 
-def _with(settings: Settings, method: str, seed: int) -> Settings:
+def _with(settings: Settings, method: MethodSpec, seed: int) -> Settings:
     lr = settings.lr if of_alrao(method) else None
     return replace(settings, method=method, seed=seed, lr=lr)

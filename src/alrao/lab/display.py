@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -121,7 +120,7 @@ def ended(planned: Planned, error: str | None) -> str:
     """A line about a run that ended."""
     settings, result = planned.settings, planned.directory.result
     schedule = "" if settings.schedule == "none" else f", {settings.schedule}"
-    name = f"{label(asdict(settings))}{schedule}, seed {settings.seed}"
+    name = f"{label(settings.words())}{schedule}, seed {settings.seed}"
     if error is not None or result is None:
         return f"{name}: failed: {error}"
     if result["status"] != "finished":
@@ -151,7 +150,7 @@ def live_table(runs: RunSet) -> RenderableType:
         name, value = next(iter(last.items()), ("", None))
         shown = measure_text(name, value) if last else ""
         epoch = f"{len(lines)}/{planned.settings.epochs}"
-        table.add_row(label(asdict(planned.settings)), str(planned.settings.seed), epoch, shown, state)
+        table.add_row(label(planned.settings.words()), str(planned.settings.seed), epoch, shown, state)
     return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import asdict
 from statistics import mean
 
 from .display import cells, columns, digits, row_name
@@ -116,7 +115,7 @@ def _command(group: Group) -> str:
     seeds = max(len(row.runs) for row in group.rows)
     if seeds != get_task(group.task).budgets[first["budget"]].seeds:
         words += ["--seeds", str(seeds)]
-    usual = asdict(resolve(Settings(task=group.task, model=group.model, budget=first["budget"]))[1])
+    usual = resolve(Settings(task=group.task, model=group.model, budget=first["budget"]))[1].words()
     for name, field in Settings.__dataclass_fields__.items():
         if field.metadata["repeats"] and name not in (*OF_METHOD, "seed") and first[name] != usual[name]:
             flag = f"--{name.replace('_', '-')}"

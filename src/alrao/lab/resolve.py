@@ -6,9 +6,10 @@ import dataclasses
 from math import isfinite
 
 from .errors import LabError, unknown
-from .methods import METHODS, canonical, parse_interval
+from .methods import METHODS, settle
 from .settings import Settings
 from .tasks import Task, get_task
+from .values import Interval, MethodSpec
 from .zooming import Zooming
 
 __all__ = ["OF_ALRAO", "of_alrao", "refuse_idle", "resolve"]
@@ -29,16 +30,15 @@ OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "i
 OF_ALRAO = ("copies", "averaging", "theta", "evidence", "zoom", "body_lr", "normalise")
 
 
-def of_alrao(method: str) -> bool:
-    """Whether a method takes an interval and copies.
+def of_alrao(method: MethodSpec) -> bool:
+    """Return whether a method takes an interval and copies.
 
     Raises:
         LabError: there is no such method.
     """
-    name = method.partition("@")[0]
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name].rate == "never"
+    if method.name not in METHODS:
+        raise unknown("method", method.name, METHODS)
+    return METHODS[method.name].rate == "never"
 
 
 def refuse_idle(settings: Settings) -> None:
@@ -63,9 +63,9 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     task = get_task(settings.task)
     _check(settings, task)
     budget = task.budgets[settings.budget]
-    method, lr = canonical(settings.method, settings.lr)
+    method, lr = settle(settings.method, settings.lr)
     _check_momentum(method, settings.momentum)
-    if settings.average and method.partition("@")[0] in ("dog", "schedulefree"):
+    if settings.average and method.name in ("dog", "schedulefree"):
         raise LabError(f"{method} has an average of its own: leave --average out")
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     changes: dict[str, object] = {
@@ -77,24 +77,23 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     }
     changes |= {name: value for name, value in task.defaults.items() if getattr(settings, name) is None}
     if of_alrao(method):
-        low, high = task.interval_of(method)
-        changes["lr"] = lr or f"{low:g}:{high:g}"
+        interval = lr or Interval(*task.interval_of(method.name))
+        changes["lr"] = interval
         changes["copies"] = settings.copies or task.copies
-        changes["evidence"] = settings.evidence or METHODS[method].evidence
-        if settings.body_lr is not None:
-            changes["body_lr"] = canonical(method, settings.body_lr)[1]
-        if settings.zoom is not None or method == "alrao-zoom":
-            changes["zoom"] = str(Zooming.parse(settings.zoom or "default"))
-            _check_zoom(str(changes["lr"]), settings.copies)
+        changes["evidence"] = settings.evidence or METHODS[method.name].evidence
+        if settings.zoom is not None or method.name == "alrao-zoom":
+            changes["zoom"] = settings.zoom or Zooming()
+            _check_zoom(interval, settings.copies)
     else:
         changes |= {name: defaults[name] for name in OF_ALRAO}
     return task, dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
 
-def _check_zoom(lr: str, copies: int | None) -> None:
-    low, high = parse_interval(lr)
-    if low == high:
-        raise LabError(f"Zoom narrows an interval of rates, got the rate {low:g}: --lr 1e-6:0.1, say")
+def _check_zoom(lr: Interval, copies: int | None) -> None:
+    if lr.low == lr.high:
+        raise LabError(
+            f"Zoom narrows an interval of rates, got the rate {lr.low:g}: give two, as in --lr 1e-6:0.1"
+        )
     if copies == 1:
         raise LabError("Zoom follows the posterior over several copies, got --copies 1: leave --copies out")
 
@@ -130,12 +129,12 @@ def _check(settings: Settings, task: Task) -> None:
             raise unknown("model", settings.model, known)
 
 
-def _check_momentum(method: str, momentum: float | None) -> None:
+def _check_momentum(method: MethodSpec, momentum: float | None) -> None:
     if momentum is None:
         return
     if not 0 <= momentum < 1:
         raise LabError(f"--momentum must be at least 0 and less than 1, got {momentum}")
-    taken = METHODS[method.partition("@")[0]].momentum
+    taken = METHODS[method.name].momentum
     if taken == "never":
         raise LabError(f"{method} has no momentum: leave --momentum out")
     if taken == "positive" and momentum == 0:

@@ -8,7 +8,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Settings", "option", "spelled"]
+from .values import Interval, MethodSpec, Spelled
+from .zooming import Zooming
+
+__all__ = ["Settings", "option"]
 
 
 def option(
@@ -27,30 +30,28 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def spelled(number: float) -> str:
-    """The one spelling of a number: short, and exact all the same."""
-    short = f"{number:g}"
-    return short if float(short) == number else repr(number)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one run. ``None`` means: as the task, or the method, has it."""
+    """The settings of one run. ``None`` selects the default of the task, or of the method.
+
+    Values with a spelling (``method``, ``lr``, ``body_lr``, ``zoom``) may be given as the command line spells
+    them, or as the JSON of a record has them.
+    """
 
     task: str = option("digits", "the task")
     model: str | None = option(None, "the network; `alrao list` shows those of each task")
-    method: str = option("alrao", "how to train it; `alrao list` shows the methods")
-    lr: str | None = option(None, "an interval 1e-5:10 for Alrao, a rate 0.1 for the other methods")
+    method: MethodSpec = option(MethodSpec("alrao"), "how to train it; `alrao list` shows the methods")
+    lr: Interval | None = option(None, "an interval 1e-5:10 for Alrao, a rate 0.1 for the other methods")
     copies: int | None = option(None, "copies of the output layer (Alrao)")
     averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
     theta: float = option(0.999, "the switch's prior probability of switching again")
     evidence: str | None = option(
         None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid="mean"
     )
-    zoom: str | None = option(
+    zoom: Zooming | None = option(
         None, "narrow Alrao's interval: default, or part=0.15,width=3,copies=300,memory=0.5,mode=0,rewind=1"
     )
-    body_lr: str | None = option(None, "an interval for the body other than the copies' (Alrao)")
+    body_lr: Interval | None = option(None, "an interval for the body other than the copies' (Alrao)")
     normalise: str | None = option(
         None, "scale the gradients of what to unit size before a step (Alrao)", choices=("feature", "layer")
     )
@@ -80,19 +81,39 @@ class Settings:
     tensorboard: bool = option(False, "write TensorBoard event files too", repeats=False)
     workers: int | None = option(None, "processes that read images (image folders)", repeats=False)
 
-    def key(self) -> dict[str, Any]:
-        """What makes this run the one it is: every field that repeats and is not the default.
+    def __post_init__(self) -> None:
+        for name, kind in SPELLED.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, kind.of(value))
 
-        A field that is added later so leaves the runs of before what they were.
+    def key(self) -> dict[str, Any]:
+        """Return what identifies the run: every field that repeats it and is not the default, as spelled.
+
+        A field that is added later thus leaves earlier runs what they were.
         """
-        return {
+        found = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.metadata["repeats"]
             and getattr(self, field.name) not in (field.default, field.metadata["unsaid"])
         }
+        return {name: str(value) if isinstance(value, Spelled) else value for name, value in found.items()}
+
+    def words(self) -> dict[str, Any]:
+        """Return every field, values with a spelling as it."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: str(value) if isinstance(value, Spelled) else value for name, value in found.items()}
 
     def digest(self, data: str) -> str:
-        """A short name for the settings on the data of that identity."""
+        """Return a short name for the settings on the data of that identity."""
         text = json.dumps([self.key(), data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+SPELLED: dict[str, type[Spelled]] = {
+    "method": MethodSpec,
+    "lr": Interval,
+    "body_lr": Interval,
+    "zoom": Zooming,
+}
+"""The fields whose values have a spelling."""

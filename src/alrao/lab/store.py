@@ -222,7 +222,7 @@ class RunDirectory:
 
 def locate(settings: Settings, data: str, roots: Iterable[Path]) -> RunDirectory:
     """The directory of a run: the first among the roots that has a result, else in the first root."""
-    method = settings.method.replace(":", "_")  # no file system forbids that one
+    method = str(settings.method).replace(":", "_")  # no file system forbids that one
     name = Path(settings.task, settings.model or "", f"{method}-{settings.seed}-{settings.digest(data)}")
     candidates = [RunDirectory(root / name) for root in roots]
     return next((run for run in candidates if run.result is not None), candidates[0])

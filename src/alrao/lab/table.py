@@ -161,7 +161,7 @@ def _finished(config: dict[str, Any], result: dict[str, Any]) -> Finished:
     if lacking := [name for name in RESULT if name not in result]:
         raise LabError(f"result.json does not say the run's {', '.join(lacking)}")
     get_task(settings["task"])
-    return Finished(known | settings, result, about)
+    return Finished(Settings(**settings).words(), result, about)
 
 
 def experiment(settings: dict[str, Any]) -> tuple[Any, ...]:

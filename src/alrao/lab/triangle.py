@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
 
 from .errors import LabError
-from .methods import GRID, canonical
+from .methods import GRID
 from .resolve import of_alrao
 from .runset import Planned, RunSet
 from .settings import Settings
+from .values import Interval, MethodSpec, spelled
 
 __all__ = ["Triangle"]
 
@@ -25,20 +27,19 @@ class Triangle(RunSet):
         roots: where runs are.
     """
 
-    def __init__(self, settings: Settings, rates: tuple[str, ...] = GRID, *, roots: list[Path]) -> None:
+    def __init__(self, settings: Settings, rates: Sequence[float] = GRID, *, roots: list[Path]) -> None:
         if not of_alrao(settings.method):
             raise LabError(f"the triangle is about alrao and alrao-adam, got --method {settings.method}")
         super().__init__(replace(settings, lr=None), roots)
-        plain = "sgd" if settings.method == "alrao" else "adam"
-        values = sorted({float(canonical("sgd", rate)[0].partition("@")[2]) for rate in rates})
-        self.rates = [f"{value:g}" for value in values]
-        self.cells: dict[tuple[str, str], Planned] = {}
+        plain = "sgd" if settings.method.name == "alrao" else "adam"
+        self.rates = sorted(set(rates))
+        self.cells: dict[tuple[float, float], Planned] = {}
         for i, low in enumerate(self.rates):
             for high in self.rates[i:]:
                 if low == high:
-                    wanted = replace(settings, method=f"{plain}@{low}", lr=None)
+                    wanted = replace(settings, method=MethodSpec(plain, low), lr=None)
                 else:
-                    wanted = replace(settings, lr=f"{low}:{high}")
+                    wanted = replace(settings, lr=Interval(low, high))
                 self.cells[low, high] = self.plan(wanted)
 
     def table(self) -> Table:
@@ -50,12 +51,12 @@ class Triangle(RunSet):
         )
         table.add_column("from \\ to")
         for rate in self.rates:
-            table.add_column(rate, justify="right")
+            table.add_column(spelled(rate), justify="right")
         for low in self.rates:
-            table.add_row(low, *(self._cell(low, high, measure) for high in self.rates))
+            table.add_row(spelled(low), *(self._cell(low, high, measure) for high in self.rates))
         return table
 
-    def _cell(self, low: str, high: str, measure: str) -> str:
+    def _cell(self, low: float, high: float, measure: str) -> str:
         planned = self.cells.get((low, high))
         if planned is None:
             return ""

@@ -43,6 +43,7 @@ def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
             if kind is bool:
                 command = click.option(flag, is_flag=True, help=text)(command)
                 continue
+            kind = kind if kind in (int, float) else str  # others are read from their spelling
             command = click.option(
                 flag,
                 type=kind,

@@ -105,9 +105,10 @@ def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str
     """Train Alrao on TASK in every interval of a grid of rates; where both ends are equal, train SGD."""
     from ..methods import GRID
     from ..triangle import Triangle
+    from ..values import parse_rate
 
     settings = collect({"task": task, **values})
-    grid = GRID if rates is None else tuple(words_of(rates))
+    grid = GRID if rates is None else [parse_rate(rate) for rate in words_of(rates)]
     runs = Triangle(settings, grid, roots=roots_of(out_dir, results))
     train_missing(runs, jobs)
     out.print(runs.table())

@@ -9,8 +9,8 @@ from math import inf
 from typing import Any
 
 from ..errors import LabError
-from ..methods import parse_interval
 from ..table import HIGHER_IS_BETTER, Group, Row, experiment, group, label, title
+from ..values import Interval
 from .records import Reading, Record
 
 __all__ = ["Experiment", "experiments", "interval", "positive", "rate", "spoken"]
@@ -69,10 +69,10 @@ def interval(name: str, settings: dict[str, Any]) -> tuple[str, str, str] | None
     if method not in ("alrao", "alrao-adam") or not text:
         return None
     try:
-        low, high = parse_interval(text)
+        found_interval = Interval.parse(text)
     except LabError:
         return None
-    return method, f"{low:g}", f"{high:g}"
+    return method, f"{found_interval.low:g}", f"{found_interval.high:g}"
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log10
 
 from ..errors import LabError
-from ..methods import parse_interval
+from ..values import Interval
 from .captions import caption
 from .commands import compare_command
 from .experiments import Experiment
@@ -32,9 +32,10 @@ def copy_rates(record: Record, count: int) -> list[float]:
     if len(rates) == count:
         return rates
     try:
-        low, high = parse_interval(record.settings["lr"] or "")
+        interval = Interval.parse(record.settings["lr"] or "")
     except LabError:
         return [float(i + 1) for i in range(count)]
+    low, high = interval.low, interval.high
     return [low * (high / low) ** (i / max(1, count - 1)) for i in range(count)]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ..errors import LabError
 from ..settings import Settings
 from ..table import Finished
 
@@ -112,16 +113,17 @@ def _object(path: Path) -> dict[str, Any] | None:
 def _settings(found: dict[str, Any]) -> dict[str, Any]:
     """The settings as this version knows them: fields it does not know are dropped, missing ones default."""
     known = {name: value for name, value in found.items() if name in Settings.__dataclass_fields__}
-    settings = asdict(Settings(**known))
-    for name, kind in (("task", str), ("method", str), ("seed", int)):
+    for name, kind in (("task", str), ("method", str | dict), ("seed", int)):
         if name not in found or not isinstance(found[name], kind):
             raise ValueError(f"config.json has no {name}")
+    try:
+        settings = Settings(**known).words()
+    except LabError as error:
+        raise ValueError(str(error)) from None
     for name, value in settings.items():
         if isinstance(value, dict | list):
             raise ValueError(f"the setting {name} in config.json is no value")
     settings["model"] = str(settings["model"] or "")
-    if not isinstance(settings["lr"], str | None):
-        settings["lr"] = str(settings["lr"])
     return settings
 
 

@@ -12,6 +12,7 @@ from ..methods import GRID
 from ..runset import RunSet
 from ..settings import Settings
 from ..triangle import Triangle
+from ..values import Interval
 
 __all__ = ["EXHIBITS", "Exhibit", "Plan"]
 
@@ -23,7 +24,7 @@ class Plan:
     task: str
     methods: str = "alrao,sgd,adam"
     seeds: int = 3
-    rates: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def runs(self, budget: str, common: Settings, roots: list[Path]) -> RunSet:
@@ -113,7 +114,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "Figure 3",
             "Alrao works as soon as the interval contains at least one suitable rate.",
             (Plan("digits", rates=GRID, settings=SMALL),),
-            (Plan("cifar10", rates=(*GRID, "100"), settings={"model": "googlenet", "epochs": 30}),),
+            (Plan("cifar10", rates=(*GRID, 100.0), settings={"model": "googlenet", "epochs": 30}),),
             ("triangle",),
         ),
         Exhibit(
@@ -134,8 +135,12 @@ EXHIBITS: dict[str, Exhibit] = {
             (replace(CIFAR, methods=f"alrao-adam,adam,{ADAM_RATES}", seeds=1),),
             (
                 *_networks(f"alrao-adam,adam,{ADAM_RATES}", 10),
-                Plan("cifar10", "alrao-adam", 10, settings={"model": "mobilenet", "lr": "1e-6:1e-2"}),
-                Plan("cifar10", "alrao-adam", 10, settings={"model": "mobilenet", "lr": "1e-6:1e-1"}),
+                Plan(
+                    "cifar10", "alrao-adam", 10, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-2)}
+                ),
+                Plan(
+                    "cifar10", "alrao-adam", 10, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-1)}
+                ),
             ),
             ("adam",),
         ),

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..runset import Planned, RunSet
 from ..settings import Settings
 from ..table import Finished, Row, best_of
+from ..values import MethodSpec
 from .contenders import Contender
 from .workloads import Workload
 
@@ -36,7 +37,7 @@ class Suite:
         roots: list[Path],
     ) -> None:
         self.workloads, self.contenders, self.seeds = workloads, contenders, seeds
-        self._runs: dict[tuple[str, str], dict[str, list[Planned]]] = {}
+        self._runs: dict[tuple[str, str], dict[MethodSpec, list[Planned]]] = {}
         self.sets: dict[str, RunSet] = {}
         for workload in workloads:
             settings = workload.settings(common)
@@ -47,7 +48,7 @@ class Suite:
                     self._plan(runs, workload, contender, method, range(count))
 
     def _plan(
-        self, runs: RunSet, workload: Workload, contender: Contender, method: str, seeds: range
+        self, runs: RunSet, workload: Workload, contender: Contender, method: MethodSpec, seeds: range
     ) -> None:
         by_method = self._runs.setdefault((workload.name, contender.name), {})
         by_method[method] = [
@@ -80,7 +81,7 @@ class Suite:
         for contender in self.contenders:
             if contender.tuned and (best := self.chosen(workload, contender)) is not None:
                 runs = self.sets[workload.name]
-                self._plan(runs, workload, contender, best.label, range(self.seeds))
+                self._plan(runs, workload, contender, MethodSpec.parse(best.label), range(self.seeds))
 
     def chosen(self, workload: Workload, contender: Contender) -> Row | None:
         """The finished runs of a contender: of the rate that is best on validation, where it is tuned."""
@@ -96,7 +97,7 @@ class Suite:
         for method, planned in self._runs[workload.name, contender.name].items():
             finished = [run for each in planned if (run := _finished(each)) is not None]
             if finished:
-                rows.append(Row(method, finished))
+                rows.append(Row(str(method), finished))
         return rows
 
     @property
@@ -110,4 +111,4 @@ def _finished(planned: Planned) -> Finished | None:
     config, result = planned.directory.config, planned.directory.result
     if config is None or result is None:
         return None
-    return Finished(config["settings"], result, config.get("data", {}))
+    return Finished(Settings(**config["settings"]).words(), result, config.get("data", {}))
