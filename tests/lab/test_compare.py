@@ -9,7 +9,7 @@ from rich.console import Console
 from support.lab_runs import outcome, settings
 
 from alrao.lab import run as runs
-from alrao.lab import runset
+from alrao.lab import runset, supervised
 from alrao.lab.compare import Comparison
 from alrao.lab.display import comparison_table, ended, live_table
 from alrao.lab.errors import LabError
@@ -208,7 +208,7 @@ def test_the_live_table_while_more_is_planned(tmp_path):
 
 def test_a_validation_that_was_never_finite(tmp_path, monkeypatch):
     nothing = {"loss": float("nan"), "accuracy": 0.0}
-    monkeypatch.setattr(runs, "evaluate", lambda *_: nothing)
+    monkeypatch.setattr(supervised, "evaluate", lambda *_: nothing)
     comparison = compared(tmp_path, "adam")
     comparison.run()
     [planned] = comparison.planned.values()

@@ -12,8 +12,7 @@ import pytest
 import torch
 from support.lab_runs import in_child, outcome, settings, tiny
 
-from alrao.lab import run as runs
-from alrao.lab import store
+from alrao.lab import loop, store
 from alrao.lab.run import run
 from alrao.lab.store import RunDirectory
 
@@ -105,7 +104,7 @@ def test_death_at_the_writes_of_an_epoch(tmp_path, way):
 def test_death_inside_an_epoch(tmp_path, monkeypatch, way):
     wanted = settings(**WAYS[way])
     whole = run(wanted, [tmp_path / "whole"])
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", -1)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1)
     assert die_often(wanted, tmp_path / "cut") > 4
     assert outcome(run(wanted, [tmp_path / "cut"])) == outcome(whole)
 
@@ -114,14 +113,14 @@ def test_death_inside_an_epoch(tmp_path, monkeypatch, way):
 def test_death_inside_a_text(tmp_path, monkeypatch, text, method):
     wanted = settings(**text, method=method)
     whole = run(wanted, [tmp_path / "whole"])
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", -1)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1)
     assert die_often(wanted, tmp_path / "cut") > 3
     assert outcome(run(wanted, [tmp_path / "cut"])) == outcome(whole)
 
 
 def test_the_state_that_is_carried_along_matters(tmp_path, monkeypatch, text):
     # Of the test above: without the state, and without the generator's, the numbers are others.
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", -1)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1)
     whole = run(settings(**text), [tmp_path / "whole"])
 
     def forget(what, value):

@@ -11,19 +11,20 @@ from support.lab_runs import outcome
 pytest.importorskip("stable_baselines3", reason="the extra alrao[rl] is not installed")
 pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
 
-from alrao.lab import agents
-from alrao.lab.agents import Episodes, make_environment, play
+from alrao.lab import loop
 from alrao.lab.compare import Comparison
 from alrao.lab.display import TrainingBar, cells, comparison_table
 from alrao.lab.errors import LabError
 from alrao.lab.markdown import page
 from alrao.lab.resolve import resolve
+from alrao.lab.rl.agent import Agent, Episodes, make_environment, play
+from alrao.lab.rl.recipe import Recipe
+from alrao.lab.rl.tasks import LunarLander, Pendulum
 from alrao.lab.run import run
 from alrao.lab.seeds import seed_of
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
 from alrao.lab.table import groups
-from alrao.lab.tasks.reinforcement import LunarLander, Pendulum, Recipe
 from alrao.lab.tasks.task import Budget
 
 CPU = torch.device("cpu")
@@ -47,13 +48,11 @@ class StoppedError(Exception):
     pass
 
 
-def interrupted(root, at, **changes):
-    """Run until so many moments have been seen; True if that was before the end."""
-    seen = []
+def interrupted(root, epoch, step, **changes):
+    """Run until a step of an epoch; True if that was before the end."""
 
     def watch(moment):
-        seen.append(moment)
-        if len(seen) >= at:
+        if (moment.epoch, moment.step) >= (epoch, step):
             raise StoppedError
 
     try:
@@ -95,7 +94,7 @@ def test_the_last_episodes_are_new_ones(tmp_path):
     directory = run(settings(epochs=1), [tmp_path])
     task, resolved = resolve(settings(epochs=1))
     control = task.load(resolved, CPU)
-    agent = agents.Agent(control, resolved, CPU)
+    agent = Agent(control, control.recipe, resolved, CPU)
     agent.learner.model.load_state_dict(directory.load(CPU)["best"])
     result = directory.result
 
@@ -121,21 +120,37 @@ def test_the_last_episodes_are_new_ones(tmp_path):
 def test_a_run_goes_on_to_the_same_bits(tmp_path, task, method):
     whole = run(settings(task=task, method=method), [tmp_path / "whole"])
     parts = tmp_path / "parts"
-    assert interrupted(parts, 4, task=task, method=method)  # in the second epoch
+    assert interrupted(parts, 2, 90, task=task, method=method)
     assert RunDirectory(next(parts.rglob("config.json")).parent).load(CPU)["agent"]["actions"]
-    assert interrupted(parts, 3, task=task, method=method)  # in the third
+    assert interrupted(parts, 3, 40, task=task, method=method)
     assert outcome(run(settings(task=task, method=method), [parts])) == outcome(whole)
 
 
+def test_a_run_resumes_inside_an_epoch(tmp_path, monkeypatch):
+    whole = run(settings(), [tmp_path / "whole"])
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1)
+    parts = tmp_path / "parts"
+    for epoch, step in (
+        (1, 20),
+        (1, 71),
+        (2, 105),
+        (3, 2),
+    ):  # while warming up; before and in an episode's end
+        assert interrupted(parts, epoch, step)
+        progress = RunDirectory(next(parts.rglob("config.json")).parent).load(CPU)["progress"]
+        assert progress["total"] == (epoch - 1) * STEPS + step - 1
+    assert outcome(run(settings(), [parts])) == outcome(whole)
+
+
 def test_the_replay_buffer_is_in_the_checkpoint_until_the_end(tmp_path):
-    assert interrupted(tmp_path, 4)
+    assert interrupted(tmp_path, 2, 90)
     directory = RunDirectory(next(tmp_path.rglob("config.json")).parent)
     replay = directory.load(CPU)["agent"]["replay"]
     assert all(len(rows) == STEPS for rows in replay.values())
     size = (directory.path / "checkpoint.pt").stat().st_size
     assert size < 500_000  # what is filled of it
     run(settings(), [tmp_path])
-    assert set(directory.load(CPU)) == {"environment", "best"}
+    assert set(directory.load(CPU)) == {"best"}
 
 
 def test_seeds_differ_and_repeat(tmp_path):
@@ -239,15 +254,15 @@ def test_all_episodes_are_played():
 
 
 def test_a_checkpoint_of_another_environment(tmp_path):
-    assert interrupted(tmp_path, 4)
-    directory = RunDirectory(next(tmp_path.rglob("config.json")).parent)
-    state = directory.load(CPU)
-    directory.save({**state, "environment": "LunarLander-v3"})
-    with pytest.raises(LabError, match=r"of another environment \(LunarLander-v3, not Pendulum-v1\)"):
-        run(settings(), [tmp_path])
-    directory.save({**state, "agent": {}})
-    with pytest.raises(LabError, match="not of this run"):
-        run(settings(), [tmp_path])
+    stopped = []
+    for task in ("pendulum", "lunarlander"):
+        assert interrupted(tmp_path / task, 2, 90, task=task)
+        stopped.append(RunDirectory(next((tmp_path / task).rglob("config.json")).parent))
+    here, other = stopped
+    for foreign in (other.load(CPU), {**here.load(CPU), "agent": {}}):
+        here.save(foreign)
+        with pytest.raises(LabError, match="not of this run"):
+            run(settings(), [tmp_path / "pendulum"])
 
 
 def test_wrong_settings():
@@ -273,7 +288,8 @@ def test_another_recipe_is_another_run(monkeypatch):
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    monkeypatch.delitem(sys.modules, "alrao.integrations.sb3", raising=False)
+    for module in ("alrao.integrations.sb3", "alrao.lab.rl.agent", "alrao.lab.rl.qlearning"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     task, resolved = resolve(settings())
     with pytest.raises(LabError, match=r"pendulum needs the package gymnasium.*alrao\[rl\]"):
         task.load(resolved, CPU)

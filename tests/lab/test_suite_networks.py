@@ -8,8 +8,8 @@ import alrao
 from alrao.lab import zoo
 from alrao.lab.methods import learner
 from alrao.lab.resolve import resolve
-from alrao.lab.run import evaluate
 from alrao.lab.settings import Settings
+from alrao.lab.supervised import evaluate
 
 CPU = torch.device("cpu")
 

@@ -47,11 +47,11 @@ def room(module):
     return module.split(".")[0]
 
 
-def reachable(module):
-    """The modules of the core that one needs, directly or not."""
+def reachable(module, graph=GRAPH):
+    """The modules of a graph that one needs, directly or not."""
     found, new = set(), {module}
     while new:
-        new = {name for each in new for name in GRAPH[each]} - found
+        new = {name for each in new for name in graph.get(each, ())} - found
         found |= new
     return found
 
@@ -94,9 +94,10 @@ def test_the_workbench_imports_its_command_line_nowhere(module):
 @pytest.mark.parametrize(
     ("folder", "later"),
     [
-        ("data", {"tasks", "zoo", "methods", "learner", "run", "runset", "compare", "table"}),
-        ("zoo", {"tasks", "data", "methods", "learner", "run", "store", "runset", "compare", "table"}),
-        ("tasks", {"methods", "learner", "runset", "compare", "table", "display"}),
+        ("data", {"tasks", "zoo", "methods", "learner", "loop", "run", "runset", "compare", "table", "rl"}),
+        ("zoo", {"tasks", "data", "methods", "learner", "loop", "run", "store", "runset", "compare", "rl"}),
+        ("tasks", {"methods", "learner", "loop", "run", "runset", "compare", "table", "display", "rl"}),
+        ("rl", {"loop", "run", "runset", "compare", "table", "display", "supervised"}),
     ],
 )
 def test_the_layout_of_the_workbench(folder, later):
@@ -105,6 +106,12 @@ def test_the_layout_of_the_workbench(folder, later):
             assert {name.split(".")[1] for name in needed if name.startswith("lab.")}.isdisjoint(later), (
                 module
             )
+
+
+def test_the_workbench_has_no_import_cycle():
+    graph = import_graph.graph("lab")
+    for module in graph:
+        assert module not in reachable(module, graph), module
 
 
 @pytest.mark.parametrize("name", alrao.__all__)

@@ -15,9 +15,9 @@ from rich.text import Text
 import alrao
 from alrao.model import posterior_bar
 
-from .run import Moment
 from .runset import Planned, RunSet
 from .table import Group, Row, label, spread
+from .training import Moment
 
 __all__ = ["TrainingBar", "comparison_table", "describe", "live_table", "run_shown"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import alrao
 
 from .learner import Learner
-from .tasks.task import Problem
+from .tasks.task import Supervised
 
 __all__ = ["Movement"]
 
@@ -39,7 +39,7 @@ class Movement:
             }
 
     @torch.no_grad()
-    def layers(self, problem: Problem | None = None) -> list[dict[str, Any]]:
+    def layers(self, problem: Supervised | None = None) -> list[dict[str, Any]]:
         """For each layer: rates of its features, norms of their weights at the start, and of the change.
 
         Args:
@@ -72,7 +72,7 @@ class Movement:
         return found
 
     @torch.enable_grad()
-    def _gradients(self, problem: Problem) -> dict[str, Tensor]:
+    def _gradients(self, problem: Supervised) -> dict[str, Tensor]:
         """The largest gradients that the weights get in a few batches; nothing of the training changes."""
         model = self.learner.model
         modes = {module: module.training for module in model.modules()}

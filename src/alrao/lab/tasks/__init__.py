@@ -5,22 +5,22 @@ from __future__ import annotations
 from importlib import import_module
 
 from ..errors import unknown
-from .task import Budget, Problem, Task, Trainable
+from .task import Budget, Problem, Supervised, Task, Trainable
 
-__all__ = ["TASKS", "Budget", "Problem", "Task", "Trainable", "get_task"]
+__all__ = ["TASKS", "Budget", "Problem", "Supervised", "Task", "Trainable", "get_task"]
 
 # Imported when asked for: some need packages that not everyone has.
 TASKS = {
-    "digits": ("digits", "Digits"),
-    "cifar10": ("cifar10", "Cifar10"),
-    "imagenet": ("imagenet", "ImageNet"),
-    "imagefolder": ("imagefolder", "ImageFolder"),
-    "ptb": ("text", "PennTreebank"),
-    "text": ("text", "Text"),
-    "regression": ("regression", "Regression"),
-    "autoencoder": ("autoencoder", "Autoencoder"),
-    "pendulum": ("reinforcement", "Pendulum"),
-    "lunarlander": ("reinforcement", "LunarLander"),
+    "digits": ("tasks.digits", "Digits"),
+    "cifar10": ("tasks.cifar10", "Cifar10"),
+    "imagenet": ("tasks.imagenet", "ImageNet"),
+    "imagefolder": ("tasks.imagefolder", "ImageFolder"),
+    "ptb": ("tasks.text", "PennTreebank"),
+    "text": ("tasks.text", "Text"),
+    "regression": ("tasks.regression", "Regression"),
+    "autoencoder": ("tasks.autoencoder", "Autoencoder"),
+    "pendulum": ("rl.tasks", "Pendulum"),
+    "lunarlander": ("rl.tasks", "LunarLander"),
 }
 
 
@@ -33,5 +33,5 @@ def get_task(name: str) -> Task:
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     module, kind = TASKS[name]
-    task: Task = getattr(import_module(f".{module}", __name__), kind)()
+    task: Task = getattr(import_module(f"..{module}", __name__), kind)()
     return task

@@ -16,7 +16,7 @@ from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings
 from ..zoo.small import mlp
-from .task import Batch, Budget, Problem, Task
+from .task import Batch, Budget, Supervised, Task
 
 __all__ = ["Regression", "TableProblem"]
 
@@ -25,7 +25,7 @@ CHUNK = 1024
 """Rows evaluated at once."""
 
 
-class TableProblem(Problem):
+class TableProblem(Supervised):
     r"""A Normal law of variance 1 around the network's output, for the standardised target.
 
     Trained on :math:`-\log p(y)` up to its constant: half the squared error of a plain network, the mixture's

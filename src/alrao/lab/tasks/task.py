@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from ..settings import Settings
 
 if TYPE_CHECKING:
-    from ..run import Watch
-    from ..store import RunDirectory
+    from ..training import Training
 
-__all__ = ["Batch", "Budget", "Classification", "Problem", "Task", "Trainable"]
+__all__ = ["Batch", "Budget", "Classification", "Problem", "Supervised", "Task", "Trainable"]
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
@@ -36,22 +35,39 @@ class Budget:
 
 
 class Problem(ABC):
-    """A supervised task, loaded for one run: batches, a plain network, and scores.
+    """A task, loaded for one run."""
 
-    What the training batches of an epoch are depends on the settings' seed, the epoch and the position in
-    the epoch alone, so that a run can resume anywhere. Tensors are on the CPU or already on ``device``.
+    likelihood: ClassVar[str]
+    """The likelihood of Alrao's copies."""
+    measures: ClassVar[tuple[str, ...]]
+    """Names of the figures of an evaluation; the first decides which epoch is best."""
+    higher_is_better: ClassVar[bool] = False
+
+    steps: int
+    """Training steps in an epoch."""
+    identity: str
+    """A short digest of the data: other data is another run."""
+    about: Mapping[str, Any]
+    """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
+
+
+class Trainable(Problem):
+    """A problem with its own kind of training steps."""
+
+    @abstractmethod
+    def start(self, settings: Settings, device: torch.device) -> Training:
+        """Prepare the training, with a fresh network."""
+
+
+class Supervised(Problem):
+    """A problem of batches of inputs and targets.
+
+    The training batches depend only on the settings' seed, the epoch and the position in the epoch, so that a
+    run can resume anywhere. Tensors are on the CPU or already on the run's device.
     """
 
     likelihood: ClassVar[str] = "categorical"
     measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    """What :meth:`measure` gives; the first decides which epoch is best, and lower is better."""
-
-    steps: int
-    """Training batches in an epoch."""
-    identity: str
-    """A short digest of the data: another one is another run."""
-    about: Mapping[str, Any]
-    """What the data is, for ``config.json``: where from, sizes of the parts, number of classes."""
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -82,7 +98,7 @@ class Problem(ABC):
         return {name: sums[name] / sums["count"] for name in self.measures}
 
 
-class Classification(Problem):
+class Classification(Supervised):
     """The class is the target; loss in nats, accuracy from 0 to 1."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -96,23 +112,6 @@ class Classification(Problem):
             "accuracy": (outputs.argmax(-1) == targets).sum(),
             "count": torch.tensor(targets.numel()),
         }
-
-
-class Trainable(ABC):
-    """A task that is not learnt from batches, loaded for one run: it brings its own way of training."""
-
-    likelihood: ClassVar[str]
-    measures: ClassVar[tuple[str, ...]]
-    identity: str
-    """A short digest of what is learnt: another one is another run."""
-    about: Mapping[str, Any]
-    """What that is, for ``config.json``."""
-
-    @abstractmethod
-    def train(
-        self, settings: Settings, directory: RunDirectory, device: torch.device, watch: Watch | None
-    ) -> None:
-        """Train to the end, from the checkpoint if there is one, and write the result."""
 
 
 class Task(ABC):
@@ -147,7 +146,7 @@ class Task(ABC):
         return self.budgets[settings.budget].batch
 
     @abstractmethod
-    def load(self, settings: Settings, device: torch.device) -> Problem | Trainable:
+    def load(self, settings: Settings, device: torch.device) -> Problem:
         """Read the data and prepare a run.
 
         Raises:

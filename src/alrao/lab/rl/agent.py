@@ -1,8 +1,9 @@
-"""Agents that learn by deep Q-learning: Stable-Baselines3's, trained by any method of the workbench."""
+"""Stable-Baselines3's deep Q-learning, trained by any method of the workbench."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import Any, cast
 
@@ -15,16 +16,19 @@ from torch.optim import Optimizer
 
 from alrao.integrations.sb3 import DiscreteActions, LearnerPolicy, LikelihoodDQN
 
-from .learner import Learner
-from .methods import learner as make_learner
-from .seeds import seed_of
-from .settings import Settings
-from .tasks.reinforcement import Control, Recipe
+from ..learner import Learner
+from ..methods import learner as make_learner
+from ..seeds import seed_of
+from ..settings import Settings
+from ..tasks.task import Problem
+from .recipe import Recipe
 
 __all__ = ["Agent", "Episodes", "make_environment", "play"]
 
 AT_ONCE = 10
-"""Episodes played side by side in an evaluation."""
+"""Evaluation episodes played in parallel."""
+COUNTERS = ("num_timesteps", "_n_calls", "_n_updates", "_episode_num", "exploration_rate")
+REPLAYED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
 
 class Episodes(gym.Wrapper[Any, Any, Any, Any]):
@@ -78,26 +82,25 @@ class Agent(LikelihoodDQN):
     """Q-learning whose steps are those of a learner of the workbench.
 
     Args:
-        control: the task.
+        problem: the environment and its recipe.
         settings: resolved.
         device: where the network is.
     """
 
-    def __init__(self, control: Control, settings: Settings, device: torch.device) -> None:
-        recipe = control.recipe
+    def __init__(self, problem: Problem, recipe: Recipe, settings: Settings, device: torch.device) -> None:
         self.episodes = Episodes(make_environment(recipe), settings.seed, "episode")
         self.clip = settings.clip
-        self.losses: list[float] = []
-        self.diverged: int | None = None
+        self.update_loss: float | None = None
         hidden = max(1, round(recipe.hidden * settings.width))
 
         def make(net: nn.Module) -> Learner:
-            self.learner = make_learner(net.to(device), settings, cast(Any, control))
+            self.learner = make_learner(net.to(device), settings, problem)
             return self.learner
 
+        self.monitor = Monitor(cast(Any, self.episodes))
         super().__init__(
             _Policy,
-            Monitor(cast(Any, self.episodes)),
+            self.monitor,
             reward_scale=recipe.reward_scale,
             buffer_size=recipe.replay,
             learning_starts=recipe.warmup,
@@ -116,19 +119,41 @@ class Agent(LikelihoodDQN):
     def _update_learning_rate(self, optimizers: Any) -> None:
         """The learner has its rates, and its schedule."""
 
+    def rollouts(self, until: int, total: int) -> Iterator[tuple[int, float | None]]:
+        """Alternate between acting and learning, as :meth:`learn` does.
+
+        Args:
+            until: the number of steps of the environment, from the start of the training, to stop at.
+            total: their number in the whole training, for the schedule of the exploration.
+
+        Yields:
+            The number of steps made, and the loss of the update that followed, if there was one.
+        """
+        _, callback = self._setup_learn(total - self.num_timesteps, reset_num_timesteps=False)
+        env, frequency, replay = cast(Any, (self.env, self.train_freq, self.replay_buffer))
+        while self.num_timesteps < until:
+            before, self.update_loss = self.num_timesteps, None
+            self.collect_rollouts(env, callback, frequency, replay, learning_starts=self.learning_starts)
+            if self.num_timesteps > self.learning_starts:
+                self.train(self.gradient_steps, self.batch_size)
+            yield self.num_timesteps - before, self.update_loss
+
     def descend(self, loss: Tensor) -> None:
-        """One step of the learner, unless the loss has become infinite."""
-        value = loss.item()
-        if not isfinite(value):
-            self.diverged = self.diverged or self.num_timesteps
-        if self.diverged is None:
-            self.losses.append(value)
+        """Make one step of the learner, unless the loss is not finite."""
+        self.update_loss = loss.item()
+        if isfinite(self.update_loss):
             self.learner.step(loss, self.clip)
 
-    # The state, all of it but the learner's and the random generators'.
+    def ended_episodes(self) -> list[float]:
+        """Return the returns of the episodes that ended since the last call."""
+        returns = [round(value, 6) for value in self.monitor.episode_returns]
+        self.monitor.episode_returns.clear()
+        return returns
 
-    def state(self) -> dict[str, Any]:
-        """What to go on from, between two updates."""
+    # The state of the agent, without the learner's and torch's generators.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state between two rollouts; the environment is stored as the actions of the last episode."""
         buffer = cast(Any, self.replay_buffer)
         rows = len(buffer.observations) if buffer.full else buffer.pos
         return {
@@ -138,10 +163,11 @@ class Agent(LikelihoodDQN):
             "target": self.q_net_target.state_dict(),
             "replay": {name: torch.from_numpy(getattr(buffer, name)[:rows]) for name in REPLAYED},
             "replay_position": [buffer.pos, buffer.full],
+            "random": _random_state(self),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state: the last episode is repeated up to where it was."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state: the last episode is repeated up to its last action."""
         for name in COUNTERS:
             setattr(self, name, state["counters"][name])
         self.q_net_target.load_state_dict(state["target"])
@@ -157,10 +183,21 @@ class Agent(LikelihoodDQN):
             observation = env.step(action)[0]
         self._last_obs = observation[None].copy()
         self._last_episode_starts = np.array([not state["actions"]])
+        _set_random_state(self, state["random"])
 
 
-COUNTERS = ("num_timesteps", "_n_calls", "_n_updates", "_episode_num", "exploration_rate")
-REPLAYED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+def _random_state(agent: Agent) -> dict[str, Any]:
+    name, keys, position, has_gauss, gauss = cast(Any, np.random.get_state())  # noqa: NPY002, the replay's
+    return {
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "actions": json.dumps(agent.action_space.np_random.bit_generator.state),
+    }
+
+
+def _set_random_state(agent: Agent, state: dict[str, Any]) -> None:
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    agent.action_space.np_random.bit_generator.state = json.loads(state["actions"])
 
 
 @torch.no_grad()

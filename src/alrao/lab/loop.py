@@ -1,0 +1,247 @@
+"""The training loop: epochs, early stopping, checkpoints, metrics and the result.
+
+A run that is killed at any moment and started again ends with the same numbers to the bit.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from math import inf, isfinite, nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .events import EventFiles
+from .learner import Learner
+from .movement import Movement
+from .provenance import provenance
+from .settings import Settings
+from .store import RunDirectory
+from .supervised import SupervisedTraining
+from .tasks import Problem, Supervised, Trainable
+from .training import Measures, Moment, Training, Watch
+
+__all__ = ["train"]
+
+CHECKPOINT_SECONDS = 300.0
+"""How often a checkpoint is saved during an epoch."""
+
+
+@dataclass
+class _Progress:
+    """The state of the loop; all of it is in the checkpoint."""
+
+    epoch: int = 1
+    total: int = 0  # steps since the start
+    updates: int = 0  # updates since the start
+    losses: float = 0.0  # sum of the losses of this epoch
+    counted: int = 0  # updates in this epoch
+    seconds: float = 0.0
+    best_epoch: int = 0
+    best: float = inf  # the first measure on validation data, negated where higher is better
+    diverged: int | None = None  # the step
+    trace: list[Any] = field(default_factory=list)  # the posterior in this epoch
+
+
+def train(
+    problem: Problem,
+    settings: Settings,
+    directory: RunDirectory,
+    device: torch.device,
+    watch: Watch | None = None,
+) -> None:
+    """Train until the end, from the checkpoint if there is one, and write the result."""
+    config = directory.config
+    if config is None:
+        config = {"settings": asdict(settings), "data": problem.about, **provenance(device)}
+        directory.write_config(config)
+    torch.set_num_threads(directory.threads(config))  # another number would change the last bits
+    _Loop(problem, settings, directory, device, watch).run()
+
+
+class _Loop:
+    """One run of the loop."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        directory: RunDirectory,
+        device: torch.device,
+        watch: Watch | None,
+    ) -> None:
+        self.problem, self.settings = problem, settings
+        self.directory, self.device, self.watch = directory, device, watch
+        self.epochs = settings.epochs or 1
+        self.training = _start(problem, settings, device)
+        self.movement = Movement(self.training.learner)
+        self.progress = _Progress()
+        self.best_weights: dict[str, Tensor] | None = None
+        saved = directory.load(device)
+        if saved is not None:
+            self._restore(saved)
+        self.lines = directory.metrics(self.progress.epoch - 1)
+        self.events = EventFiles(directory.path, self.lines) if settings.tensorboard else None
+        self.began = time.perf_counter()
+
+    def run(self) -> None:
+        """Train the epochs that are left, and write the result."""
+        while not self._finished():
+            self._train_epoch()
+            if self.progress.diverged is None:
+                self._end_epoch()
+        if self.events is not None:
+            self.events.close()
+        self.directory.write_features(
+            self.movement.layers(self.problem if isinstance(self.problem, Supervised) else None)
+        )
+        self.directory.write_result(self._result())
+        self.directory.save({"best": self.best_weights})  # without what only resuming needs
+
+    def _finished(self) -> bool:
+        progress = self.progress
+        patience_over = progress.epoch - 1 - progress.best_epoch >= self.settings.patience
+        return progress.epoch > self.epochs or progress.diverged is not None or patience_over
+
+    def _train_epoch(self) -> None:
+        progress = self.progress
+        saved = self.began = time.perf_counter()
+        for steps, loss in self.training.epoch(progress.epoch, self._step()):
+            if loss is not None:
+                if not isfinite(loss):
+                    progress.diverged = progress.total + steps
+                    break
+                progress.losses += loss
+                progress.counted += 1
+                progress.updates += 1
+                _trace_posterior(progress.trace, progress.updates, self.training.learner)
+            progress.total += steps
+            if self.watch is not None:
+                self._show(self.watch)
+            if time.perf_counter() - saved > CHECKPOINT_SECONDS:
+                self._count_time()
+                self._save()
+                saved = self.began = time.perf_counter()
+        self._count_time()
+
+    def _end_epoch(self) -> None:
+        progress, training = self.progress, self.training
+        with training.learner.evaluating(training.calibration(progress.epoch)) as model:
+            valid, test = training.evaluate(model)
+            value = valid[self.problem.measures[0]]
+            assert value is not None
+            value = -value if self.problem.higher_is_better else value
+            if value < progress.best:  # never true of nan
+                progress.best, progress.best_epoch = value, progress.epoch
+                self.best_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self._count_time()
+        self.lines.append(self._line(valid, test))
+        self.progress = replace(progress, epoch=progress.epoch + 1, losses=0.0, counted=0, trace=[])
+        self.directory.write_metrics(self.lines)
+        self._save()
+        if self.events is not None:
+            self.events.epoch(self.lines[-1])
+
+    def _step(self) -> int:
+        """Steps of this epoch that are done."""
+        return self.progress.total - (self.progress.epoch - 1) * self.problem.steps
+
+    def _count_time(self) -> None:
+        now = time.perf_counter()
+        self.progress.seconds += now - self.began
+        self.began = now
+
+    def _mean_loss(self) -> float | None:
+        return self.progress.losses / self.progress.counted if self.progress.counted else None
+
+    def _show(self, watch: Watch) -> None:
+        loss, last = self._mean_loss(), self.lines[-1] if self.lines else None
+        epoch, shown = self.progress.epoch, self.training.status(loss)
+        loss = nan if loss is None else loss
+        watch(
+            Moment(
+                epoch, self.epochs, self._step(), self.problem.steps, loss, last, self.training.learner, shown
+            )
+        )
+
+    def _line(self, valid: Measures, test: Measures) -> dict[str, Any]:
+        progress = self.progress
+        line: dict[str, Any] = {
+            "epoch": progress.epoch,
+            "step": progress.total,
+            "seconds": round(progress.seconds, 3),
+            "train": {"loss": self._mean_loss(), **self.training.end_epoch()},
+            "valid": valid,
+            "test": test,
+        }
+        return line | {"posterior": progress.trace} if progress.trace else line
+
+    def _result(self) -> dict[str, Any]:
+        self.began = time.perf_counter()
+        added = self.training.conclude(self.best_weights)
+        self._count_time()
+        progress, learner = self.progress, self.training.learner
+        best = self.lines[progress.best_epoch - 1] if progress.best_epoch else {}
+        return {
+            "status": "finished" if progress.diverged is None and best else "diverged",
+            "diverged_at": progress.diverged,
+            "measures": self.problem.measures,
+            "epochs": len(self.lines),
+            "steps": progress.total,
+            "seconds": round(progress.seconds, 3),
+            "best_epoch": progress.best_epoch or None,
+            "train": best.get("train"),
+            "valid": best.get("valid"),
+            "test": best.get("test"),
+            "parameters": sum(p.numel() for p in learner.model.parameters()),
+            "copy_rates": learner.rates,
+            **added,
+        }
+
+    def _save(self) -> None:
+        self.directory.save(
+            {
+                **self.training.state_dict(),
+                "learner": self.training.learner.state_dict(),
+                "progress": asdict(self.progress),
+                "random": _random_state(self.device),
+                "best": self.best_weights,
+            }
+        )
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        try:
+            self.training.learner.load_state_dict(saved["learner"])
+            self.training.load_state_dict(saved)
+            self.progress, self.best_weights = _Progress(**saved["progress"]), saved["best"]
+            _set_random_state(saved["random"], self.device)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise self.directory.foreign_checkpoint(error) from error
+
+
+def _start(problem: Problem, settings: Settings, device: torch.device) -> Training:
+    if isinstance(problem, Supervised):
+        return SupervisedTraining(problem, settings, device)
+    assert isinstance(problem, Trainable)
+    return problem.start(settings, device)
+
+
+def _trace_posterior(trace: list[Any], updates: int, learner: Learner) -> None:
+    """Record the posterior at every update first, then ever more rarely, for a logarithmic time axis."""
+    if updates % max(1, 10 ** (len(str(updates)) - 2)) == 0 and (posterior := learner.posterior) is not None:
+        trace.append([updates, [float(f"{weight:.4g}") for weight in posterior]])
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type in ("cuda", "mps"):
+        state[device.type] = getattr(torch, device.type).get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if device.type in state and device.type != "cpu":
+        getattr(torch, device.type).set_rng_state(state[device.type].cpu())

@@ -1,0 +1,1 @@
+"""Reinforcement learning: Pendulum and LunarLander by deep Q-learning. Needs the extra ``rl``."""

@@ -1,0 +1,62 @@
+"""The tasks of reinforcement learning."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from ..errors import LabError, missing
+from ..settings import Settings
+from ..tasks.task import Budget, Task, Trainable
+from .recipe import Recipe
+
+__all__ = ["LunarLander", "Pendulum"]
+
+
+class _Control(Task):
+    """Deep Q-learning; an epoch is a number of steps, followed by evaluation episodes.
+
+    Of a budget, ``train`` is the steps of an epoch, ``valid`` the episodes after it, ``test`` those at the
+    end.
+    """
+
+    models = ("mlp",)
+    options = frozenset({"width", "tau"})
+    defaults: ClassVar = {"tau": 0.1}
+    examples = "steps per epoch"
+    recipe: ClassVar[Recipe]
+
+    def load(self, settings: Settings, device: torch.device) -> Trainable:
+        """Prepare the environment."""
+        if settings.tau is not None and settings.tau > 1:
+            raise LabError(f"--tau must be at most 1, got {settings.tau}")
+        try:
+            from .qlearning import QLearning
+        except ModuleNotFoundError as error:
+            raise missing(error.name or "stable-baselines3", "rl", f"the task {self.name}") from None
+        return QLearning(self.recipe, settings, self.budgets[settings.budget])
+
+
+class Pendulum(_Control):
+    """Swing a pendulum up and keep it there, with one of five torques."""
+
+    name = "pendulum"
+    summary = "gymnasium's Pendulum-v1 with five torques, deep Q-learning"
+    budgets: ClassVar = {
+        "mini": Budget(epochs=20, batch=64, seeds=3, train=1000, valid=10, test=100),
+        "paper": Budget(epochs=100, batch=64, seeds=10, train=2000, valid=20, test=100),
+    }
+    recipe = Recipe("Pendulum-v1", levels=5, reward_scale=0.02, gamma=0.98, warmup=500)
+
+
+class LunarLander(_Control):
+    """Land a spacecraft whose engines are on or off."""
+
+    name = "lunarlander"
+    summary = "gymnasium's LunarLander-v3, deep Q-learning"
+    budgets: ClassVar = {
+        "mini": Budget(epochs=20, batch=128, seeds=3, train=6000, valid=10, test=100),
+        "paper": Budget(epochs=100, batch=128, seeds=10, train=10_000, valid=20, test=100),
+    }
+    recipe = Recipe("LunarLander-v3", reward_scale=0.02, train_every=2, exploration=0.3)

@@ -1,0 +1,82 @@
+"""Training from batches of inputs and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .methods import learner as make_learner
+from .seeds import seed_of
+from .settings import Settings
+from .tasks.task import Supervised
+from .training import Measures, Training
+
+__all__ = ["SupervisedTraining", "evaluate"]
+
+
+class SupervisedTraining(Training):
+    """A supervised problem in training.
+
+    Args:
+        problem: its data and network.
+        settings: resolved.
+        device: where the network is.
+    """
+
+    def __init__(self, problem: Supervised, settings: Settings, device: torch.device) -> None:
+        torch.manual_seed(seed_of(settings.seed, "network"))
+        self.problem, self.device, self.clip = problem, device, settings.clip
+        self.learner = make_learner(problem.network().to(device), settings, problem)
+        self.learner.follow(settings.schedule, (settings.epochs or 1) * problem.steps)
+        self.learner.train()
+        self.carry: Any = None
+
+    def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
+        """Train on the batches of an epoch."""
+        for inputs, targets in self.problem.batches(number, start):
+            outputs, self.carry = self.problem.forward(self.learner.model, inputs.to(self.device), self.carry)
+            loss = self.problem.loss(outputs, targets.to(self.device))
+            value = loss.item()
+            if isfinite(value):
+                self.learner.step(loss, self.clip)
+            yield 1, value
+
+    def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
+        """Return the measures on the validation data and on the test data."""
+        return (
+            evaluate(self.problem, model, "valid", self.device),
+            evaluate(self.problem, model, "test", self.device),
+        )
+
+    def calibration(self, epoch: int) -> Iterable[Tensor]:
+        """The inputs of the epoch."""
+        return (inputs.to(self.device) for inputs, _ in self.problem.batches(epoch))
+
+    def end_epoch(self) -> Measures:
+        """Start the next epoch without a state from this one."""
+        self.carry = None
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state carried from one batch to the next."""
+        return {"carry": self.carry}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.carry = state["carry"]
+
+
+@torch.no_grad()
+def evaluate(problem: Supervised, model: nn.Module, part: str, device: torch.device) -> Measures:
+    """Return the measures of a model on a part of the data."""
+    sums: dict[str, float] = {}
+    carry = None
+    for inputs, targets in problem.evaluation(part):
+        outputs, carry = problem.forward(model, inputs.to(device), carry)
+        for name, value in problem.score(outputs, targets.to(device)).items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return {**problem.measure(sums)}
