@@ -7,14 +7,18 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
+from support.versions import needs_compile
 from torch import nn
 
 import alrao
 
 # torch's compiler makes an instance of the class itself while it traces.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
-)
+pytestmark = [
+    needs_compile,
+    pytest.mark.filterwarnings(
+        "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
+    ),
+]
 
 
 def mlp(outputs=3):

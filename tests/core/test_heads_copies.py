@@ -165,7 +165,7 @@ def test_collapse_exports(likelihood, mixture):
     plain = model.collapse(mixture=mixture)
     exported = torch.export.export(plain, (x,)).module()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`torch\.jit\.trace(_method)?` is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", r"`torch\.jit\.trace(_method)?` is deprecated")
         traced = torch.jit.trace(plain, (x,))
     torch.testing.assert_close(exported(x), plain(x))
     torch.testing.assert_close(traced(x), plain(x))

@@ -167,7 +167,7 @@ def test_a_relu_after_the_output_layer_is_refused(inplace):
 
 @pytest.mark.parametrize("kind", ["Bert", "DistilBert"])
 def test_hugging_face_classifiers(kind):
-    import transformers
+    transformers = pytest.importorskip("transformers", reason="needs alrao[huggingface]")
 
     if kind == "DistilBert":
         config = transformers.DistilBertConfig(
@@ -187,7 +187,7 @@ def test_hugging_face_classifiers(kind):
 
 
 def test_tied_weights_are_untied_with_a_warning():
-    import transformers
+    transformers = pytest.importorskip("transformers", reason="needs alrao[huggingface]")
 
     net = transformers.LlamaForCausalLM(transformers.LlamaConfig(tie_word_embeddings=True, **TRANSFORMER))
     embedding = net.model.embed_tokens.weight

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rated_models import OPTIONS, build, steps
 from support.stepping import batches
+from support.versions import needs_muon
 from torch import nn, optim
 
 CASES = [(name, options) for name, several in OPTIONS.items() for options in several]
@@ -113,7 +114,7 @@ def test_asgd_averages_the_weights_that_there_are():
     torch.testing.assert_close(average, torch.stack(seen[2:]).mean(0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+@pytest.mark.parametrize("name", ["Adafactor", pytest.param("Muon", marks=needs_muon)])
 def test_a_wild_copy_does_not_hold_back_the_others(name):
     # These look at a whole matrix at once: at each copy's, not at all of them together.
     models = [build(name, lr=(1e-3, 0.1)) for _ in range(2)]

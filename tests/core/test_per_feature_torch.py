@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from support.rated_models import OPTIONS, build, steps
 from support.stepping import deep_mlp, same, snapshot, train
+from support.versions import needs_muon
 from torch import nn, optim
 
 import alrao
@@ -103,7 +104,7 @@ def test_a_checkpoint_continues_to_the_same_bits(name, tmp_path):
     assert same(snapshot(again, its), snapshot(model, rated))
 
 
-@pytest.mark.parametrize("name", ["NAdam", "Adafactor", "Muon", "ASGD"])
+@pytest.mark.parametrize("name", ["NAdam", "Adafactor", pytest.param("Muon", marks=needs_muon), "ASGD"])
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_copies_and_pickles_continue_to_the_same_bits(name, way):
     model, rated = build(name, lr=(1e-4, 0.1))
@@ -133,6 +134,7 @@ def test_a_state_that_does_not_fit_is_refused_with_nothing_changed():
     assert same(snapshot(model, rated), before)
 
 
+@needs_muon
 def test_muon_for_the_matrices_and_another_for_the_rest():
     model = alrao.Alrao(deep_mlp(), 4)
     matrices = [p for p in model.body_parameters() if p.ndim == 2]
@@ -240,7 +242,12 @@ def test_a_wrong_loss_changes_nothing():
         (lambda m: alrao.Rated(optim.NAdam, m, capturable=True), ValueError, "capturable=True is not"),
         (lambda m: alrao.Rated(optim.NAdam, m, base_lr=0.0), ValueError, "base_lr must be a positive"),
         (lambda m: alrao.Rated(optim.NAdam, m, lr=(1, 0.1)), ValueError, "from low to high"),
-        (lambda m: alrao.Rated(optim.Muon, m), ValueError, "only supports 2D.*another optimizer the rest"),
+        pytest.param(
+            lambda m: alrao.Rated(optim.Muon, m),
+            ValueError,
+            "only supports 2D.*another optimizer the rest",
+            marks=needs_muon,
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make, error, message):
@@ -248,6 +255,7 @@ def test_what_cannot_be_is_refused(make, error, message):
         make(alrao.Alrao(deep_mlp(), 4))
 
 
+@needs_muon
 def test_a_refused_group_leaves_no_trace():
     model = alrao.Alrao(deep_mlp(), 4)
     rated = alrao.Rated(optim.AdamW, model, params=[{"params": model.head.parameters()}])

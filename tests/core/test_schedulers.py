@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.versions import ignore_sequential_warning
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
@@ -44,6 +45,7 @@ def test_the_list_of_schedulers_is_complete():
     assert set(lr_scheduler.__all__) - {"LRScheduler"} <= set(SCHEDULERS)
 
 
+@ignore_sequential_warning
 @pytest.mark.parametrize("name", list(SCHEDULERS))
 def test_schedulers_scale_every_update(name):
     model = alrao.Alrao(mlp(), 4).double()

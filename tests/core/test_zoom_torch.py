@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from support.versions import ignore_sequential_warning
 from support.zoomed import INTERVAL, a_model, all_rates, learn
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR, SequentialLR
 
@@ -81,6 +82,7 @@ def test_chained_with_another_it_resumes_too():
         assert torch.equal(p, q)
 
 
+@ignore_sequential_warning
 def test_chained_and_in_sequence():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)

@@ -22,10 +22,12 @@ OPTIONS = {
     "SGD": [{}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}],
     "Muon": [{}, {"momentum": 0.8, "nesterov": False}],
 }
+if not hasattr(optim, "Muon"):  # it came with torch 2.9
+    del OPTIONS["Muon"]
 
 
 def network(name):
-    """Muon takes matrices alone, so there are no biases for it."""
+    """Muon takes only matrices, so there are no biases for it."""
     if name != "Muon":
         return deep_mlp()
     layers = [nn.Linear(6, 16, bias=False), nn.Tanh(), nn.Linear(16, 3, bias=False)]
