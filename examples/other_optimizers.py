@@ -18,12 +18,12 @@ def muon(model):
     matrices = [p for p in model.body_parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
     groups = [{"params": matrices, "optimizer": torch.optim.Muon}, {"params": rest}]
-    return alrao.Rated(torch.optim.AdamW, model, params=groups)
+    return alrao.PerFeature(torch.optim.AdamW, model, params=groups)
 
 
 OPTIMIZERS = {
-    "NAdam": lambda model: alrao.Rated(torch.optim.NAdam, model, lr=(1e-5, 1e-1), betas=(0.9, 0.99)),
-    "RMSprop": lambda model: alrao.Rated(torch.optim.RMSprop, model, lr=(1e-5, 1e-1)),
+    "NAdam": lambda model: alrao.PerFeature(torch.optim.NAdam, model, lr=(1e-5, 1e-1), betas=(0.9, 0.99)),
+    "RMSprop": lambda model: alrao.PerFeature(torch.optim.RMSprop, model, lr=(1e-5, 1e-1)),
 }
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
     OPTIMIZERS["Muon and AdamW"] = muon

@@ -10,8 +10,8 @@ from .averaging import Averaging, BayesianAverage, Switch
 from .features import register_features
 from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
-from .optim import SGD, Adam, AdamW, AlraoOptimizer, Rated, Zoom
-from .rates import Bernoulli, Constant, Law, LogUniform, PerWeight, Redrawn
+from .optim import SGD, Adam, AdamW, AlraoOptimizer, PerFeature, Zoom
+from .rates import Bernoulli, Constant, LogUniform, PerWeight, RateDistribution, Redrawn
 from .summary import summary
 
 __version__ = "0.1.0"
@@ -26,12 +26,12 @@ __all__ = [
     "BayesianAverage",
     "Bernoulli",
     "Constant",
-    "Law",
     "LogUniform",
     "MixtureBCELoss",
     "MixtureMSELoss",
+    "PerFeature",
     "PerWeight",
-    "Rated",
+    "RateDistribution",
     "Redrawn",
     "Switch",
     "Zoom",

@@ -1,82 +1,66 @@
-"""The posterior over the copies of the output layer: how much each copy is believed."""
+"""The posterior over the copies of the head."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from array import array
 from collections.abc import Callable, Sequence
-from math import exp, inf, isfinite, log
+from math import exp, inf, log
 from operator import add, index, mul
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .finite import without_failed
+
 __all__ = ["Averaging", "BayesianAverage", "Switch"]
 
 
 class Averaging(nn.Module):
-    """A probability over ``copies`` models, moved by the evidence each of them earns.
+    """A posterior over ``copies`` models, updated by the evidence for each of them.
 
     All state is in one buffer, so it is saved, moved and restored with the model. It stays in float64
     (float32 on devices that have nothing wider) whatever the rest of the model is cast to.
 
-    The recursions run on plain numbers: there are a few tens of them, the optimizer has just read the
-    evidence from the device anyway, and a small tensor operation or two take as long as all of them.
+    The recursions run on Python numbers: there are a few tens of them, the optimizer has just read the
+    evidence from the device, and all of them take as long as one or two small tensor operations.
 
     Args:
         copies: number of models averaged.
-        evidence: what one batch counts for. ``"mean"`` is the mean log-likelihood over its samples
-            (as in the published results), ``"sum"`` their sum.
     """
 
     _state: Tensor
-    _column: Tensor | None = None  # the part of the state that is the weights, in its memory
 
-    def __init__(self, copies: int, *, evidence: str = "mean") -> None:
+    def __init__(self, copies: int) -> None:
         super().__init__()
         if isinstance(copies, bool) or not hasattr(copies, "__index__") or copies < 1:
             raise ValueError(f"copies must be a whole number of at least 1, got {copies!r}")
-        if evidence not in ("mean", "sum"):
-            raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.copies = index(copies)
-        self.evidence = evidence
 
     @abstractmethod
     def _prior(self) -> list[float]:
-        """The state before any observation; the weights come first in it."""
+        """Return the state before any observation; the weights come first in it."""
 
     @abstractmethod
     def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
-        """The state after an observation; ``-inf`` for copies that failed, which not all did."""
+        """Return the state after an observation; ``-inf`` is for failed copies, which not all are."""
 
     @property
     def weights(self) -> Tensor:
-        """The probability of each copy; sums to 1."""
+        """The posterior probability of each copy; sums to 1."""
         return self._state[: self.copies].clone()
 
     @property
     def log_weights(self) -> Tensor:
-        """The logarithm of ``weights``; ``-inf`` for a copy that is out."""
+        """The logarithm of ``weights``; ``-inf`` for a failed copy."""
         return self.weights.log()
 
     def column(self, dtype: torch.dtype) -> Tensor:
-        """The weights as a column, ``(copies, 1)``, that later updates leave as it is: for the mixture."""
-        state = self._buffers["_state"]  # faster than the attribute
-        assert state is not None
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            return state[: self.copies, None].to(dtype, copy=True)
-        column = self._column
-        if column is None or column.data_ptr() != state.data_ptr():
-            column = self._column = state[: self.copies, None]
-        narrower = dtype is torch.float32 and column.dtype is torch.float64  # then this is faster
-        return column.float() if narrower else column.to(dtype, copy=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_column": None}
+        """Return a copy of the weights as a column, ``(copies, 1)``."""
+        return self._state[: self.copies, None].to(dtype, copy=True)
 
     def reset(self) -> None:
-        """Return to the prior: every copy is believed alike."""
+        """Reset the posterior to the prior, which is uniform over the copies."""
         prior = torch.tensor(self._prior(), dtype=torch.float64)
         if "_state" in self._buffers:
             self._state.copy_(prior)
@@ -84,9 +68,9 @@ class Averaging(nn.Module):
             self.register_buffer("_state", prior)
 
     def update(self, log_likelihood: Tensor | Sequence[float]) -> None:
-        """Take in one observation: the log-likelihood that each copy gave to what happened.
+        """Update the posterior with one observation: the log-likelihood that each copy gave to it.
 
-        ``-inf`` or nan takes a copy out: its weight is exactly 0. If all are out, nothing changes.
+        A copy with ``-inf`` or nan has failed: its weight is exactly 0. If all have, nothing changes.
         """
         numbers: Sequence[float]
         if isinstance(log_likelihood, Tensor):
@@ -98,17 +82,14 @@ class Averaging(nn.Module):
                 f"log_likelihood must hold one number for each of the {self.copies} copies, "
                 f"got {log_likelihood!r}"
             )
-        if not isfinite(sum(numbers)):  # +inf too is a failure of the copy, not evidence for it
-            numbers = [number if isfinite(number) else -inf for number in numbers]
+        numbers = without_failed(numbers)
         if max(numbers) > -inf:
-            state = self._buffers["_state"]
-            assert state is not None
-            numbers = self._posterior(state.tolist(), numbers)
-            state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
+            numbers = self._posterior(self._state.tolist(), numbers)
+            self._state.copy_(torch.tensor(numbers, dtype=torch.float64))
 
     def extra_repr(self) -> str:
-        """The arguments, as in the constructor."""
-        return f"{self.copies}, evidence={self.evidence!r}"
+        """Return the arguments, as in the constructor."""
+        return f"{self.copies}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # Follow the model to another device, never to a narrower type.
@@ -125,13 +106,12 @@ class Averaging(nn.Module):
 class BayesianAverage(Averaging):
     r"""Plain Bayesian model averaging: :math:`a_j \propto \prod_t p_j(t)`.
 
-    A copy that did badly early has to earn all of it back before it counts again (the catch-up
-    phenomenon), which is what :class:`Switch` is there to avoid. The convergence theorem of the paper
-    (appendix B) is about this average.
+    A copy that was behind early must catch up on all of it before it counts again (the catch-up
+    phenomenon), which :class:`Switch` avoids. The paper's convergence theorem (appendix B) is about this
+    average.
 
     Args:
         copies: number of models averaged.
-        evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods.
 
     Example:
         >>> import torch, alrao
@@ -141,8 +121,8 @@ class BayesianAverage(Averaging):
         [0.9, 0.1]
     """
 
-    def __init__(self, copies: int, *, evidence: str = "mean") -> None:
-        super().__init__(copies, evidence=evidence)
+    def __init__(self, copies: int) -> None:
+        super().__init__(copies)
         self.reset()
 
     @property
@@ -157,7 +137,7 @@ class BayesianAverage(Averaging):
         joint = [w + p for w, p in zip(state[self.copies :], log_likelihood, strict=True)]
         top = max(joint)
         if top == -inf:
-            return state  # every copy that still had weight failed: this says nothing of the others
+            return state  # every copy that still had weight failed: no evidence about the others
         total = top + log(sum(exp(w - top) for w in joint))
         return [exp(w - total) for w in joint] + [w - total for w in joint]
 
@@ -181,7 +161,6 @@ class Switch(Averaging):
     Args:
         copies: number of models averaged, :math:`N`.
         theta: :math:`\theta`, the prior probability that a switch is followed by another one.
-        evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods.
 
     Example:
         >>> import torch, alrao
@@ -194,8 +173,8 @@ class Switch(Averaging):
     Reference: van Erven, Grünwald, de Rooij, "Catching up faster by switching sooner", 2012.
     """
 
-    def __init__(self, copies: int, theta: float = 0.999, *, evidence: str = "mean") -> None:
-        super().__init__(copies, evidence=evidence)
+    def __init__(self, copies: int, theta: float = 0.999) -> None:
+        super().__init__(copies)
         if not 0.0 < theta < 1.0:
             raise ValueError(f"theta must lie strictly between 0 and 1, got {theta!r}")
         self.theta = theta
@@ -211,13 +190,13 @@ class Switch(Averaging):
         return [1 / n] * n + [theta / n] * n + [(1 - theta) / n] * n + [1.0]
 
     def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
-        # Probabilities are safe, without logarithms: every copy gets its share of the pool at each step, so
-        # what underflows could never have come back with a weight that matters.
+        # Probabilities are safe, without logarithms: every copy gets a share of the pool at each step, so a
+        # weight that underflows would not have mattered again.
         n, theta, t = self.copies, self.theta, state[-1]
         top = max(log_likelihood)
-        if 0.0 in state[:n]:  # a copy that had failed says nothing of how well those who predicted did
+        if 0.0 in state[:n]:  # failed copies are no measure for those that predicted
             top = max((x for x, a in zip(log_likelihood, state, strict=False) if a > 0), default=-inf)
-            if top == -inf:  # all who had weight failed: the others start again
+            if top == -inf:  # all that had weight failed: the others start again
                 return self._posterior([*self._prior()[:-1], t], log_likelihood)
             log_likelihood = [min(x, top) for x in log_likelihood]
         p = [exp(x - top) for x in log_likelihood]
@@ -228,8 +207,8 @@ class Switch(Averaging):
         wa = [stay * w + back for w in joint[:n]]
         wb = [w / total + out for w in joint[n:]]
         if -inf in log_likelihood:
-            # A copy that failed predicts nothing now: the sequences that use it next have likelihood 0. It
-            # can come back, with its next share of the pool.
+            # The sequences that use a failed copy next have likelihood 0. It can come back, with its next
+            # share of the pool.
             wa, wb = (
                 [w if x > -inf else 0.0 for w, x in zip(ws, log_likelihood, strict=True)] for ws in (wa, wb)
             )
@@ -238,5 +217,5 @@ class Switch(Averaging):
         return [*map(add, wa, wb), *wa, *wb, t + 1]
 
     def extra_repr(self) -> str:
-        """The arguments, as in the constructor."""
-        return f"{self.copies}, theta={self.theta}, evidence={self.evidence!r}"
+        """Return the arguments, as in the constructor."""
+        return f"{self.copies}, theta={self.theta}"

@@ -1,18 +1,117 @@
-"""Running statistics that stay finite: what a wild batch leaves behind is not kept."""
+"""Guards against numbers that are not finite: everything that keeps them out of a model.
+
+A copy of the head, or a feature, whose rate is too high diverges: it *fails*. Failed numbers are masked
+before they meet others, because ``0 * nan`` is nan.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, isfinite
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FiniteStatistics"]
+__all__ = [
+    "HUGE",
+    "TINY",
+    "FiniteStatistics",
+    "finite_gradient",
+    "in_range",
+    "keep_finite_",
+    "share_among",
+    "usable",
+    "without_failed",
+    "zero_nonfinite",
+    "zero_nonfinite_",
+    "zero_unusable",
+]
+
+HUGE = 1e30
+"""The largest loss of one observation: the sum over a batch is still finite."""
+
+TINY = 1e-30
+"""Mixture probabilities in float32 below this are computed in logarithms instead."""
+
+MOST = 1e15
+"""The largest norm of a gradient that is applied without a look at its entries."""
+
+
+# Masks.
+
+
+def usable(x: Tensor) -> Tensor:
+    """Return where ``x`` is finite, and its square too."""
+    info = torch.finfo(x.dtype)
+    return x.abs() <= (info.max**0.5 if info.max > 1e5 else info.max)
+
+
+def zero_unusable(x: Tensor) -> Tensor:
+    """Return ``x`` with 0 where it is not :func:`usable`."""
+    return torch.where(usable(x), x, 0)
+
+
+def zero_nonfinite(x: Tensor) -> Tensor:
+    """Return ``x`` with 0 where it is not finite."""
+    return x.nan_to_num(0.0, 0.0, 0.0)
+
+
+def zero_nonfinite_(x: Tensor) -> Tensor:
+    """Set ``x`` to 0 where it is not finite."""
+    return x.nan_to_num_(0.0, 0.0, 0.0)
+
+
+def keep_finite_(x: Tensor, before: Tensor) -> None:
+    """Set ``x`` back to ``before`` where it is not finite."""
+    x.copy_(torch.where(x.isfinite(), x, before))
+
+
+def without_failed(numbers: Sequence[float]) -> Sequence[float]:
+    """Return log-likelihoods with ``-inf`` for those that are not finite: ``+inf`` is a failure too."""
+    if isfinite(sum(numbers)):
+        return numbers
+    return [number if isfinite(number) else -inf for number in numbers]
+
+
+def share_among(alive: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """Return ``weights`` with 0 for the failed; the others, if any, are scaled to sum to 1 along ``dim``."""
+    weights = weights * alive
+    return weights / weights.sum(dim, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+# Gradients.
+
+
+def in_range(tensors: list[Tensor]) -> bool:
+    """Return whether all gradients are finite, and so small that no update by them can overflow."""
+    norms = torch._foreach_norm(tensors)
+    return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
+
+
+def finite_gradient(x: Tensor) -> Tensor:
+    """Return ``x``; what flows back is 0 where it is not finite."""
+    return _FiniteGradient.apply(x)
+
+
+class _FiniteGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return zero_nonfinite(g)
+
+
+# Running statistics.
 
 
 class FiniteStatistics:
-    """Watches the running statistics of normalisation layers, and takes back what is not finite.
+    """Restores running statistics of normalisation layers that are not finite.
 
-    Training forward passes store their batch's statistics in the layer, finite or not. :meth:`mend` puts the
-    last finite values back, entry by entry.
+    Training forward passes store their batch's statistics in the layer, finite or not. :meth:`restore` puts
+    the last finite values back, entry by entry.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -20,20 +119,20 @@ class FiniteStatistics:
             module for module in net.modules() if isinstance(module, nn.modules.batchnorm._NormBase)
         ]
         self._last: list[Tensor] = []
-        self.mend()
+        self.restore()
 
     def _running(self) -> list[Tensor]:
         buffers = (buffer for layer in self._layers for buffer in (layer.running_mean, layer.running_var))
         return [buffer for buffer in buffers if buffer is not None and not buffer.is_meta]
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Put back what was finite last, then remember what is finite now."""
         running = self._running() if self._layers else []
         if not running:
             return
         if [last.device for last in self._last] != [now.device for now in running]:
-            self._last = [now.nan_to_num(0.0, 0.0, 0.0) for now in running]
+            self._last = [zero_nonfinite(now) for now in running]
         elif not bool(torch.stack(torch._foreach_norm(running)).isfinite().all()):
             for now, last in zip(running, self._last, strict=True):
-                now.copy_(torch.where(now.isfinite(), now, last))
+                keep_finite_(now, last)
         torch._foreach_copy_(self._last, running)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import _reduction as _Reduction
 
-from .heads.mixture import mixture_nll
+from .heads.members import mixture_nll
 from .tensors import LogProbs, Members, Prediction
 
 __all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy"]

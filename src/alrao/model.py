@@ -1,4 +1,4 @@
-"""``Alrao(net)``: an ordinary module in which copies have taken the place of the output layer."""
+"""``Alrao(net)``: an ordinary module with copies in the place of its output layer."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from .heads import LINEAR_HEADS, AdaptiveHead, Head
 from .output_layer import choose, declare_untied, names_of, tied_elsewhere, verify
 from .warn import warn
 
-__all__ = ["Alrao", "unwrap"]
+__all__ = ["Alrao", "posterior_bar", "unwrap"]
+
+DEFAULT_COPIES = 10
 
 
 class Alrao(nn.Module):
-    r"""A network whose output layer is replaced by copies, averaged by a posterior.
+    r"""A network whose output layer is replaced by a head: copies of it, averaged by a posterior.
 
     The output of a classifier is the log-probability of the mixture,
-    :math:`\log \sum_j a_j\, \mathrm{softmax}(W_j z + b_j)`. Use it as you would use logits: in
-    ``cross_entropy``, ``nll_loss``, under a ``log_softmax``. On the way back each copy receives the gradient
-    of its own loss, as if it were the only output, and the rest of the network that of the mixture. An
-    optimizer of this library gives every feature a rate of its own and moves the posterior :math:`a` after
-    each step.
+    :math:`\log \sum_j a_j\, \mathrm{softmax}(W_j z + b_j)`. Use it like logits: in ``cross_entropy``,
+    ``nll_loss``, under a ``log_softmax``. In the backward pass each copy receives the gradient of its own
+    loss, as if it were the only output, and the body (the rest of the network) that of the mixture. An
+    optimizer of this library trains every feature at its own learning rate and updates the posterior
+    :math:`a` after each step.
 
     The network is used as it is, not copied: only its output layer changes.
 
     Args:
         net: any module with an output layer: a linear layer, a 1x1 convolution, or
             :class:`torch.nn.AdaptiveLogSoftmaxWithLoss`.
-        copies: how many copies of the output layer.
+        copies: number of copies of the output layer; by default that of ``averaging``, or 10.
         output: the output layer, by dotted name or as a module. By default the last one registered, which is
             checked in the first forward pass.
         likelihood: ``"categorical"`` (the default), ``"gaussian"`` for regression with
             :class:`MixtureMSELoss`, ``"bernoulli"`` for binary and multi-label outputs with
             :class:`MixtureBCELoss`.
-        averaging: the posterior; :class:`Switch` by default.
+        averaging: the posterior, ``Switch(10)`` by default.
         keep_output: start every copy from the output layer as it is, for fine-tuning. By default the copies
-            are initialised afresh, by the same scheme.
+            are initialised again, by the same scheme.
 
     Example:
         >>> import torch, alrao
@@ -70,7 +72,7 @@ class Alrao(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        copies: int = 10,
+        copies: int | None = None,
         *,
         output: str | nn.Module | None = None,
         likelihood: str | None = None,
@@ -79,30 +81,29 @@ class Alrao(nn.Module):
     ) -> None:
         super().__init__()
         _check_net(net)
-        averaging = Switch(copies) if averaging is None else averaging
+        if averaging is None:
+            averaging = Switch(DEFAULT_COPIES if copies is None else copies)
         if not isinstance(averaging, Averaging):
-            raise TypeError(
-                f"averaging must be an averaging module such as Switch(copies), got {averaging!r}"
-            )
-        if averaging.copies != copies:
+            raise TypeError(f"averaging must be an Averaging such as Switch(10), got {averaging!r}")
+        if copies is not None and averaging.copies != copies:
             raise ValueError(
-                f"averaging is over {averaging.copies} copies, but copies={copies}: make them equal"
+                f"averaging is over {averaging.copies} copies, but copies={copies}: leave copies out"
             )
         name, layer = choose(net, output)
         head = _make_head(layer, name, likelihood, averaging, keep_output)
         if is_parametrized(layer) or layer._forward_hooks or layer._forward_pre_hooks:
-            warn(f"parametrizations and hooks of the output layer {name!r} are not taken over by its copies")
+            warn(f"the copies of the output layer {name!r} do not have its parametrizations and hooks")
         tied = tied_elsewhere(net, layer)
         if tied:
             warn(
-                f"the weights of the output layer {name!r} are tied to {', '.join(tied)}: the copies get "
-                "weights of their own, and those stay with the network (untied)"
+                f"the weights of the output layer {name!r} are tied to {', '.join(tied)}: the copies have "
+                "their own weights from now on, and the tied ones stay with the network"
             )
         self.output_name = name
         self._untied = bool(tied)
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
-        self._statistics = FiniteStatistics(net)
+        self.finite_statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
         # A refused network is left as it was: it changes last.
@@ -118,9 +119,9 @@ class Alrao(nn.Module):
     # The user's network, reachable through the wrapper.
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the network returns, for what the network takes."""
+        """Return what the network returns, for what the network takes."""
         if self._verified or torch.compiler.is_compiling():
-            return self._modules["net"](*args, **kwargs)  # type: ignore[misc]  # faster than the attribute
+            return self.net(*args, **kwargs)
         with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
             out = self.net(*args, **kwargs)
             seen.append(out)
@@ -128,7 +129,7 @@ class Alrao(nn.Module):
         return out
 
     def _show_signature(self) -> None:
-        # Tools look at forward's signature to see what the network takes: show them the network's.
+        # Tools read forward's signature to learn what the network takes: show them the network's.
         plain = type(self).forward
         forward = FunctionType(plain.__code__, plain.__globals__, "forward", None, plain.__closure__)
         try:
@@ -160,26 +161,26 @@ class Alrao(nn.Module):
 
     @property
     def posterior(self) -> Tensor:
-        """The probability of each copy, lowest rate first; ``head.averaging`` has it in float64."""
+        """The posterior probability of each copy, lowest rate first; ``head.averaging`` has it in float64."""
         return self.head.averaging.weights.to(self.head.evidence.dtype)
 
     def reset_posterior(self) -> None:
-        """Believe all copies alike again, as at the start: after a change of data, say."""
+        """Reset the posterior to uniform, for example after a change of data."""
         self.head.averaging.reset()
 
     def body_parameters(self) -> list[nn.Parameter]:
-        """All parameters but those of the copies."""
+        """Return all parameters but those of the head."""
         of_copies = set(self.head.parameters())
         return [parameter for parameter in self.net.parameters() if parameter not in of_copies]
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the gradient of the body, and that of each copy, to ``max_norm``, each on its own.
+        """Clip the gradient of the body, and that of each copy separately, to ``max_norm``.
 
-        A norm over everything would let the wildest copy hold back the whole network. Gradients that are not
-        finite become 0.
+        One norm over all of them would let the copy with the largest gradient throttle the body. Gradients
+        that are not finite become 0.
 
         Args:
-            max_norm: the largest norm that stays as it is.
+            max_norm: the largest norm that is left unchanged.
             norm_type: which norm, as in :func:`torch.nn.utils.clip_grad_norm_`.
 
         Returns:
@@ -193,17 +194,17 @@ class Alrao(nn.Module):
         self.head.evidence.grad = None
 
     def train(self, mode: bool = True) -> Alrao:
-        """Switch to training or evaluation, with statistics that are finite."""
-        if "_statistics" in self.__dict__:
-            self._statistics.mend()
+        """Set training or evaluation mode, as in torch; running statistics are made finite."""
+        if "finite_statistics" in self.__dict__:
+            self.finite_statistics.restore()
         super().train(mode)
         return self
 
     def collapse(self, *, mixture: bool = False) -> nn.Module:
-        """An ordinary, independent copy of the network, without copies of the output layer.
+        """Return an ordinary, independent network, with a single output layer.
 
-        Where the output layer was tied to an embedding, a Hugging Face model's ``config`` says that it is no
-        more, so that ``save_pretrained`` and ``from_pretrained`` keep both.
+        Where the output layer was tied to an embedding, the ``config`` of a Hugging Face model is set to
+        untied, so that ``save_pretrained`` and ``from_pretrained`` keep both.
 
         Args:
             mixture: by default the copy with the highest posterior becomes the output layer, and the network
@@ -214,16 +215,16 @@ class Alrao(nn.Module):
         with torch.no_grad():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
         layer.train(head.training)
-        memo: dict[int, Any] = {id(head): layer}  # spares copying the copies
+        memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
         plain = copy.deepcopy(self.net, memo)
-        if self.__dict__.get("_untied"):  # a pickle of before may not have it
+        if self._untied:
             declare_untied(plain, self.output_name)
         return plain
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state, as in torch; one of another shape is refused before anything changes."""
+        """Load a state, as in torch. A state that does not fit raises an error and changes nothing."""
         own = self.state_dict()
         wrong = [
             f"{key}: {tuple(value.shape)}, expected {tuple(own[key].shape)}"
@@ -232,8 +233,8 @@ class Alrao(nn.Module):
         ]
         if wrong:
             raise RuntimeError(
-                f"the state belongs to another model, or to another number of copies (here "
-                f"{self.head.copies}); size mismatch for {'; '.join(wrong[:5])}"
+                f"size mismatch for {'; '.join(wrong[:5])}: the state is of another model, or of another "
+                f"number of copies than {self.head.copies}"
             )
         if own.keys() == state_dict.keys():
             return super().load_state_dict(state_dict, strict, assign)
@@ -241,7 +242,7 @@ class Alrao(nn.Module):
         values = [(value, value.clone()) for value in own.values() if isinstance(value, Tensor)]
         try:
             return super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError:  # names that are missing or unknown: torch has loaded the others
+        except RuntimeError:  # names are missing or unknown; torch has loaded the others
             for module, parameters, buffers in tensors:
                 module._parameters.update(parameters)
                 module._buffers.update(buffers)
@@ -250,21 +251,22 @@ class Alrao(nn.Module):
             raise
 
     def register_full_backward_hook(self, *_: Any, **__: Any) -> Any:
-        """Refused: torch would pass on the output as a plain tensor, with which the copies cannot train."""
+        """Raise: torch would turn the output into a plain tensor, with which the copies cannot train."""
         raise RuntimeError(
-            "full backward hooks of the whole model are not supported: its output must stay what it is. "
-            "Put the hook on a layer of model.net, or a tensor hook on the loss"
+            "full backward hooks of the whole model are not supported, because they turn its output into a "
+            "plain tensor: put the hook on a layer of model.net, or a tensor hook on the loss"
         )
 
     register_full_backward_pre_hook = register_full_backward_hook
 
     def extra_repr(self) -> str:
-        """The posterior of the copies against their rates."""
-        return f"posterior: {posterior_bar(self.head)}"
+        """Return the posterior as a row of bars, lowest rate first."""
+        weights = self.head.averaging.weights
+        return "posterior: (on meta)" if weights.is_meta else f"posterior: |{posterior_bar(weights)}|"
 
 
 def unwrap(model: nn.Module) -> Alrao:
-    """The Alrao model inside of what was wrapped around it: DDP, a compiled model, a weight average."""
+    """Return the Alrao model inside a wrapper: DDP, a compiled model, a weight average."""
     inner: Any = model
     while isinstance(inner, nn.Module) and not isinstance(inner, Alrao):
         inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
@@ -272,43 +274,39 @@ def unwrap(model: nn.Module) -> Alrao:
         return inner
     if isinstance(model, nn.Module):
         raise TypeError(
-            f"the optimizers of alrao take a model made by alrao.Alrao, got {type(model).__name__}: "
+            f"alrao's optimizers take a model made by alrao.Alrao, got {type(model).__name__}: write "
             "model = alrao.Alrao(net), then optimizer = alrao.SGD(model)"
         )
     raise TypeError(
-        f"the optimizers of alrao take the model itself, not its parameters: alrao.SGD(model), got "
-        f"{type(model).__name__}. Parameter groups go into params="
+        f"alrao's optimizers take the model itself, not its parameters, got {type(model).__name__}: write "
+        "alrao.SGD(model); parameter groups go into params="
     )
 
 
-def posterior_bar(head: Head) -> str:
-    """The posterior as a row of bars, one for each copy, between its lowest and its highest rate."""
-    weights = head.averaging.weights
-    if weights.is_meta:
-        return "(no values on the meta device)"
+def posterior_bar(weights: Tensor) -> str:
+    """Return weights between 0 and 1 as a row of bars, one for each."""
     levels = " ▁▂▃▄▅▆▇█"
-    bars = "".join(levels[min(8, int(8 * weight + 0.999))] for weight in weights.tolist())
-    if head.rates is None:
-        return f"|{bars}|"
-    return f"{head.rates[0].item():.3g} |{bars}| {head.rates[-1].item():.3g}"
+    return "".join(levels[min(8, int(8 * weight + 0.999))] for weight in weights.tolist())
 
 
 def _check_net(net: nn.Module) -> None:
     if isinstance(net, torch.jit.ScriptModule):
-        raise TypeError("scripted and traced networks cannot be converted: pass the original one")
+        raise TypeError("Alrao cannot convert a scripted or traced network: pass the original one")
     if not isinstance(net, nn.Module):
         raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
     if any(isinstance(module, Alrao | Head) for module in net.modules()):
-        raise ValueError("this network has been converted already: use the Alrao model that was made of it")
+        raise ValueError("this network has been converted already: use the Alrao model made of it")
     if any(isinstance(parameter, UninitializedParameter) for parameter in net.parameters()):
-        raise ValueError("the network has lazy layers of unknown size: run one batch through it first")
+        raise ValueError("the network has lazy layers of unknown size: run a batch through it first")
 
 
 def _make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:
     if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
         if likelihood not in (None, "categorical"):
-            raise ValueError(f"an adaptive softmax is categorical, got likelihood={likelihood!r}")
-        return AdaptiveHead(layer, averaging.copies, averaging, keep=keep)
+            raise ValueError(
+                f"an adaptive softmax is categorical, got likelihood={likelihood!r}: leave likelihood out"
+            )
+        return AdaptiveHead(layer, averaging, keep=keep)
     likelihood = likelihood or "categorical"
     if likelihood not in LINEAR_HEADS:
         raise ValueError(
@@ -317,7 +315,7 @@ def _make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: A
     outputs = next(layer.parameters()).shape[0]
     if likelihood == "categorical" and outputs == 1:
         raise ValueError(
-            f"the output layer {name!r} has a single output, and a softmax over one class is always 1: "
-            "likelihood='bernoulli' is for yes or no, 'gaussian' for regression"
+            f"the output layer {name!r} has a single output, and a softmax over one class is always 1: pass "
+            "likelihood='bernoulli' for a binary target, 'gaussian' for regression"
         )
-    return LINEAR_HEADS[likelihood](layer, averaging.copies, averaging, keep=keep)
+    return LINEAR_HEADS[likelihood](layer, averaging, keep=keep)

@@ -1,32 +1,75 @@
-"""Laws from which learning rates are drawn, and the even grid for the copies of the output layer."""
+"""Distributions of learning rates, as quantile functions."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite, log, sqrt
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
-__all__ = ["Bernoulli", "Constant", "Law", "LogUniform", "PerWeight", "Rate", "Redrawn", "as_law"]
+__all__ = [
+    "Bernoulli",
+    "Constant",
+    "Interval",
+    "LogUniform",
+    "PerWeight",
+    "Rate",
+    "RateDistribution",
+    "Redrawn",
+    "as_distribution",
+    "describe",
+    "rebuild",
+]
+
+Interval: TypeAlias = tuple[float, float]
+"""The lowest and the highest learning rate."""
 
 
-class Law(ABC):
-    """A probability law over learning rates.
+class RateDistribution(ABC):
+    """A distribution of learning rates, given by its quantile function.
 
-    A law of your own gives :meth:`draw`, the rates of the body's features, and :meth:`grid`, those of
-    the copies of the output layer.
+    An optimizer draws a place ``u`` in [0, 1] for every feature, once; the feature's rate is the quantile at
+    ``u``. To add a distribution, subclass this with :meth:`quantile`.
+
+    Example:
+        >>> import torch, alrao
+        >>> class Uniform(alrao.RateDistribution):
+        ...     def quantile(self, u):
+        ...         return 0.1 * u
+        >>> Uniform().grid(3).tolist()
+        [0.0, 0.05, 0.1]
     """
 
     @abstractmethod
-    def draw(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Draw ``count`` independent rates: a float64 tensor on the CPU."""
+    def quantile(self, u: Tensor) -> Tensor:
+        """Return the rates at the places ``u``, in their type and on their device."""
 
-    @abstractmethod
     def grid(self, copies: int) -> Tensor:
-        """The rates of ``copies`` output layers, from the lowest to the highest."""
+        """Return the rates of ``copies`` copies of the head, lowest first: the quantiles at even places."""
+        return self.quantile(_even_places(copies))
+
+    def draw(self, count: int, generator: Generator | None = None) -> Tensor:
+        """Draw ``count`` independent rates, in float64 on the CPU."""
+        return self.quantile(torch.rand(count, generator=generator, dtype=torch.float64, device="cpu"))
+
+    @property
+    def interval(self) -> Interval | None:
+        """The ends of the interval, of a distribution whose interval can be moved."""
+        return None
+
+    def on(self, interval: Interval) -> RateDistribution:
+        """Return this distribution on another interval."""
+        raise ValueError(f"{self!r} has no interval that can be moved: give an interval as lr=(low, high)")
+
+
+def _even_places(copies: int) -> Tensor:
+    if copies == 1:
+        return torch.full((1,), 0.5, dtype=torch.float64, device="cpu")
+    return torch.linspace(0, 1, copies, dtype=torch.float64, device="cpu")
 
 
 def _check_rate(name: str, value: float) -> float:
@@ -40,11 +83,11 @@ def _check_rate(name: str, value: float) -> float:
 
 
 @dataclass(frozen=True)
-class LogUniform(Law):
-    r"""Rates whose logarithm is uniform in :math:`[\log \mathrm{lo}, \log \mathrm{hi}]`: the paper's law.
+class LogUniform(RateDistribution):
+    r"""Rates whose logarithm is uniform in :math:`[\log \mathrm{lo}, \log \mathrm{hi}]`: the paper's.
 
-    The copies get :math:`\log\eta_j = \log \mathrm{lo} + \frac{j-1}{N-1}\log(\mathrm{hi}/\mathrm{lo})`;
-    a single copy gets the geometric mean.
+    Copy :math:`j` of :math:`N` gets :math:`\log\eta_j = \log \mathrm{lo} + \frac{j-1}{N-1}\log(\mathrm{hi} /
+    \mathrm{lo})`; a single copy gets the geometric mean.
 
     Args:
         lo: lowest rate.
@@ -60,7 +103,8 @@ class LogUniform(Law):
     hi: float
 
     def __post_init__(self) -> None:
-        lo, hi = _check_rate("the lower end of the interval", self.lo), _check_rate("its upper end", self.hi)
+        lo = _check_rate("the lower end of the interval", self.lo)
+        hi = _check_rate("the upper end of the interval", self.hi)
         if lo > hi:
             raise ValueError(
                 f"an interval of rates goes from low to high, got ({lo:g}, {hi:g}): swap the ends"
@@ -68,23 +112,32 @@ class LogUniform(Law):
         object.__setattr__(self, "lo", lo)
         object.__setattr__(self, "hi", hi)
 
-    def draw(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Draw ``count`` rates."""
-        place = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
-        return place.mul_(log(self.hi / self.lo)).exp_().mul_(self.lo).clamp_(self.lo, self.hi)
+    def quantile(self, u: Tensor) -> Tensor:
+        """Return the rates at the places ``u``: geometric between the ends."""
+        low, high = log(self.lo), log(self.hi)
+        return (u * (high - low)).add_(low).exp_().clamp_(self.lo, self.hi)
 
     def grid(self, copies: int) -> Tensor:
-        """Evenly spaced in the logarithm, both ends included."""
+        """Return rates evenly spaced in the logarithm, both ends included."""
         if copies == 1:
-            return torch.tensor([sqrt(self.lo * self.hi)], dtype=torch.float64, device="cpu")
-        grid = torch.linspace(log(self.lo), log(self.hi), copies, dtype=torch.float64, device="cpu").exp()
+            return torch.tensor([sqrt(self.lo) * sqrt(self.hi)], dtype=torch.float64, device="cpu")
+        grid = super().grid(copies)
         grid[0], grid[-1] = self.lo, self.hi
         return grid
 
+    @property
+    def interval(self) -> Interval | None:
+        """The ends."""
+        return self.lo, self.hi
+
+    def on(self, interval: Interval) -> LogUniform:
+        """Return the log-uniform distribution on another interval."""
+        return LogUniform(*interval)
+
 
 @dataclass(frozen=True)
-class Constant(Law):
-    """One rate for all: with one copy, this is the plain optimizer.
+class Constant(RateDistribution):
+    """One rate for every feature and copy: with one copy, this is the plain optimizer.
 
     Args:
         lr: the rate.
@@ -95,20 +148,16 @@ class Constant(Law):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", _check_rate("lr", self.lr))
 
-    def draw(self, count: int, generator: Generator | None = None) -> Tensor:
-        """``count`` times the rate."""
-        return torch.full((count,), self.lr, dtype=torch.float64, device="cpu")
-
-    def grid(self, copies: int) -> Tensor:
-        """``copies`` times the rate."""
-        return self.draw(copies)
+    def quantile(self, u: Tensor) -> Tensor:
+        """Return the rate, at every place."""
+        return torch.full_like(u, self.lr)
 
 
 @dataclass(frozen=True)
-class Bernoulli(Law):
+class Bernoulli(RateDistribution):
     """The rate ``lr`` with probability ``p``, else 0: features frozen at random (the paper's appendix G).
 
-    The copies of the output layer are never frozen.
+    The copies of the head are never frozen.
 
     Args:
         lr: the rate of the features that learn.
@@ -121,71 +170,121 @@ class Bernoulli(Law):
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", _check_rate("lr", self.lr))
         if not 0.0 <= self.p <= 1.0:
-            raise ValueError(f"p is a probability, between 0 and 1, got {self.p!r}")
+            raise ValueError(f"p must be a probability, between 0 and 1, got {self.p!r}")
 
-    def draw(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Draw ``count`` rates, each ``lr`` or 0."""
-        learns = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu") < self.p
-        return learns.double() * self.lr
+    def quantile(self, u: Tensor) -> Tensor:
+        """Return 0 at the places below ``1 - p``, ``lr`` at the others."""
+        return (u >= 1 - self.p).to(u.dtype) * self.lr
 
     def grid(self, copies: int) -> Tensor:
-        """``copies`` times the rate."""
+        """Return the rate ``lr`` for every copy."""
         return Constant(self.lr).grid(copies)
 
 
 @dataclass(frozen=True)
-class _Variant(Law):
-    """Another law, used in another way."""
+class _Variant(RateDistribution):
+    """Another distribution, drawn in another way."""
 
-    law: Law | tuple[float, float]
+    distribution: RateDistribution | Interval
 
     def __post_init__(self) -> None:
-        if isinstance(self.law, _Variant):
-            raise TypeError(f"{type(self).__name__} takes a plain law or an interval, got {self.law!r}")
-        object.__setattr__(self, "law", as_law(self.law))
+        if isinstance(self.distribution, _Variant):
+            raise TypeError(
+                f"{type(self).__name__} takes a plain distribution or an interval, got {self.distribution!r}"
+            )
+        object.__setattr__(self, "distribution", as_distribution(self.distribution))
 
-    def draw(self, count: int, generator: Generator | None = None) -> Tensor:
-        """Draw from the law inside."""
-        return as_law(self.law).draw(count, generator)
+    @property
+    def inner(self) -> RateDistribution:
+        """The distribution inside."""
+        return as_distribution(self.distribution)
+
+    def quantile(self, u: Tensor) -> Tensor:
+        """Return the quantiles of the distribution inside."""
+        return self.inner.quantile(u)
 
     def grid(self, copies: int) -> Tensor:
-        """The grid of the law inside."""
-        return as_law(self.law).grid(copies)
+        """Return the grid of the distribution inside."""
+        return self.inner.grid(copies)
 
 
 class PerWeight(_Variant):
-    """An ablation: one rate for every single weight instead of one for each feature.
+    """An ablation: one rate for every weight instead of one for each feature.
 
-    The paper expects it to do worse, since every feature then has some weights that run away. It costs
-    a tensor of rates as large as the weights.
+    The paper expects it to do worse, because every feature then has some weights that diverge. It costs a
+    tensor of rates as large as the weights.
 
     Args:
-        law: where the rates come from: a law or an interval.
+        distribution: where the rates come from: a distribution or an interval.
     """
+
+    @property
+    def interval(self) -> Interval | None:
+        """The interval of the distribution inside."""
+        return self.inner.interval
+
+    def on(self, interval: Interval) -> PerWeight:
+        """Return the same on another interval."""
+        return PerWeight(self.inner.on(interval))
 
 
 class Redrawn(_Variant):
-    """An ablation: the features' rates are drawn anew at every step.
+    """An ablation: the features' rates are drawn again at every step.
 
     In expectation this is plain SGD at the mean rate, with more noise. The copies keep their rates.
 
     Args:
-        law: where the rates come from: a law or an interval.
+        distribution: where the rates come from: a distribution or an interval.
     """
 
 
-Rate: TypeAlias = float | tuple[float, float] | Law
-"""What an optimizer takes as ``lr``: a number, an interval, or a law."""
+Rate: TypeAlias = float | Interval | RateDistribution
+"""What an optimizer takes as ``lr``: a number, an interval, or a distribution."""
 
 
-def as_law(lr: Rate) -> Law:
-    """Read ``lr`` as a law: an interval is log-uniform, a number is constant."""
-    if isinstance(lr, Law):
+def as_distribution(lr: Rate) -> RateDistribution:
+    """Return ``lr`` as a distribution: an interval is log-uniform, a number is constant."""
+    if isinstance(lr, RateDistribution):
         return lr
     if isinstance(lr, tuple | list):
         if len(lr) != 2:
             raise ValueError(f"an interval of rates has two ends, such as (1e-5, 10), got {lr!r}")
         return LogUniform(*lr)
     if isinstance(lr, str | bool) or not hasattr(lr, "__float__"):
-        raise TypeError(f"lr must be an interval (lo, hi), a number or a law such as LogUniform, got {lr!r}")
+        raise TypeError(
+            "lr must be an interval (low, high), a number or a RateDistribution such as LogUniform, got "
+            f"{lr!r}"
+        )
     return Constant(lr)
+
+
+# For checkpoints: a distribution as plain values, and back.
+
+_OURS = (Bernoulli, Constant, LogUniform, PerWeight, Redrawn)
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in _OURS}
+
+
+def describe(distribution: RateDistribution) -> dict[str, Any]:
+    """Return a distribution as plain values, equal for equal distributions."""
+    values: dict[str, Any] = {}
+    if dataclasses.is_dataclass(distribution):
+        values = {f.name: getattr(distribution, f.name) for f in dataclasses.fields(distribution)}
+    values = {k: describe(v) if isinstance(v, RateDistribution) else v for k, v in values.items()}
+    return {"kind": type(distribution).__name__, **values}
+
+
+def rebuild(description: dict[str, Any]) -> RateDistribution:
+    """Return the distribution that :func:`describe` was given.
+
+    Raises:
+        ValueError: it is a class of the user's, which a description does not hold.
+    """
+    values = {k: rebuild(v) if isinstance(v, dict) else v for k, v in description.items() if k != "kind"}
+    kind = _KINDS.get(description["kind"])
+    if kind is None:
+        raise ValueError(
+            f"the rates were drawn from {description['kind']}, which is not a distribution of alrao: build "
+            "the optimizer with the same lr before loading its state"
+        )
+    distribution: RateDistribution = kind(**values)
+    return distribution

@@ -1,18 +1,18 @@
-"""A table of what happened to the network: layers, features, rates, parameters before and after."""
+"""A table of the converted network: layers, features, rates, parameters before and after."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from .features import features_of
-from .model import unwrap
+from .model import posterior_bar, unwrap
 from .optim import AlraoOptimizer
 
 __all__ = ["summary"]
 
 
 def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
-    """A table of the model's layers with their features, the range of their rates, and their parameters.
+    """Return a table of the model's layers, with features, rates and parameters, and its posterior.
 
     Args:
         model: an :class:`Alrao` model.
@@ -50,4 +50,8 @@ def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     rule = "-" * max(map(len, lines))
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+    bar = f"|{posterior_bar(alrao.posterior)}|"
+    if optimizer is not None:
+        low, high = optimizer.copy_rates()[[0, -1]].tolist()
+        bar = f"{low:.3g} {bar} {high:.3g}"
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], f"posterior of the copies: {bar}"])

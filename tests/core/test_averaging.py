@@ -372,11 +372,3 @@ def test_refuses_a_wrong_number_of_copies(method, copies):
 def test_switch_refuses_theta_outside_of_0_and_1(theta):
     with pytest.raises(ValueError, match="theta must lie strictly between 0 and 1"):
         alrao.Switch(3, theta)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_evidence_is_the_mean_or_the_sum(method):
-    assert method(3).evidence == "mean"
-    assert method(3, evidence="sum").evidence == "sum"
-    with pytest.raises(ValueError, match=r"'mean' or 'sum', got 'max'"):
-        method(3, evidence="max")

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from support.stepping import same
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -222,14 +223,35 @@ def test_the_saved_law_replaces_the_one_given(saved_lr, lr):
         torch.testing.assert_close(p.detach(), old - saving.rates(p) * p.grad)
 
 
-def test_the_bar_shows_the_rates_that_were_loaded():
+def test_a_state_brings_its_intervals():
     model = alrao.Alrao(small(), 5)
-    saved = alrao.SGD(model, lr=(1e-4, 3.0)).state_dict()
+    saving = alrao.SGD(model, lr=(1e-4, 3.0))
+    saving.set_interval(body=(1e-3, 1e-2))
     optimizer = alrao.SGD(model, lr=(1e-2, 1.0))
-    assert "0.01 |" in str(model)
-    optimizer.load_state_dict(saved)
-    assert "0.0001 |" in str(model)
-    assert "| 3\n" in str(model)
+    optimizer.load_state_dict(saving.state_dict())
+    assert optimizer.interval() == (1e-3, 1e-2)
+    assert optimizer.interval(copies=True) == optimizer.interval(initial=True) == (1e-4, 3.0)
+    assert optimizer.copy_rates()[[0, -1]].tolist() == [1e-4, 3.0]
+    for p in model.parameters():
+        assert torch.equal(optimizer.rates(p), saving.rates(p))
+
+
+class Linear(alrao.RateDistribution):
+    def quantile(self, u):
+        return 0.1 * u
+
+
+def test_a_distribution_of_the_users_is_not_in_the_state():
+    model = alrao.Alrao(small(), 5)
+    saving = alrao.SGD(model, lr=Linear())
+    alike = alrao.SGD(model, lr=Linear())
+    alike.load_state_dict(saving.state_dict())
+    assert all(torch.equal(alike.rates(p), saving.rates(p)) for p in model.parameters())
+    other = alrao.SGD(model)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=r"drawn from Linear.*build the optimizer with the same lr"):
+        other.load_state_dict(saving.state_dict())
+    assert same(other.state_dict(), before)
 
 
 # The format, and what is refused.
@@ -237,7 +259,7 @@ def test_the_bar_shows_the_rates_that_were_loaded():
 
 def test_both_formats_carry_a_version():
     model = alrao.Alrao(small(), 5)
-    assert alrao.SGD(model).state_dict()["alrao"] == 1
+    assert alrao.SGD(model).state_dict()["alrao"] == 2
     assert model.state_dict()._metadata[""]["version"] == 1
 
 
@@ -258,7 +280,7 @@ def other_state(change):
     saved = optimizer.state_dict()
     if change == "version":
         return {**saved, "alrao": 99}, "format 99.*upgrade"
-    return saved, {"depth": "doesn't match the size"}.get(change, "belongs to another model")
+    return saved, {"depth": "doesn't match the size"}.get(change, "is of another model")
 
 
 @pytest.mark.parametrize("change", ["torch's SGD", "hidden", "inputs", "depth", "copies", "version"])

@@ -17,14 +17,14 @@ OPTIMIZERS = {
     "SGD": lambda model: alrao.SGD(model, lr=(1e-3, 1.0)),
     "SGD with momentum": lambda model: alrao.SGD(model, lr=(1e-4, 0.1), momentum=0.9, weight_decay=1e-3),
     "Adam": lambda model: alrao.Adam(model, lr=(1e-4, 0.1)),
+    "Adam on sums": lambda model: alrao.Adam(model, lr=(1e-4, 0.1), evidence="sum"),
     "AdamW": lambda model: alrao.AdamW(model, lr=(1e-4, 0.1)),
-    "Rated NAdam": lambda model: alrao.Rated(torch.optim.NAdam, model, lr=(1e-4, 0.1)),
-    "Rated Adafactor": lambda model: alrao.Rated(torch.optim.Adafactor, model, lr=(1e-4, 0.1)),
+    "PerFeature NAdam": lambda model: alrao.PerFeature(torch.optim.NAdam, model, lr=(1e-4, 0.1)),
+    "PerFeature Adafactor": lambda model: alrao.PerFeature(torch.optim.Adafactor, model, lr=(1e-4, 0.1)),
 }
 
 AVERAGING = {
     "Switch": alrao.Switch,
-    "Switch on sums": lambda copies: alrao.Switch(copies, evidence="sum"),
     "BayesianAverage": alrao.BayesianAverage,
 }
 

@@ -158,7 +158,7 @@ BAD = [nan, inf, -inf, 3e38]
     ("optimizer", "options"),
     [(alrao.SGD, {}), (alrao.SGD, {"momentum": 0.9}), (alrao.Adam, {"amsgrad": True}), (alrao.AdamW, {})],
 )
-@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
+@pytest.mark.filterwarnings("ignore:the copies of the head have gradients")  # set by hand
 def test_a_gradient_that_is_not_finite_enters_nothing(optimizer, options, bad, foreach):
     model, chosen = make(optimizer, lr=(1e-3, 1e-1), foreach=foreach, **options)
     weight = model.net[0].weight

@@ -1,4 +1,4 @@
-"""The fused output layer, against its definition in two passes by plain autograd in double precision."""
+"""The head of a classifier, against its definition in two passes by plain autograd in double precision."""
 
 import copy
 
@@ -168,8 +168,8 @@ def test_evidence_is_the_mean_log_likelihood_and_moves_the_posterior(case, metho
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_evidence_sum_is_the_log_likelihood_of_the_whole_batch(reduction):
-    model = alrao.Alrao(mlp(), COPIES, averaging=alrao.Switch(COPIES, evidence="sum")).double()
-    optimizer = alrao.SGD(model, lr=(1e-3, 0.1))
+    model = alrao.Alrao(mlp(), COPIES).double()
+    optimizer = alrao.SGD(model, lr=(1e-3, 0.1), evidence="sum")
     x = batch()
     expected = alrao.Switch(COPIES)
     expected.update(evidence_by_hand(model, x, KEPT) * KEPT.sum())

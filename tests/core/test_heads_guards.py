@@ -1,4 +1,4 @@
-"""The fused output layer where arithmetic is hard: underflow, wrecked copies and features, narrow types."""
+"""The head of a classifier where arithmetic is hard: underflow, wrecked copies and features, narrow types."""
 
 import copy
 from math import inf, log, nan

@@ -81,12 +81,14 @@ def test_forward_passes_keyword_arguments_on():
     torch.testing.assert_close(model(x=x, scale=2.0).exp().as_subclass(torch.Tensor), expected.mean(0))
 
 
-def test_str_shows_the_posterior_as_a_bar_between_the_rates():
+def test_str_and_summary_show_the_posterior_as_a_bar():
     model = alrao.Alrao(Net(), 4, averaging=alrao.BayesianAverage(4))
     assert re.search(r"posterior: \|(.)\1{3}\|", str(model)), "alike at the start"
-    alrao.SGD(model, lr=(1e-4, 10.0))
+    optimizer = alrao.SGD(model, lr=(1e-4, 10.0))
     observe(model, -50.0, -50.0, 0.0, -50.0)
-    (bar,) = re.findall(r"posterior: 0\.0001 \|(.{4})\| 10\n", str(model))
+    (bar,) = re.findall(r"posterior: \|(.{4})\|\n", str(model))
+    assert alrao.summary(model, optimizer).endswith(f"posterior of the copies: 0.0001 |{bar}| 10")
+    assert alrao.summary(model).endswith(f"posterior of the copies: |{bar}|")
     assert bar[2] == "█"
     assert {bar[0], bar[1], bar[3]}.isdisjoint("▂▃▄▅▆▇█")
 
@@ -232,5 +234,5 @@ def test_targets_out_of_range_raise_and_change_nothing(target):
 
 def test_inputs_of_the_wrong_size_raise():
     model = alrao.Alrao(nn.Linear(4, 3), 2)
-    with pytest.raises(ValueError, match=r"takes 4 features, got \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"takes 4 features, got an input of \(2, 5\)"):
         model(torch.randn(2, 5))

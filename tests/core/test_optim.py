@@ -98,7 +98,7 @@ def test_all_at_once_is_the_same_as_one_by_one(optimizer, options):
 # Parameter groups.
 
 
-@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
+@pytest.mark.filterwarnings("ignore:the copies of the head have gradients")  # set by hand
 def test_groups_have_their_own_interval_and_decay():
     model = alrao.Alrao(deep_mlp())
     body, head = list(model.net[:4].parameters()), list(model.head.parameters())
@@ -240,7 +240,7 @@ def test_sparse_gradients_are_refused_where_they_would_become_dense(optimizer, o
 # Weight decay of fast features; memory.
 
 
-@pytest.mark.filterwarnings("ignore:the copies of the output layer have gradients")  # set by hand
+@pytest.mark.filterwarnings("ignore:the copies of the head have gradients")  # set by hand
 def test_decoupled_decay_never_overshoots_zero():
     model, optimizer = make(alrao.AdamW, lr=(0.01, 100.0), weight_decay=0.5)
     before = [p.detach().clone() for p in model.parameters()]
@@ -298,5 +298,5 @@ def test_rates_take_less_than_a_hundredth_of_the_parameters_memory():
     model = alrao.Alrao(net)
     optimizer = alrao.SGD(model)
     state = [value for entry in optimizer.state_dict()["state"].values() for value in entry.values()]
-    assert len(state) == len(list(model.parameters()))
+    assert len(state) == len(model.body_parameters())
     assert sum(rate.nbytes for rate in state) <= 0.01 * sum(p.nbytes for p in model.parameters())

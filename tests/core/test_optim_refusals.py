@@ -31,7 +31,7 @@ def test_only_alrao_models_are_taken(optimizer):
     [
         (alrao.SGD, {"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
         (alrao.SGD, {"weight_decay": -1}, "weight_decay must be at least 0, got -1"),
-        (alrao.SGD, {"nesterov": True}, "Nesterov.*momentum=0"),
+        (alrao.SGD, {"nesterov": True}, "nesterov.*momentum=0"),
         (alrao.Adam, {"betas": (0.9, 1.0)}, r"betas.*\(0.9, 1.0\)"),
         (alrao.AdamW, {"eps": float("nan")}, "eps must be at least 0, got nan"),
     ],

@@ -255,7 +255,7 @@ def test_two_heads_are_ambiguous():
     [
         (lambda: nn.Sequential(nn.Embedding(3, 4), nn.LayerNorm(4)), {}, ValueError, "no output layer"),
         (lambda: mlp().forward, {}, TypeError, "nn.Module, got method"),
-        (lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)), {}, ValueError, "lazy layers.*one batch"),
+        (lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)), {}, ValueError, "lazy layers.*a batch"),
         (lambda: mlp(1), {}, ValueError, "(?s)single output.*'bernoulli'.*'gaussian'"),
         (mlp, {"output": "3"}, ValueError, r"(?s)no module '3'.*\n  2: Linear.*\n  0: Linear"),
         (mlp, {"output": "1"}, ValueError, r"(?s)'1' is a Tanh.*\n  2: Linear.*\n  0: Linear"),

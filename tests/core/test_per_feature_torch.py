@@ -22,7 +22,7 @@ def test_it_is_an_optimizer_of_torch():
     (group,) = rated.param_groups
     assert group["lr"] == 1.0
     assert group["betas"] == (0.8, 0.99)
-    assert "rate" in rated.state[model.net[0].weight]
+    assert "u" in rated.state[model.net[0].weight]
     assert "NAdam" in repr(rated)
 
 
@@ -31,7 +31,7 @@ def test_the_rates_are_those_of_the_other_optimizers():
     rated, sgd = (
         kind(lr=(1e-4, 1.0), generator=torch.Generator().manual_seed(3))
         for kind in (
-            lambda **options: alrao.Rated(optim.NAdam, model, **options),
+            lambda **options: alrao.PerFeature(optim.NAdam, model, **options),
             lambda **options: alrao.SGD(model, **options),
         )
     )
@@ -42,7 +42,7 @@ def test_the_rates_are_those_of_the_other_optimizers():
 def test_it_agrees_with_the_optimizers_written_out(name):
     options = {"momentum": 0.9} if name == "SGD" else {"weight_decay": 0.01}
     runs = []
-    for kind in (getattr(alrao, name), lambda *a, **k: alrao.Rated(getattr(optim, name), *a, **k)):
+    for kind in (getattr(alrao, name), lambda *a, **k: alrao.PerFeature(getattr(optim, name), *a, **k)):
         torch.manual_seed(5)
         model = alrao.Alrao(deep_mlp().double(), 4)
         optimizer = kind(model, lr=(1e-4, 0.5), **options)
@@ -122,12 +122,12 @@ def test_a_state_that_does_not_fit_is_refused_with_nothing_changed():
     train(model, rated, 2)
     before = snapshot(model, rated)
     other, of_other = build("Adam", lr=(1e-4, 0.1))
-    with pytest.raises(ValueError, match="state is that of Adam, this is NAdam"):
+    with pytest.raises(ValueError, match="state is of Adam, this optimizer steps with NAdam"):
         rated.load_state_dict(of_other.state_dict())
     other = alrao.Alrao(nn.Sequential(nn.Linear(5, 16), deep_mlp()[1:]), 4)
-    of_other = alrao.Rated(optim.NAdam, other, lr=(1e-4, 0.1))
+    of_other = alrao.PerFeature(optim.NAdam, other, lr=(1e-4, 0.1))
     train(other, of_other, 1, shape=(5,))
-    with pytest.raises(ValueError, match="belongs to another model"):
+    with pytest.raises(ValueError, match="is of another model"):
         rated.load_state_dict(of_other.state_dict())
     with pytest.raises(ValueError, match="not the state of an alrao optimizer"):
         rated.load_state_dict(optim.NAdam(deep_mlp().parameters()).state_dict())
@@ -139,7 +139,7 @@ def test_muon_for_the_matrices_and_another_for_the_rest():
     model = alrao.Alrao(deep_mlp(), 4)
     matrices = [p for p in model.body_parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
-    rated = alrao.Rated(
+    rated = alrao.PerFeature(
         optim.AdamW,
         model,
         params=[{"params": matrices, "optimizer": optim.Muon, "momentum": 0.9}, {"params": rest}],
@@ -152,7 +152,7 @@ def test_muon_for_the_matrices_and_another_for_the_rest():
     train(model, rated, 3)
     assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert set(rated.state[matrices[0]]["inner"]) == {"momentum_buffer"}
-    twin = alrao.Rated(
+    twin = alrao.PerFeature(
         optim.AdamW, model, params=[{"params": matrices, "optimizer": optim.Muon}, {"params": rest}]
     )
     twin.load_state_dict(rated.state_dict())
@@ -173,8 +173,8 @@ def test_an_optimizer_of_ones_own():
 
     model = alrao.Alrao(deep_mlp().double(), 4)
     with pytest.raises(ValueError, match=r"no default learning rate: pass an interval"):
-        alrao.Rated(SignSGD, model)
-    rated = alrao.Rated(SignSGD, model, lr=(1e-4, 0.1))
+        alrao.PerFeature(SignSGD, model)
+    rated = alrao.PerFeature(SignSGD, model, lr=(1e-4, 0.1))
     before = [p.detach().clone() for p in model.parameters()]
     train_once = steps(model, 1, torch.float64)
     next(train_once)
@@ -185,7 +185,7 @@ def test_an_optimizer_of_ones_own():
 
 def test_groups_have_intervals_and_options_of_their_own():
     model = alrao.Alrao(deep_mlp(), 4)
-    rated = alrao.Rated(
+    rated = alrao.PerFeature(
         optim.RMSprop,
         model,
         lr=(1e-4, 1e-2),
@@ -231,21 +231,29 @@ def test_a_wrong_loss_changes_nothing():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda m: alrao.Rated(optim.LBFGS, m), TypeError, "evaluates the loss several times"),
-        (lambda m: alrao.Rated(optim.SparseAdam, m), TypeError, "sparse gradients only: use alrao.SGD"),
-        (lambda m: alrao.Rated(alrao.SGD, m), TypeError, "already: use alrao.SGD"),
-        (lambda m: alrao.Rated(m, optim.NAdam), TypeError, "class of an optimizer first, then the model"),
-        (lambda m: alrao.Rated(optim.NAdam, deep_mlp()), TypeError, "model made by alrao.Alrao"),
-        (lambda m: alrao.Rated(optim.NAdam, m, beta=1), TypeError, "no option 'beta': did you mean betas"),
-        (lambda m: alrao.Rated(optim.NAdam, m, zzz=1), TypeError, "no option 'zzz': it takes lr, betas"),
-        (lambda m: alrao.Rated(optim.NAdam, m, betas=(2, 3)), ValueError, "Invalid beta"),
-        (lambda m: alrao.Rated(optim.NAdam, m, capturable=True), ValueError, "capturable=True is not"),
-        (lambda m: alrao.Rated(optim.NAdam, m, base_lr=0.0), ValueError, "base_lr must be a positive"),
-        (lambda m: alrao.Rated(optim.NAdam, m, lr=(1, 0.1)), ValueError, "from low to high"),
+        (lambda m: alrao.PerFeature(optim.LBFGS, m), TypeError, "searches along one line"),
+        (lambda m: alrao.PerFeature(optim.SparseAdam, m), TypeError, "only sparse gradients. Use alrao.SGD"),
+        (lambda m: alrao.PerFeature(alrao.SGD, m), TypeError, "already has a rate.*use alrao.SGD"),
+        (
+            lambda m: alrao.PerFeature(m, optim.NAdam),
+            TypeError,
+            "class of an optimizer first, then the model",
+        ),
+        (lambda m: alrao.PerFeature(optim.NAdam, deep_mlp()), TypeError, "model made by alrao.Alrao"),
+        (
+            lambda m: alrao.PerFeature(optim.NAdam, m, beta=1),
+            TypeError,
+            "did you mean betas",
+        ),
+        (lambda m: alrao.PerFeature(optim.NAdam, m, zzz=1), TypeError, "no option 'zzz': it takes lr, betas"),
+        (lambda m: alrao.PerFeature(optim.NAdam, m, betas=(2, 3)), ValueError, "Invalid beta"),
+        (lambda m: alrao.PerFeature(optim.NAdam, m, capturable=True), ValueError, "capturable=True is not"),
+        (lambda m: alrao.PerFeature(optim.NAdam, m, base_lr=0.0), ValueError, "base_lr must be a positive"),
+        (lambda m: alrao.PerFeature(optim.NAdam, m, lr=(1, 0.1)), ValueError, "from low to high"),
         pytest.param(
-            lambda m: alrao.Rated(optim.Muon, m),
+            lambda m: alrao.PerFeature(optim.Muon, m),
             ValueError,
-            "only supports 2D.*another optimizer the rest",
+            "another optimizer the rest",
             marks=needs_muon,
         ),
     ],
@@ -258,7 +266,7 @@ def test_what_cannot_be_is_refused(make, error, message):
 @needs_muon
 def test_a_refused_group_leaves_no_trace():
     model = alrao.Alrao(deep_mlp(), 4)
-    rated = alrao.Rated(optim.AdamW, model, params=[{"params": model.head.parameters()}])
+    rated = alrao.PerFeature(optim.AdamW, model, params=[{"params": model.head.parameters()}])
     with pytest.raises(ValueError, match="2D"):
         rated.add_param_group({"params": model.body_parameters(), "optimizer": optim.Muon})
     assert len(rated.param_groups) == 1
@@ -267,14 +275,14 @@ def test_a_refused_group_leaves_no_trace():
 
 
 def test_decay_beyond_everything_is_warned_of():
-    with pytest.warns(UserWarning, match="takes away more than there is"):
+    with pytest.warns(UserWarning, match="overshoots zero"):
         build("SGD", lr=(1e-3, 10.0), weight_decay=0.5)
 
 
 def test_sparse_gradients_are_refused():
     net = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Flatten(), nn.Linear(12, 3))
     model = alrao.Alrao(net, 4)
-    rated = alrao.Rated(optim.NAdam, model)
+    rated = alrao.PerFeature(optim.NAdam, model)
     F.cross_entropy(model(torch.randint(9, (5, 2))), torch.randint(3, (5,))).backward()
-    with pytest.raises(RuntimeError, match=r"sparse gradients go with alrao.SGD"):
+    with pytest.raises(RuntimeError, match=r"sparse gradients need alrao.SGD"):
         rated.step()

@@ -1,6 +1,7 @@
-"""Laws of rates, how they are drawn for a model, and what is refused."""
+"""Distributions of rates, how they are drawn for a model, how intervals move, and what is refused."""
 
 import copy
+import json
 import math
 import warnings
 
@@ -13,6 +14,7 @@ from scipy import stats
 from torch import nn
 
 import alrao
+from alrao.rates import describe, rebuild
 
 QUICK = settings(deadline=None, max_examples=30)
 INTERVALS = st.tuples(st.floats(1e-30, 1e30), st.floats(1e-30, 1e30)).map(sorted).map(tuple)
@@ -105,20 +107,85 @@ def test_frozen_features_do_not_move():
     assert not bool(same[~frozen].all())
 
 
-def test_a_law_of_ones_own():
-    class TwoRates(alrao.Law):
-        def draw(self, count, generator=None):
-            return torch.where(torch.rand(count, generator=generator) < 0.5, 0.1, 0.2).double()
+def test_a_distribution_of_the_users():
+    class TwoRates(alrao.RateDistribution):
+        def quantile(self, u):
+            return torch.where(u < 0.5, 0.1, 0.2).to(u)
 
         def grid(self, copies):
             return torch.linspace(0.1, 0.2, copies, dtype=torch.float64)
 
-    model, optimizer = make(TwoRates(), copies=3)
+    model, optimizer = make(TwoRates(), copies=3, width=50)
     assert {round(rate, 6) for rate in optimizer.rates(model.net[0].weight).flatten().tolist()} == {0.1, 0.2}
     torch.testing.assert_close(optimizer.rates(model.head.bias).flatten(), torch.tensor([0.1, 0.15, 0.2]))
 
 
-# The laws in a model.
+@settings(deadline=None)
+@given(low=st.floats(-300, 300), span=st.floats(0, 600), places=st.lists(st.floats(0, 1), min_size=2))
+def test_quantiles_of_an_interval_rise_from_its_lower_end_to_its_upper(low, span, places):
+    lo, hi = 10.0**low, 10.0 ** min(low + span, 300)
+    rates = alrao.LogUniform(lo, hi).quantile(torch.tensor([0.0, *sorted(places), 1.0]).double())
+    assert (rates.diff() >= 0).all()
+    assert (rates >= lo).all()
+    assert (rates <= hi).all()
+    assert rates[0] == pytest.approx(lo)
+    assert rates[-1] == pytest.approx(hi)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_the_quantiles_of_bernoulli(p):
+    u = torch.linspace(0, 1, 11, dtype=torch.float64)[:-1]
+    assert alrao.Bernoulli(0.5, p).quantile(u).tolist() == [0.5 if x >= 1 - p else 0.0 for x in u.tolist()]
+
+
+DISTRIBUTIONS = [
+    alrao.LogUniform(1e-3, 1.0),
+    alrao.Constant(0.1),
+    alrao.Bernoulli(0.1, 0.5),
+    alrao.PerWeight((1e-3, 1.0)),
+    alrao.Redrawn(alrao.Bernoulli(0.1, 0.5)),
+]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=repr)
+def test_a_description_is_plain_and_rebuilds_the_distribution(distribution):
+    description = describe(distribution)
+    assert json.loads(json.dumps(description)) == description
+    assert rebuild(description) == distribution
+
+
+def test_an_interval_that_is_moved_keeps_every_place():
+    model, optimizer = make((1e-4, 1.0), copies=4)
+    before = {p: optimizer.rates(p).double() for p in model.parameters()}
+    optimizer.set_interval(body=(1e-2, 1e-1), copies=(1e-3, 1e-2))
+    assert optimizer.interval() == (1e-2, 1e-1)
+    assert optimizer.interval(copies=True) == (1e-3, 1e-2)
+    for p, rates in before.items():
+        place = (rates / 1e-4).log() / math.log(1e4)
+        low = 1e-2 if p in set(model.body_parameters()) else 1e-3
+        torch.testing.assert_close(optimizer.rates(p).double(), low * 10**place, rtol=1e-5, atol=0)
+    torch.testing.assert_close(optimizer.copy_rates(initial=True), alrao.LogUniform(1e-4, 1.0).grid(4))
+
+
+@pytest.mark.parametrize("wrong", [(1.0, 0.1), (0.0, 1.0), (math.nan, 1.0)])
+def test_a_wrong_interval_moves_nothing(wrong):
+    model, optimizer = make((1e-4, 1.0), copies=4)
+    before = [optimizer.rates(p) for p in model.parameters()]
+    with pytest.raises(ValueError, match="interval"):
+        optimizer.set_interval(body=(0.1, 0.2), copies=wrong)
+    assert optimizer.interval() == (1e-4, 1.0)
+    assert all(map(torch.equal, before, [optimizer.rates(p) for p in model.parameters()]))
+
+
+@pytest.mark.filterwarnings("ignore:lr=0.1 gives all")
+def test_a_group_without_an_interval_cannot_be_moved():
+    _, optimizer = make(0.1, copies=4)
+    assert optimizer.interval() is None
+    with pytest.raises(ValueError, match=r"Constant\(lr=0.1\) has no interval.*lr=\(low, high\)"):
+        optimizer.set_interval(body=(0.1, 0.2))
+
+
+# The distributions in a model.
 
 
 def test_the_features_of_a_model_follow_the_law():
@@ -229,7 +296,7 @@ def test_rates_broadcast_to_every_trainable_parameter_and_are_not_the_state_itse
 
 def test_rates_of_a_stranger_are_refused():
     _, optimizer = make()
-    with pytest.raises(KeyError, match="not a parameter"):
+    with pytest.raises(KeyError, match="a parameter that this optimizer trains"):
         optimizer.rates(torch.zeros(3))
 
 
@@ -237,7 +304,7 @@ def test_rates_of_a_stranger_are_refused():
 
 
 def test_an_interval_with_one_copy_says_which_rate_it_gets():
-    with pytest.warns(UserWarning, match=r"one copy.*0\.01"):
+    with pytest.warns(UserWarning, match=r"single copy.*0\.01"):
         _, optimizer = make((1e-5, 10.0), copies=1)
     torch.testing.assert_close(optimizer.rates(optimizer.model.head.bias), torch.full((1, 1), 0.01))
 
@@ -292,7 +359,6 @@ def test_bad_rates_are_refused_and_nothing_changes(optimizer, lr, error, message
     with pytest.raises(error, match=message):
         optimizer(model, lr=lr)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert model.head.rates is None
     assert torch.equal(torch.get_rng_state(), random)
 
 

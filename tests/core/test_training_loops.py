@@ -35,10 +35,10 @@ def seeded_sgd(model, **kwargs):
     return alrao.SGD(model, **{"lr": (1e-3, 1.0), "generator": torch.Generator().manual_seed(1), **kwargs})
 
 
-def twins(model):
+def twins(model, **options):
     """The model and an equal one, each with its optimizer; the rates are the same."""
     other = copy.deepcopy(model)
-    return (model, seeded_sgd(model)), (other, seeded_sgd(other))
+    return (model, seeded_sgd(model, **options)), (other, seeded_sgd(other, **options))
 
 
 def assert_same(one, other, **tolerance):
@@ -52,9 +52,8 @@ def assert_same(one, other, **tolerance):
 @pytest.mark.parametrize("evidence", ["mean", "sum"])
 @pytest.mark.parametrize("likelihood", list(CRITERIA))
 def test_accumulation_equals_the_large_batch(likelihood, evidence):
-    averaging = alrao.Switch(4, evidence=evidence)
-    model = alrao.Alrao(mlp().double(), 4, likelihood=likelihood, averaging=averaging)
-    (whole, of_whole), (parts, of_parts) = twins(model)
+    model = alrao.Alrao(mlp().double(), 4, likelihood=likelihood)
+    (whole, of_whole), (parts, of_parts) = twins(model, evidence=evidence)
     criterion = CRITERIA[likelihood]
     for _ in range(4):
         x, y = batch(likelihood, dtype=torch.float64)

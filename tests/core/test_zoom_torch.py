@@ -19,7 +19,7 @@ import alrao
         lambda model: alrao.SGD(model, momentum=0.9),
         lambda model: alrao.Adam(model),
         lambda model: alrao.AdamW(model, alrao.PerWeight((1e-5, 0.1))),
-        lambda model: alrao.Rated(torch.optim.NAdam, model, (1e-5, 0.1)),
+        lambda model: alrao.PerFeature(torch.optim.NAdam, model, (1e-5, 0.1)),
     ],
     ids=["SGD", "Adam", "PerWeight", "Rated"],
 )

@@ -267,7 +267,7 @@ def test_another_optimizer_and_average():
     assert isinstance(trained.policy.optimizer, alrao.Adam)
     assert isinstance(trained.q_net.head.averaging, alrao.BayesianAverage)
     assert trained.policy.optimizer.param_groups[0]["betas"] == (0.8, 0.99)
-    assert trained.q_net.head.rates[-1].item() == pytest.approx(0.1)
+    assert trained.policy.optimizer.copy_rates()[-1].item() == pytest.approx(0.1)
 
 
 OTHER_OBSERVATIONS = {

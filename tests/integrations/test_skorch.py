@@ -178,7 +178,7 @@ def test_grid_search_over_the_module_the_copies_and_the_rates():
     best = search.best_estimator_
     assert best.module_.head.copies == search.best_params_["alrao__copies"]
     assert best.module_.hidden.out_features == search.best_params_["module__units"]
-    rates = best.module_.head.rates
+    rates = best.optimizer_.copy_rates()
     assert (rates[0].item(), rates[-1].item()) == pytest.approx(search.best_params_["lr"])
 
 
@@ -265,7 +265,7 @@ def test_a_net_class_of_ones_own():
 
 
 def test_any_optimizer_of_torch():
-    net = AlraoNetClassifier(Net, optimizer=functools.partial(alrao.Rated, torch.optim.NAdam), **QUIET)
+    net = AlraoNetClassifier(Net, optimizer=functools.partial(alrao.PerFeature, torch.optim.NAdam), **QUIET)
     assert seeded(net).optimizer_.param_groups[0]["optimizer"] == "NAdam"
     assert net.history[-1, "train_loss"] < net.history[0, "train_loss"]
 
@@ -291,7 +291,7 @@ def test_compiled_modules():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"optimizer": torch.optim.SGD}, TypeError, r"one of alrao's.*got SGD.*alrao\.Rated"),
+        ({"optimizer": torch.optim.SGD}, TypeError, r"one of alrao's.*got SGD.*alrao\.PerFeature"),
         ({"lr": (1.0, 1e-3)}, ValueError, "from low to high"),
         ({"alrao_copies": 3}, ValueError, "did you mean alrao__copies"),
         ({"alrao__copys": 3}, TypeError, "copys"),

@@ -1,5 +1,6 @@
 """What the package is made of: light imports that point one way, documented names, examples that run."""
 
+import ast
 import doctest
 import importlib.util
 import subprocess
@@ -14,7 +15,7 @@ import_graph = tool("import_graph")
 CORE = import_graph.modules("core")
 GRAPH = import_graph.graph("core")
 LAB = import_graph.modules("lab")
-ORDER = ["warn", "rates", "features", "averaging", "finite", "tensors", "heads", "losses"]
+ORDER = ["warn", "finite", "evidence", "rates", "features", "averaging", "tensors", "heads", "losses"]
 ORDER += ["clipping", "output_layer", "model", "optim", "summary", "__init__"]
 """The rooms of the core: each imports only those before it."""
 EXAMPLES = {
@@ -83,6 +84,42 @@ def test_imports_go_one_way(module):
     assert module not in reachable(module), "a circle"
     allowed = ORDER[: ORDER.index(room(module)) + 1]
     assert {room(name) for name in GRAPH[module]} <= set(allowed)
+
+
+def private_names(path):
+    """The private names that a module defines, and all that it uses of whatever it has not defined."""
+    defined, used = set(), set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            defined.add(node.attr) if getattr(node.value, "id", "") == "self" else used.add(node.attr)
+        elif isinstance(node, ast.Attribute):
+            used.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            used.update(alias.name for alias in node.names)
+    private = [
+        {n for n in names if n.startswith("_") and not n.startswith("__")} for names in (defined, used)
+    ]
+    return private[0], private[1] - private[0]
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_no_module_of_the_core_uses_a_private_name_of_another(module):
+    of_others = set().union(*(private_names(path)[0] for name, path in CORE.items() if name != module))
+    assert not private_names(CORE[module])[1] & of_others
+
+
+def test_private_names_are_seen():
+    defined, used = private_names(CORE["rates"])
+    assert "_check_rate" in defined
+    assert not used
+    assert (
+        "_get_predict_nonlinearity"
+        in private_names(import_graph.modules("integrations")["integrations.skorch"])[0]
+    )
 
 
 @pytest.mark.parametrize("module", LAB)

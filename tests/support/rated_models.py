@@ -36,7 +36,7 @@ def network(name):
 
 def build(name, copies=4, dtype=torch.float32, **options):
     model = alrao.Alrao(network(name).to(dtype), copies)
-    return model, alrao.Rated(getattr(optim, name), model, **options)
+    return model, alrao.PerFeature(getattr(optim, name), model, **options)
 
 
 def steps(model, count, dtype=torch.float32):

@@ -11,15 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..averaging import Averaging
+from ..finite import finite_gradient, zero_unusable
 from ..tensors import Members
 from .base import Head, stacked
-from .mixture import finite_gradient, mixture_nll, sane, watched, wide
+from .members import mixture_nll, watched
+from .mixture import wide
 
 __all__ = ["AdaptiveHead", "AdaptiveOutput"]
 
 
 class AdaptiveOutput(NamedTuple):
-    """As in torch: the log-probabilities of the targets, and the loss."""
+    """The log-probabilities of the targets, and the loss, as in torch."""
 
     output: Tensor
     loss: Tensor
@@ -35,30 +37,30 @@ class AdaptiveHead(Head):
     remedy = "train with the loss, or the target's log-probabilities, that the layer returns for its target"
 
     def __init__(
-        self, layer: nn.AdaptiveLogSoftmaxWithLoss, copies: int, averaging: Averaging, *, keep: bool = False
+        self, layer: nn.AdaptiveLogSoftmaxWithLoss, averaging: Averaging, *, keep: bool = False
     ) -> None:
-        super().__init__(copies, averaging)
+        super().__init__(averaging, next(layer.parameters()))
         self.in_features, self.n_classes = layer.in_features, layer.n_classes
         self.cutoffs, self.div_value, self.has_head_bias = layer.cutoffs, layer.div_value, layer.head_bias
         for name, parameter in layer.named_parameters():
-            self.register_parameter(name.replace(".", "_"), stacked(parameter, copies, keep))
-        self._new_evidence(next(layer.parameters()))
+            self.register_parameter(name.replace(".", "_"), stacked(parameter, self.copies, keep))
 
     def forward(self, z: Tensor, target: Tensor) -> AdaptiveOutput:
-        """Log-probability of each ``target`` under the mixture, and the mean negative of it."""
+        """Return the log-probability of each ``target`` under the mixture, and the mean negative of it."""
         batched = z.dim() == 2
         z, target = (z, target) if batched else (z[None], target[None])
         if z.shape[:1] != target.shape:
             raise ValueError(
-                f"one target for each row: got {tuple(z.shape)} rows, {tuple(target.shape)} targets"
+                f"each row needs one target, got an input of {tuple(z.shape)} and targets of "
+                f"{tuple(target.shape)}"
             )
         if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < self.n_classes:
             raise ValueError(
                 f"targets must lie in [0, {self.n_classes - 1}], got {target.min()}..{target.max()}"
             )
-        z = torch.where(sane(z), z, 0)
+        z = zero_unusable(z)
         parameters: dict[str, Tensor] = dict(self.named_parameters(recurse=False))
-        # A copy with a parameter that is not finite is out; its numbers must not touch the others'.
+        # A copy with a parameter that is not finite has failed: its numbers must not touch the others'.
         failed = ~torch.stack([p.flatten(1).isfinite().all(1) for p in parameters.values()]).all(0)
         parameters = {n: finite_gradient(torch.where(p.isfinite(), p, 0)) for n, p in parameters.items()}
         frozen = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -66,14 +68,14 @@ class AdaptiveHead(Head):
         mixed = self._target_log_probs(finite_gradient(z), target, frozen)
         mixed = mixed.masked_fill(failed[:, None], -torch.inf)
         a = self.averaging.weights.to(own.dtype, copy=True)
-        members = Members(own, mixed, a, self.leaf(), self.likelihood)
+        members = Members(own, mixed, a, self.evidence_leaf(), self.likelihood)
         output = -mixture_nll(own, mixed, members, if_all_fail=log(self.n_classes))
         return AdaptiveOutput(output if batched else output[0], -output.mean())
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """Log-probabilities of all classes under the mixture: for looking at, not for training."""
+        """Return log-probabilities of all classes under the mixture, to look at, not to train with."""
         with torch.no_grad():
-            z = torch.where(sane(z), z, 0)
+            z = zero_unusable(z)
             parameters = dict(self.named_parameters(recurse=False))
             frequent = self._frequent(z, parameters)
             shortlist = self.cutoffs[0]
@@ -85,14 +87,14 @@ class AdaptiveHead(Head):
             log_p = torch.cat(parts, -1).movedim(1, 0)
             log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
             log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
-        return watched(log_m, self.copies, self.leaf())
+        return watched(log_m, self.copies, self.evidence_leaf())
 
     def predict(self, z: Tensor) -> Tensor:
-        """The class that the mixture finds most probable."""
+        """Return the class of the highest probability under the mixture."""
         return self.log_prob(z).argmax(-1)
 
     def _frequent(self, z: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the frequent classes and of the clusters, ``(rows, copies, …)``."""
+        """Return log-probabilities of the frequent classes and of the clusters, ``(rows, copies, …)``."""
         logits = _of_all_copies(z, parameters["head_weight"])
         if self.has_head_bias:
             logits = logits + parameters["head_bias"]
@@ -119,7 +121,7 @@ class AdaptiveHead(Head):
         return (frequent.gather(-1, column).squeeze(-1) + rare).t()
 
     def layer(self, copy: int) -> nn.Module:
-        """Copy number ``copy`` as an adaptive softmax."""
+        """Return copy number ``copy`` as an adaptive softmax."""
         layer = nn.AdaptiveLogSoftmaxWithLoss(
             self.in_features, self.n_classes, self.cutoffs[:-1], self.div_value, self.has_head_bias
         ).to(next(self.parameters()))
@@ -128,16 +130,17 @@ class AdaptiveHead(Head):
         return layer
 
     def mixture(self) -> nn.Module:
-        """Refused: the mixture of adaptive softmaxes has no plain form."""
+        """Raise: the mixture of adaptive softmaxes has no plain form."""
         raise ValueError(
-            "a mixture of adaptive softmaxes cannot be collapsed whole: collapse() to the winner"
+            "a mixture of adaptive softmaxes has no plain form: use collapse() without mixture=True, which "
+            "returns the best copy"
         )
 
     def extra_repr(self) -> str:
-        """The size, as in the layer that this one replaces."""
+        """Return the size, as in the layer that this one replaces."""
         return f"{self.in_features}, {self.n_classes}, cutoffs={self.cutoffs}, copies={self.copies}"
 
 
 def _of_all_copies(z: Tensor, weight: Tensor) -> Tensor:
-    """``(rows, copies, out)`` from ``z`` ``(rows, d)`` and ``weight`` ``(copies, out, d)``: one product."""
+    """Return ``(rows, copies, out)`` from ``z`` ``(rows, d)`` and ``weight`` ``(copies, out, d)``."""
     return F.linear(z, weight.flatten(0, 1)).unflatten(-1, weight.shape[:2])

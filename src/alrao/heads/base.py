@@ -1,4 +1,4 @@
-"""What every head has in common: stacked copies, the posterior over them, the leaf for the evidence."""
+"""What every head shares: stacked copies, the posterior over them, the leaf for the evidence."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from ..averaging import Averaging
+from ..evidence import new_leaf
 from ..features import register_features
-from .mixture import EVIDENCE_EXTRA
 
 __all__ = ["Head", "stacked"]
 
 
 def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
-    """``copies`` of a parameter: as it is, or initialised afresh by the scheme that it was.
+    """Return ``copies`` of a parameter: as it is, or initialised again by the same scheme.
 
-    Fresh values are the parameter's own in a random order: whatever law its entries were drawn from,
-    independently of each other (uniform, normal, zero, …), these are drawn from it too.
+    New values are the parameter's own in a random order. Whatever distribution its entries were drawn from
+    independently (uniform, normal, zero, …), the new ones are drawn from it too.
     """
     copied = parameter.detach().expand(copies, *parameter.shape).clone()
     if not keep and not parameter.is_meta:
@@ -32,56 +32,53 @@ def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
 class Head(nn.Module):
     """Copies of an output layer, in its place in the network, averaged by a posterior.
 
-    Every parameter has the copies as its first axis.
+    Every parameter has the copies as its first axis. ``evidence`` is a leaf tensor that is no parameter of
+    the model; its gradient is the evidence (see :mod:`alrao.evidence`).
     """
 
     likelihood: str
     remedy: str
     """How the loss must be computed, for the message when it was not."""
 
-    def __init__(self, copies: int, averaging: Averaging) -> None:
+    def __init__(self, averaging: Averaging, like: Tensor) -> None:
         super().__init__()
-        self.copies = copies
         self.averaging = averaging
-        self.rates: Tensor | None = None  # the copies' learning rates, once an optimizer has set them
-        self._new_evidence(torch.empty(0))
+        self.evidence = new_leaf(self.copies, like)
 
-    def _new_evidence(self, like: Tensor) -> None:
-        # A leaf that is no parameter of the model; its gradient is the evidence (see alrao.fused).
-        size = self.copies + EVIDENCE_EXTRA + (self.averaging.evidence == "sum")
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        self.evidence = torch.zeros(size, dtype=dtype, device=like.device, requires_grad=True)
+    @property
+    def copies(self) -> int:
+        """The number of copies."""
+        return self.averaging.copies
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self._new_evidence(next(self.parameters()))
+        self.evidence = new_leaf(self.copies, next(self.parameters()))
         return self
 
-    def leaf(self) -> Tensor:
-        """The leaf for the evidence; a frozen head gathers none, and asks for no gradient by itself."""
-        for p in self._parameters.values():
-            if p is not None and p.requires_grad:
-                return self.evidence
+    def evidence_leaf(self) -> Tensor:
+        """Return the leaf for the evidence; a frozen head gathers none."""
+        if any(parameter.requires_grad for parameter in self.parameters(recurse=False)):
+            return self.evidence
         return self.evidence.detach()
 
     def __getstate__(self) -> dict[str, Any]:
         # As for parameters, a copy does not take the gradient along.
         return {**super().__getstate__(), "evidence": self.evidence.detach().clone().requires_grad_()}
 
-    def verdict(self, log_likelihood: list[float]) -> list[float]:
-        """The evidence of a batch as the posterior is to see it."""
+    def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
+        """Return the log-likelihoods of a batch as the posterior is to see them."""
         return log_likelihood
 
     @abstractmethod
     def layer(self, copy: int) -> nn.Module:
-        """Copy number ``copy`` as a plain layer of the original kind."""
+        """Return copy number ``copy`` as a plain layer of the original kind."""
 
     @abstractmethod
     def mixture(self) -> nn.Module:
-        """The whole mixture as a plain layer."""
+        """Return the whole mixture as a plain layer."""
 
     def extra_repr(self) -> str:
-        """The size, as in the layer that this one replaces."""
+        """Return the size, as in the layer that this one replaces."""
         return f"copies={self.copies}"
 
 

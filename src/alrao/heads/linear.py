@@ -1,29 +1,28 @@
-"""Copies of a linear layer or of a 1x1 convolution, stacked, and the mixture they make together."""
+"""Copies of a linear layer or of a 1x1 convolution, and the mixture they make together."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from math import inf, isfinite
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..averaging import Averaging
+from ..finite import share_among, zero_nonfinite
 from ..tensors import Members, Prediction
 from .base import Head, stacked
-from .mixture import categorical_mixture, shared_linear, watched
+from .members import shared_linear, watched
+from .mixture import categorical_mixture, wide
 
 __all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "LinearHead"]
 
-BEATEN = 700.0
-"""A log-likelihood that much below the best is nothing beside it, in double precision."""
+UNDERFLOW = 700.0
+"""The relative likelihood of a copy this many nats behind the best underflows in double precision."""
 
 
 def _autocasts(z: Tensor) -> bool:
-    if z.is_cpu:
-        return torch.is_autocast_enabled("cpu")  # asking for the device takes longer than this
     return not z.is_meta and torch.is_autocast_enabled(z.device.type)
 
 
@@ -33,14 +32,14 @@ class LinearHead(Head):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, layer: nn.Module, copies: int, averaging: Averaging, *, keep: bool = False) -> None:
-        super().__init__(copies, averaging)
+    def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
+        super().__init__(averaging, weight)
         self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
-        self.weight = stacked(weight.flatten(1), copies, keep)
-        self.register_parameter("bias", stacked(bias, copies, keep) if isinstance(bias, Tensor) else None)
-        self._new_evidence(weight)
+        self.weight = stacked(weight.flatten(1), self.copies, keep)
+        biases = stacked(bias, self.copies, keep) if isinstance(bias, Tensor) else None
+        self.register_parameter("bias", biases)
 
     @property
     def in_features(self) -> int:
@@ -53,23 +52,19 @@ class LinearHead(Head):
         return self.weight.shape[1]
 
     def forward(self, z: Tensor) -> Tensor:
-        """The mixture's output for ``z``, the output of the body."""
+        """Return the mixture's output for ``z``, the output of the body."""
         if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
-                "the gradient of an Alrao output layer is not the derivative of its value, so torch.func "
-                "transforms (grad, vmap, jvp) do not apply: call loss.backward(), or use model.collapse()"
+                "torch.func transforms (grad, vmap, jvp) do not apply to an Alrao head, because its gradient "
+                "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
-        try:
-            weight, bias = self._parameters["weight"], self._parameters["bias"]  # faster than the attributes
-        except KeyError:  # parametrized or pruned
-            weight, bias = self.weight, self.bias
-        assert weight is not None
+        weight, bias = self.weight, self.bias
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
             z = (z[None] if unbatched else z).movedim(1, -1)
         if z.shape[-1] != inputs:
-            raise ValueError(f"the output layer takes {inputs} features, got {tuple(z.shape)}")
+            raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
         rows = z if z.ndim == 2 else z.reshape(-1, inputs)
         out = self._autocast(rows, weight, bias) if _autocasts(z) else self._rows(rows, weight, bias)
         if z.ndim != 2:
@@ -87,10 +82,10 @@ class LinearHead(Head):
 
     @abstractmethod
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The mixture's output for ``z`` of shape ``(rows, d)``."""
+        """Return the mixture's output for ``z`` of shape ``(rows, d)``."""
 
     def layer(self, copy: int) -> nn.Module:
-        """Copy number ``copy`` as a linear layer or a convolution."""
+        """Return copy number ``copy`` as a linear layer or a convolution."""
         return self._plain(self.weight[copy], None if self.bias is None else self.bias[copy])
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -109,7 +104,7 @@ class LinearHead(Head):
         return layer
 
     def extra_repr(self) -> str:
-        """The size, as in the layer that this one replaces."""
+        """Return the size, as in the layer that this one replaces."""
         bias = self.bias is not None
         return f"{self.in_features}, {self.out_features}, bias={bias}, copies={self.copies}"
 
@@ -124,11 +119,11 @@ class CategoricalHead(LinearHead):
     )
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        averaging: Any = self._modules["averaging"]  # faster than the attribute
-        return categorical_mixture(z, weight, bias, averaging, self.leaf())
+        a = self.averaging.column(wide(z.dtype))
+        return categorical_mixture(z, weight, bias, a, self.evidence_leaf())
 
     def mixture(self) -> nn.Module:
-        """The mixture as a layer that returns log-probabilities."""
+        """Return the mixture as a layer that returns log-probabilities."""
         return MixtureOfClassifiers(self)
 
 
@@ -141,26 +136,26 @@ class GaussianHead(LinearHead):
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         own, mixed = shared_linear(z, weight, bias)
         a = self.averaging.weights.to(own.dtype, copy=True)
-        members = Members(own, mixed, a, self.leaf(), self.likelihood)
-        return Prediction.of(watched(self._average(own.detach(), a), self.copies, self.leaf()), 1, members)
+        leaf = self.evidence_leaf()
+        members = Members(own, mixed, a, leaf, self.likelihood)
+        return Prediction.of(watched(self._average(own.detach(), a), self.copies, leaf), 1, members)
 
-    def verdict(self, log_likelihood: list[float]) -> list[float]:
-        """The evidence, in which a copy that is beaten beyond all numbers has failed.
+    def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
+        """Return the log-likelihoods, ``-inf`` for a copy whose relative likelihood underflows.
 
-        In a mixture of probabilities the little weight that the switch leaves to it would do no harm; the
-        mean it would ruin.
+        The small weight that the switch leaves to such a copy does no harm in a mixture of probabilities,
+        but it would ruin the mean.
         """
         best = max((x for x in log_likelihood if isfinite(x)), default=0.0)
-        return [x if x > best - BEATEN else -inf for x in log_likelihood]
+        return [x if x > best - UNDERFLOW else -inf for x in log_likelihood]
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        # 0 times the output of a copy that has failed must be 0. If all have, predict nothing: 0.
-        alive = outputs.isfinite()
-        a = a.view([-1] + [1] * (outputs.ndim - 1)) * alive
-        return (a * torch.where(alive, outputs, 0)).sum(0) / a.sum(0).clamp(min=torch.finfo(a.dtype).tiny)
+        # If all copies have failed, predict 0.
+        a = share_among(outputs.isfinite(), a.view([-1] + [1] * (outputs.ndim - 1)), 0)
+        return (a * zero_nonfinite(outputs)).sum(0)
 
     def mixture(self) -> nn.Module:
-        """The mixture's mean, which is one linear layer."""
+        """Return the mixture's mean, which is one linear layer."""
         a = self.averaging.weights
         weight = self._average(self.weight.detach(), a.to(self.weight))
         return self._plain(
@@ -173,13 +168,13 @@ class BernoulliHead(GaussianHead):
 
     likelihood = "bernoulli"
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
-    verdict = Head.verdict
+    posterior_evidence = Head.posterior_evidence
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         return mixture_logit(outputs, a)
 
     def mixture(self) -> nn.Module:
-        """The mixture as a layer that returns its logit."""
+        """Return the mixture as a layer that returns its logit."""
         return MixtureOfClassifiers(self)
 
 
@@ -189,15 +184,15 @@ LINEAR_HEADS: dict[str, type[LinearHead]] = {
 
 
 def mixture_logit(logits: Tensor, a: Tensor) -> Tensor:
-    """The logit of a mixture of Bernoulli laws, copies first, without those that are not finite."""
+    """Return the logit of a mixture of Bernoulli distributions, copies first, without failed ones."""
     log_a = torch.where(logits.isfinite(), a.log().view([-1] + [1] * (logits.ndim - 1)), -torch.inf)
-    logits = logits.nan_to_num(0, 0, 0)
+    logits = zero_nonfinite(logits)
     yes, no = ((F.logsigmoid(x) + log_a).logsumexp(0) for x in (logits, -logits))
-    return (yes - no).nan_to_num(0)
+    return (yes - no).nan_to_num(0)  # where all have failed
 
 
 class MixtureOfClassifiers(nn.Module):
-    """A trained mixture as a plain layer: what the copies that have weight say together."""
+    """A trained mixture as a plain layer, with the copies that have weight."""
 
     weight: Tensor
     bias: Tensor
@@ -214,7 +209,7 @@ class MixtureOfClassifiers(nn.Module):
         self.register_buffer("a", head.averaging.weights[living].to(head.weight))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Log-probabilities of the classes, or the logits of the labels."""
+        """Return log-probabilities of the classes, or the logits of the labels."""
         channels = z.ndim - 1 - self.spatial  # where they are: unbatched images have no axis before them
         z = z.movedim(channels, -1) if self.spatial else z
         logits = F.linear(z, self.weight.flatten(0, 1), self.bias.flatten())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..model import Alrao
 from ..optim import AlraoOptimizer
@@ -27,31 +27,19 @@ def unprepared(optimizer: Any) -> Any:
 
 @torch.no_grad()
 def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> dict[str, float]:
-    """The posterior of the copies, how many share it, and the mean rate under it (geometric).
+    """Return the posterior, the effective number of copies, and the mean rate under it (geometric).
 
-    Copies are named after their rates, once an optimizer has set them; with the optimizer, after those at the
-    start, so that the names stay while :class:`alrao.Zoom` moves the rates.
+    With the optimizer, the copies are named after their rates at the start: the names stay the same while
+    :class:`alrao.Zoom` moves the rates.
     """
-    posterior, rates = model.head.averaging.weights.double().cpu(), model.head.rates
-    names = rates if optimizer is None else _at_the_start(optimizer)
+    posterior = model.head.averaging.weights.double().cpu()
+    names = None if optimizer is None else optimizer.copy_rates(initial=True).tolist()
     scalars = {}
     for copy, weight in enumerate(posterior.tolist()):
-        name = f"{copy}" if names is None else f"{copy} at {names[copy].item():.3g}"
+        name = f"{copy}" if names is None else f"{copy} at {names[copy]:.3g}"
         scalars[f"alrao/posterior/{name}"] = weight
     scalars["alrao/copies"] = torch.special.entr(posterior).sum().exp().item()
-    if rates is not None:
-        mean = (posterior * rates.double().cpu().clamp(min=1e-300).log()).sum().exp()
-        scalars["alrao/rate"] = mean.item()
+    if optimizer is not None:
+        rates = optimizer.copy_rates().clamp(min=1e-300)
+        scalars["alrao/rate"] = (posterior * rates.log()).sum().exp().item()
     return scalars
-
-
-def _at_the_start(optimizer: AlraoOptimizer) -> Tensor | None:
-    """The rates of the copies as the optimizer was built with them."""
-    head = optimizer.model.head
-    of_copies = set(head.parameters())
-    found = head.rates
-    for law, group in zip(optimizer._laws, optimizer.param_groups, strict=True):
-        built = repr(law) == group["law"]  # not with the state of another one loaded into it
-        if built and not of_copies.isdisjoint(group["params"]):
-            found = law.grid(head.copies)
-    return found

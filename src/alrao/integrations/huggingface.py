@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -24,7 +23,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..features import register_features
-from ..heads.mixture import sane
+from ..finite import zero_unusable
 from ..model import Alrao, unwrap
 from ..optim import AlraoOptimizer
 from ..warn import warn
@@ -142,7 +141,7 @@ def _model(model: Any) -> Alrao:
 def _drop_wild(parameter: Tensor) -> None:
     grad = parameter.grad
     if grad is not None and not grad.is_sparse:
-        grad.copy_(torch.where(sane(grad), grad, 0))
+        grad.copy_(zero_unusable(grad))
 
 
 def _name_once(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 import alrao
 from alrao.optim import AlraoOptimizer
-from alrao.rates import Rate, as_law
+from alrao.rates import Rate, as_distribution
 
 try:
     import gymnasium as gym
@@ -340,7 +340,7 @@ class AlraoDQN(LikelihoodDQN):
                 "learning_rate is an interval of rates such as (1e-5, 10), or a law; a schedule goes into "
                 "factor=, which multiplies them"
             )
-        as_law(learning_rate)
+        as_distribution(learning_rate)
         if isinstance(policy, type) and not issubclass(policy, AlraoPolicy):
             raise TypeError(
                 f"AlraoDQN needs a policy derived from alrao.integrations.sb3.AlraoPolicy, got "

@@ -27,7 +27,7 @@ except ImportError as error:
         "alrao.integrations.sklearn needs scikit-learn 1.6 or newer: pip install 'alrao[sklearn]'"
     ) from error
 
-from ..rates import Law, Rate
+from ..rates import Rate, RateDistribution
 from ._tabular import Array, Scale, Table, Tabular, as_tensor, auto_batch, auto_hidden, held_out, train
 
 __all__ = ["AlraoClassifier", "AlraoRegressor"]
@@ -52,7 +52,7 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
             Interval(Integral, 1, None, closed="left"),
         ],
         "copies": [Interval(Integral, 1, None, closed="left")],
-        "lr": [tuple, list, Interval(Real, 0, None, closed="neither"), Law],
+        "lr": [tuple, list, Interval(Real, 0, None, closed="neither"), RateDistribution],
         "batch_size": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "validation_fraction": [Interval(Real, 0, 1, closed="left")],

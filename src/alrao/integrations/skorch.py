@@ -95,7 +95,7 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         if isinstance(kind, type) and not issubclass(kind, AlraoOptimizer):
             raise TypeError(
                 f"optimizer must be one of alrao's, such as alrao.SGD or alrao.Adam, got {kind.__name__}: "
-                f"functools.partial(alrao.Rated, {kind.__name__}) makes one of it"
+                f"functools.partial(alrao.PerFeature, {kind.__name__}) makes one of it"
             )
         named = self.get_all_learnable_params()
         (groups,), options = self.get_params_for_optimizer("optimizer", named)

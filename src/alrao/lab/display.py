@@ -90,7 +90,8 @@ class TrainingBar:
             if moment.last is not None:
                 state += f"  valid {_values(moment.last['valid'])}"
             if isinstance(moment.learner.model, alrao.Alrao):
-                state += f"  {posterior_bar(moment.learner.model.head)}"
+                low, *_, high = moment.learner.rates or [0.0, 0.0]
+                state += f"  {low:.3g} |{posterior_bar(moment.learner.model.posterior)}| {high:.3g}"
             self.progress.update(
                 self._bar,
                 completed=(moment.epoch - 1) * moment.steps + moment.step,

@@ -82,9 +82,9 @@ class Learner:
     @property
     def rates(self) -> list[float] | None:
         """The rates of the copies, of an Alrao model."""
-        if not isinstance(self.model, alrao.Alrao) or self.model.head.rates is None:
+        if not isinstance(self.optimizer, alrao.AlraoOptimizer):
             return None
-        return self.model.head.rates.tolist()
+        return self.optimizer.copy_rates().tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """All that further training depends on, the random generators aside."""

@@ -94,15 +94,14 @@ def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
 
 def _alrao_model(net: nn.Module, copies: int, settings: Settings, problem: Problem) -> alrao.Alrao:
     averaging: alrao.Averaging
-    evidence = settings.evidence or "mean"
     if settings.averaging == "bayes":
-        averaging = alrao.BayesianAverage(copies, evidence=evidence)
+        averaging = alrao.BayesianAverage(copies)
     else:
-        averaging = alrao.Switch(copies, settings.theta, evidence=evidence)
-    return alrao.Alrao(net, copies, likelihood=problem.likelihood, averaging=averaging)
+        averaging = alrao.Switch(copies, settings.theta)
+    return alrao.Alrao(net, likelihood=problem.likelihood, averaging=averaging)
 
 
-def _law(interval: Interval | None) -> alrao.Law:
+def _distribution(interval: Interval | None) -> alrao.RateDistribution:
     assert interval is not None  # of Alrao's methods, once the settings are resolved
     low, high = interval.low, interval.high
     return alrao.LogUniform(low, high) if low < high else alrao.Constant(low)
@@ -112,9 +111,8 @@ def _groups(model: alrao.Alrao, settings: Settings) -> list[dict[str, Any]] | No
     """The body with an interval of its own, if it has one."""
     if settings.body_lr is None:
         return None
-    copies = set(model.head.parameters())
-    body = [p for p in model.parameters() if p not in copies]
-    return [{"params": body, "lr": _law(settings.body_lr)}, {"params": list(model.head.parameters())}]
+    body = {"params": model.body_parameters(), "lr": _distribution(settings.body_lr)}
+    return [body, {"params": list(model.head.parameters())}]
 
 
 def _alrao_learner(model: alrao.Alrao, optimizer: AlraoOptimizer, settings: Settings) -> Learner:
@@ -127,10 +125,11 @@ def _alrao(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     model = _alrao_model(net, settings.copies or 1, settings, problem)
     optimizer = alrao.SGD(
         model,
-        _law(settings.lr),
+        _distribution(settings.lr),
         momentum=settings.momentum or 0.0,
         weight_decay=settings.weight_decay,
         params=_groups(model, settings),
+        evidence=settings.evidence or "mean",
     )
     return _alrao_learner(model, optimizer, settings)
 
@@ -139,10 +138,11 @@ def _alrao_adam(net: nn.Module, settings: Settings, problem: Problem) -> Learner
     model = _alrao_model(net, settings.copies or 1, settings, problem)
     optimizer = alrao.Adam(
         model,
-        _law(settings.lr),
+        _distribution(settings.lr),
         _betas(settings),
         weight_decay=settings.weight_decay,
         params=_groups(model, settings),
+        evidence=settings.evidence or "mean",
     )
     return _alrao_learner(model, optimizer, settings)
 

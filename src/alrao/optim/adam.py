@@ -18,25 +18,26 @@ __all__ = ["Adam", "AdamW"]
 
 
 class Adam(AlraoOptimizer):
-    r"""Adam with a learning rate of its own for every feature (the paper's appendix E).
+    r"""Adam with a learning rate for every feature (the paper's appendix E).
 
-    The drawn rates multiply Adam's update: :math:`\theta_i \leftarrow \theta_i - \gamma\, \eta_i\,
+    The rates multiply Adam's update: :math:`\theta_i \leftarrow \theta_i - \gamma\, \eta_i\,
     \hat m_i / (\sqrt{\hat v_i} + \epsilon)`. With a number for ``lr`` and one copy this is
     :class:`torch.optim.Adam`, to the bit.
 
     Args:
         model: an :class:`Alrao` model.
-        lr: an interval, a law or a number, as in :class:`SGD`. Adam's steps are normalised, so that its
-            interval is another one.
-        betas: as in torch, as are the next three.
-        eps: term added to the denominator.
-        weight_decay: L2 penalty.
-        amsgrad: use the AMSGrad variant.
+        lr: an interval, a distribution or a number, as in :class:`SGD`. Its default differs from SGD's
+            because Adam's steps are normalised.
+        betas: coefficients of the running averages, as in torch.
+        eps: term added to the denominator, as in torch.
+        weight_decay: L2 penalty, as in torch.
+        amsgrad: use the AMSGrad variant, as in torch.
         params: parameters or parameter groups, as in :class:`SGD`.
-        generator: where the rates are drawn from.
+        generator: random generator for the rates.
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once.
-        process_group: the processes that train this model together, for the posterior.
+        evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
+        process_group: the processes that train this model together.
     """
 
     _decoupled = False
@@ -57,6 +58,7 @@ class Adam(AlraoOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        evidence: str = "mean",
         process_group: Any = None,
     ) -> None:
         check_at_least_0(eps=eps, weight_decay=weight_decay)
@@ -67,7 +69,7 @@ class Adam(AlraoOptimizer):
         super().__init__(
             model, lr, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            process_group=process_group,
+            evidence=evidence, process_group=process_group,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -107,19 +109,19 @@ class Adam(AlraoOptimizer):
 
 
 class AdamW(Adam):
-    r"""Adam with decoupled weight decay, and a learning rate of its own for every feature.
+    r"""Adam with decoupled weight decay, and a learning rate for every feature.
 
-    The decay of a feature goes with its rate: its weights shrink by the factor
-    :math:`\max(0, 1 - \gamma\,\eta_i\,\lambda)` at each step. With a number for ``lr`` and one copy this is
+    The decay of a feature is proportional to its rate: each step multiplies its weights by
+    :math:`\max(0, 1 - \gamma\,\eta_i\,\lambda)`. With a number for ``lr`` and one copy this is
     :class:`torch.optim.AdamW`, to the bit.
 
     Args:
         model: an :class:`Alrao` model.
-        lr: an interval, a law or a number, as in :class:`Adam`.
-        betas: as in torch, as are the next three.
-        eps: term added to the denominator.
-        weight_decay: the decay :math:`\lambda`.
-        amsgrad: use the AMSGrad variant.
+        lr: an interval, a distribution or a number, as in :class:`Adam`.
+        betas: coefficients of the running averages, as in torch.
+        eps: term added to the denominator, as in torch.
+        weight_decay: the decay :math:`\lambda`, as in torch.
+        amsgrad: use the AMSGrad variant, as in torch.
         **kwargs: as in :class:`Adam`.
     """
 

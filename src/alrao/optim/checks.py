@@ -15,9 +15,9 @@ def check_at_least_0(**values: float) -> None:
 def refuse_flags(**flags: bool | None) -> None:
     """Raise a ValueError for a flag of torch's optimizers that is not supported."""
     reasons = {
-        "capturable": "each step looks at the evidence on the host, which a CUDA graph cannot",
-        "differentiable": "the posterior's update has no derivative",
-        "fused": "no fused kernel knows of a rate for each feature",
+        "capturable": "each step reads the evidence on the host, which a CUDA graph cannot",
+        "differentiable": "the update of the posterior has no derivative",
+        "fused": "there is no fused kernel with a rate for each feature",
     }
     for name, flag in flags.items():
         if flag:

@@ -1,10 +1,9 @@
-"""What the optimizers share: rates drawn for features, the step, the posterior's move, checkpoints."""
+"""What the optimizers share: rates for features, the step, the posterior's update, checkpoints."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from math import isfinite
 from typing import Any
 
 import torch
@@ -12,30 +11,26 @@ from torch import Generator, Tensor, nn
 from torch import distributed as dist
 from torch.optim import Optimizer
 
-from ..features import features_of
-from ..heads.mixture import sane
+from .. import evidence as reports
+from ..finite import in_range, zero_unusable
 from ..model import unwrap
-from ..rates import Constant, Law, LogUniform, PerWeight, Rate, Redrawn, as_law
+from ..rates import Constant, Interval, LogUniform, Rate, RateDistribution, Redrawn, as_distribution, describe
 from ..warn import warn
-from .hooks import only_if_watched, profiler_is_on
-from .update import GroupUpdate, in_range
+from . import checkpoint
+from .feature_rates import Entry, FeaturePlaces, GroupRates, rate_dtype
+from .update import GroupUpdate
 
 __all__ = ["AlraoOptimizer"]
 
-VERSION = 1
-"""Of the format of ``state_dict()``."""
-
 DISTRIBUTED = dist.is_available()
-
-NOT_NLL = 1e-5
-"""The largest part of a loss's weight on log-probabilities that may be positive: rounding."""
 
 
 class AlraoOptimizer(Optimizer):
-    """An optimizer in which every feature of the model has a learning rate of its own.
+    """Base class of the optimizers: every feature of the model has its own learning rate.
 
-    ``param_groups[…]["lr"]`` is a factor on all rates, 1.0 at the start, for schedulers to move. The drawn
-    rates are in the state, and saved with it.
+    ``param_groups[…]["lr"]`` is a factor on all rates of a group, 1.0 at the start, for schedulers to change.
+    The rates follow from the distribution that the group was built with, its intervals (:meth:`interval`,
+    :meth:`set_interval`), and the place of each feature in them, which is drawn once and saved in the state.
     """
 
     def __init__(
@@ -48,36 +43,29 @@ class AlraoOptimizer(Optimizer):
         generator: Generator | None,
         maximize: bool,
         foreach: bool | None,
+        evidence: str,
         process_group: Any,
     ) -> None:
+        if evidence not in reports.CHOICES:
+            raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.model = unwrap(model)
         self.process_group = process_group
-        self._law = as_law(lr)
-        self._laws: list[Law] = []  # one for each group
-        self._plans: dict[int, list[tuple[Tensor, Any, bool]]] = {}
+        self._lr = as_distribution(lr)
         self._seed = self._common_seed(generator)
-        self._of_copies = set(self.model.head.parameters())
-        self._features: dict[Tensor, Tensor] = {}
-        self._feature_count = 0
-        for module, numbers in features_of(self.model, say=True):
-            own = dict(module.named_parameters(recurse=False))
-            count = 0
-            for name, number in numbers.items():
-                self._features[own[name]] = number + self._feature_count
-                count = max(count, int(number.max()) + 1 if number.numel() else 0)
-            self._feature_count += count
-        defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach}
+        self._places = FeaturePlaces(self.model)
+        self._head_params = set(self.model.head.parameters())
+        self.rates_of_groups: list[GroupRates] = []
+        defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
         super().__init__(self.model.parameters() if params is None else params, defaults)
-        trained = {p for group in self.param_groups for p in group["params"]}
-        if trained.isdisjoint(self._of_copies):
+        if all(self._head_params.isdisjoint(group["params"]) for group in self.param_groups):
             raise ValueError(
-                "params has none of the copies of the output layer: add model.head.parameters() to a group"
+                "params has no parameter of the head: add model.head.parameters() to one of the groups"
             )
 
-    # The rates.
+    # Groups and their rates.
 
     def _common_seed(self, generator: Generator | None) -> int:
-        """A seed for the rates: the same in all processes that train the model together."""
+        """Return a seed for the rates, the same in all processes that train the model together."""
         seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
         if self._processes() > 1:
             seeds = [seed]
@@ -91,213 +79,222 @@ class AlraoOptimizer(Optimizer):
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model, as in torch; ``lr`` is an interval, a law or a number."""
+        """Add parameters of the model, as in torch; ``lr`` is an interval, a distribution or a number."""
         group = dict(param_group)
-        law = as_law(group.pop("lr")) if "lr" in group else self._law
-        law.draw(0), law.grid(self.model.head.copies)  # a law of the user's that fails does so here
+        distribution = as_distribution(group.pop("lr")) if "lr" in group else self._lr
+        distribution.draw(0), distribution.grid(self.model.head.copies)  # a user's own may fail: here
         super().add_param_group(group)
         group = self.param_groups[-1]
-        strangers = [p for p in group["params"] if p not in self._features]
-        if strangers:
+        try:
+            self.rates_of_groups.append(self._begin_group(group, distribution))
+        except BaseException:
             self.param_groups.pop()
+            for p in group["params"]:
+                self.state.pop(p, None)
+            raise
+
+    def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
+        """Draw the places of a new group's features; a subclass adds what else the group needs."""
+        strangers = [p for p in group["params"] if p not in self._places]
+        if strangers:
             raise ValueError(
                 f"{len(strangers)} of the parameters, the first of shape {tuple(strangers[0].shape)}, are "
                 "not the model's: group parameters of the model that the optimizer was given"
             )
-        group["law"] = repr(law)
-        group["constant"] = law.lr if isinstance(law, Constant) else None
+        self._warn_of_copies(distribution, group["params"])
+        rates = GroupRates(distribution)
+        group["distribution"] = describe(distribution)
+        group["interval"] = group["copies_interval"] = distribution.interval
         group["seed"] = self._seed
-        group["redraws"] = 0 if isinstance(law, Redrawn) else None
-        self._warn_of_copies(law, group["params"])
-        self._laws.append(law)
-        self._plans.clear()
-        if group["constant"] is None:
-            self._draw(law, group, group["params"])
-        self._show_rates()
-
-    def _draw(self, law: Law, group: dict[str, Any], params: Iterable[Tensor]) -> None:
-        """Draw the rates of ``params``: always the same for the same feature and seed, however grouped."""
-        self._plans.clear()
-        params = list(params)
-        for p, rate in zip(params, self._drawn(law, group, params), strict=True):
-            dtype = torch.promote_types(p.dtype, torch.float32)
-            self.state[p]["rate"] = rate.to(p.device, dtype if not dtype.is_complex else torch.float64)
-
-    def _drawn(self, law: Law, group: dict[str, Any], params: Iterable[Tensor]) -> list[Tensor]:
-        """The rates that the group's seed gives to ``params``, in double precision, on the CPU."""
-        seed = group["seed"] + (group["redraws"] or 0)
-        rates, drawn = [], None
-        for p in params:
-            if p in self._of_copies:
-                rates.append(law.grid(self.model.head.copies).view([-1] + [1] * (p.ndim - 1)))
-            elif isinstance(law, PerWeight):
-                order = next(i for i, q in enumerate(self._features) if q is p)
-                rates.append(law.draw(p.numel(), Generator().manual_seed(seed + order)).view(p.shape))
-            else:
-                if drawn is None:
-                    drawn = law.draw(self._feature_count, Generator().manual_seed(seed))
-                rates.append(drawn[self._features[p]])
+        group["redraws"] = 0 if isinstance(distribution, Redrawn) else None
+        self._draw_places(rates, group)
+        self._compute_rates(rates, group)
         return rates
 
-    def _warn_of_copies(self, law: Law, params: list[Tensor]) -> None:
-        copies = self.model.head.copies
-        if self._of_copies.isdisjoint(params):
-            return
-        if isinstance(law, Constant) and copies > 1:
-            warn(
-                f"lr={law.lr:g} gives all {copies} copies of the output layer the same rate, so that there "
-                "is nothing for the posterior to choose from: pass an interval such as lr=(1e-5, 10), or use "
-                "one copy"
-            )
-        if isinstance(law, LogUniform) and copies == 1 and law.lo < law.hi:
-            warn(
-                f"with one copy, the output layer gets the middle of the interval, {law.grid(1).item():.3g}: "
-                "several copies cover it"
-            )
+    def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
+        if rates.constant is None:
+            body = [p for p in group["params"] if p not in self._head_params]
+            seed = group["seed"] + (group["redraws"] or 0)
+            for p, u in zip(body, self._places.draw(body, seed, per_weight=rates.per_weight), strict=True):
+                self.state[p]["u"] = u
 
-    def _show_rates(self) -> None:
-        """Tell the head the rates of its copies, for display."""
-        for group in self.param_groups:
-            for p in self._of_copies.intersection(group["params"]):
-                rates = self.rates(p).flatten()
-                self.model.head.rates = rates.expand(self.model.head.copies).clone()
+    def _compute_rates(self, rates: GroupRates, group: dict[str, Any]) -> None:
+        rates.entries = []
+        for p in group["params"]:
+            if p in self._head_params:
+                rates.entries.append(Entry(p, rates.of_copies(p, self.model.head.copies), of_copies=True))
+            else:
+                u = self.state[p]["u"] if rates.constant is None else None
+                rates.entries.append(Entry(p, rates.of_features(u), of_copies=False))
+
+    def _warn_of_copies(self, distribution: RateDistribution, params: list[Tensor]) -> None:
+        copies = self.model.head.copies
+        if self._head_params.isdisjoint(params):
+            return
+        if isinstance(distribution, Constant) and copies > 1:
+            warn(
+                f"lr={distribution.lr:g} gives all {copies} copies of the head the same rate, so the "
+                "posterior cannot tell them apart: pass an interval such as lr=(1e-5, 10), or use one copy"
+            )
+        if isinstance(distribution, LogUniform) and copies == 1 and distribution.lo < distribution.hi:
+            warn(
+                f"the single copy of the head gets the middle of the interval, "
+                f"{distribution.grid(1).item():.3g}: use several copies to cover it"
+            )
 
     def rates(self, parameter: Tensor) -> Tensor:
-        """The drawn rates of a parameter, without the schedule's factor; they broadcast to it."""
-        for group in self.param_groups:
-            if any(parameter is p for p in group["params"]):
-                if group["constant"] is not None:
-                    dtype = torch.promote_types(parameter.dtype, torch.float32)
-                    return torch.full(
-                        [1] * parameter.ndim, group["constant"], dtype=dtype, device=parameter.device
-                    )
-                rate: Tensor = self.state[parameter]["rate"]
-                return rate.clone()
-        raise KeyError("not a parameter that this optimizer trains: ask for one of its param_groups")
+        """Return the rates of a parameter, without the factor ``lr``; they broadcast to the parameter."""
+        for rates in self.rates_of_groups:
+            for entry in rates.entries:
+                if entry.param is parameter:
+                    if isinstance(entry.rate, Tensor):
+                        return entry.rate.clone()
+                    ones = torch.ones([1] * parameter.ndim, dtype=rate_dtype(parameter))
+                    return (ones * entry.rate).to(parameter.device)
+        raise KeyError("rates() takes a parameter that this optimizer trains, one of its param_groups")
+
+    def copy_rates(self, *, initial: bool = False) -> Tensor:
+        """Return the rates of the copies of the head, lowest first, without the factor ``lr``.
+
+        Args:
+            initial: those at the start, wherever the interval has moved since.
+        """
+        rates = self.rates_of_groups[self.group_of_head]
+        return (rates.drawn if initial else rates.copies).grid(self.model.head.copies)
+
+    @property
+    def group_of_head(self) -> int:
+        """The index of the first parameter group with parameters of the head."""
+        groups = enumerate(self.param_groups)
+        return next(i for i, group in groups if not self._head_params.isdisjoint(group["params"]))
+
+    def interval(self, group: int = 0, *, copies: bool = False, initial: bool = False) -> Interval | None:
+        """Return the interval of a group's rates, or None if its distribution has none.
+
+        Args:
+            group: index into ``param_groups``.
+            copies: the interval of the copies of the head instead of the body's features.
+            initial: the interval at the start, wherever it has moved since.
+        """
+        rates = self.rates_of_groups[group]
+        return (rates.drawn if initial else rates.copies if copies else rates.body).interval
+
+    @torch.no_grad()
+    def set_interval(
+        self, group: int = 0, *, body: Interval | None = None, copies: Interval | None = None
+    ) -> None:
+        """Move the interval of a group's rates. Every feature keeps its place in it.
+
+        Args:
+            group: index into ``param_groups``.
+            body: the new interval of the body's features; None leaves it as it is.
+            copies: the new interval of the copies of the head; None leaves it as it is.
+        """
+        rates, settings = self.rates_of_groups[group], self.param_groups[group]
+        rates.move(body, copies)
+        settings["interval"], settings["copies_interval"] = rates.body.interval, rates.copies.interval
+        self._compute_rates(rates, settings)
 
     # The step.
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
-        if set_to_none and not profiler_is_on():  # a mark for the profiler takes longer than all the rest
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.grad = None
-        else:
-            super().zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
         self.model.head.evidence.grad = None
-
-    profile_hook_step = staticmethod(only_if_watched)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, then the posterior, with the evidence of the outputs before the update.
 
         Raises:
-            RuntimeError: if the loss was not linear in the log-probabilities; nothing has changed then.
+            RuntimeError: the loss was not a negative log-likelihood; nothing has changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         head = self.model.head
-        log_likelihood, sound = self._log_likelihood()
-        for group in self.param_groups:
-            if not self._takes_sparse(group) and any(
-                p.grad is not None and p.grad.is_sparse for p in group["params"]
-            ):
-                self._refuse_sparse()
-        for i, group in enumerate(self.param_groups):
+        evidence = self._gather_evidence()
+        self._check_sparse()
+        finite = evidence is None or evidence.finite
+        for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
             if group["redraws"] is not None:
                 group["redraws"] += 1
-                self._draw(self._laws[i], group, [p for p in group["params"] if p not in self._of_copies])
-            self._step_group(i, group, sound)
-        if log_likelihood is not None:
-            averaging: Any = head._modules["averaging"]  # faster than the attribute
-            averaging.update(log_likelihood)
+                self._draw_places(rates, group)
+                self._compute_rates(rates, group)
+            self._step_group(rates, group, finite)
+        if evidence is not None:
+            log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
+            head.averaging.update(head.posterior_evidence(log_likelihood))
         head.evidence.grad = None
-        self.model._statistics.mend()
+        self.model.finite_statistics.restore()
         return loss
 
-    def _log_likelihood(self) -> tuple[list[float] | None, bool]:
-        """What the backward passes since the last step said of each copy, over all processes.
-
-        Also whether the loss was finite: then the gradients of the copies are too, by construction.
-        """
+    def _gather_evidence(self) -> reports.Evidence | None:
+        """Return the evidence of the backward passes since the last step, over all processes."""
         head = self.model.head
-        evidence = head.evidence.grad
+        gradient = head.evidence.grad
         if self._processes() > 1:
-            evidence = torch.zeros_like(head.evidence) if evidence is None else evidence.clone()
-            dist.all_reduce(evidence, group=self.process_group)
-        if evidence is None:
+            gradient = torch.zeros_like(head.evidence) if gradient is None else gradient.clone()
+            dist.all_reduce(gradient, group=self.process_group)
+        if gradient is None:
             self._warn_without_evidence()
-            return None, True
-        numbers = evidence.tolist()
-        scores, (total, positive, *rows) = numbers[: head.copies], numbers[head.copies :]
-        wrong = positive - total if self.param_groups[0]["maximize"] else positive
-        if wrong > NOT_NLL * abs(2 * positive - total):
+            return None
+        evidence = reports.read(gradient, head.copies)
+        if not evidence.is_likelihood(maximize=self.param_groups[0]["maximize"]):
             raise RuntimeError(
                 "the loss is not a negative log-likelihood, linear in the model's output, so the copies "
                 f"cannot be trained with it: {head.remedy}. Nothing has been changed"
             )
-        if total == 0:  # nothing was observed: an empty batch, or all of it ignored
-            return None, True
-        factor = (rows[0] if rows else 1.0) / total
-        return head.verdict([score * factor for score in scores]), isfinite(total)
+        return None if evidence.empty else evidence
 
     def _warn_without_evidence(self) -> None:
         trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        of_copies = [p.grad for p in trained if p in self._of_copies]
-        if any(grad is not None and bool(grad.any()) for grad in of_copies):
+        grads = [p.grad for p in trained if p in self._head_params]
+        if any(grad is not None and bool(grad.any()) for grad in grads):
             warn(
-                "the copies of the output layer have gradients, but nothing says how well each of them did, "
-                "so that the posterior stays as it is. Compute the gradients with loss.backward(), for all "
-                "leaves, before each step"
+                "the copies of the head have gradients but no evidence, so the posterior stays as it is: "
+                "compute the gradients with loss.backward(), for all leaves, before each step"
             )
-        elif trained and not of_copies and any(p.requires_grad for p in self._of_copies):
+        elif trained and not grads and any(p.requires_grad for p in self._head_params):
             warn(
-                "the network has gradients, the copies of its output layer have none: was another layer "
-                "meant by Alrao(net, output=…), or the loss computed without them?"
+                "the network has gradients, but the copies of its head have none: check that "
+                "Alrao(net, output=…) names the right layer, and that the loss is computed from its output"
             )
 
-    def _planned(self, index: int, group: dict[str, Any]) -> list[tuple[Tensor, Any, bool]]:
-        """A group's parameters with their rates, and whether they are the body's; looked up once."""
-        if index not in self._plans:
-            constant = group["constant"]
-            self._plans[index] = [
-                (p, self.state[p]["rate"] if constant is None else constant, p not in self._of_copies)
-                for p in group["params"]
-            ]
-        return self._plans[index]
+    def _check_sparse(self) -> None:
+        for group in self.param_groups:
+            sparse = (p.grad is not None and p.grad.is_sparse for p in group["params"])
+            if not self._takes_sparse(group) and any(sparse):
+                raise RuntimeError(
+                    "sparse gradients need alrao.SGD without momentum and weight decay, which would make "
+                    "them dense: use that, or build the embedding with sparse=False"
+                )
 
-    def _step_group(self, index: int, group: dict[str, Any], sound: bool) -> None:
-        constant, factor = group["constant"], float(group["lr"])
-        params, grads, rates, of_body = [], [], [], []
-        for p, rate, in_body in self._planned(index, group):
-            grad = p.grad
-            if grad is None:
-                continue
-            if grad.is_sparse:
-                self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
-                continue
-            params.append(p)
-            grads.append(grad)
-            rates.append(rate)
-            if in_body:
-                of_body.append(grad)
-        if not sound or (of_body and not in_range(of_body)):
-            grads = [torch.where(sane(grad), grad, 0) for grad in grads]
-        if group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group)):
-            if params:
-                grads = list(torch._foreach_neg(grads)) if group["maximize"] else grads
-                self._update(group, GroupUpdate(params, grads, rates, constant, factor))
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
+        entries: list[Entry] = []
+        for entry in rates.entries:
+            grad = entry.param.grad
+            if grad is not None and grad.is_sparse:
+                self._update_sparse(group, entry, -grad if group["maximize"] else grad)
+            elif grad is not None:
+                entries.append(entry)
+        if not entries:
             return
-        for p, grad, rate in zip(params, grads, rates, strict=True):
-            grads = [-grad if group["maximize"] else grad]
-            self._update(group, GroupUpdate([p], grads, [rate], constant, factor))
+        grads: list[Tensor] = [entry.param.grad for entry in entries if entry.param.grad is not None]
+        of_body = [grad for grad, entry in zip(grads, entries, strict=True) if not entry.of_copies]
+        if not finite or (of_body and not in_range(of_body)):
+            grads = [zero_unusable(grad) for grad in grads]
+        at_once = group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group))
+        size = len(entries) if at_once else 1
+        for start in range(0, len(entries), size):
+            part, some = entries[start : start + size], grads[start : start + size]
+            some = list(torch._foreach_neg(some)) if group["maximize"] else some
+            params, of_features = [entry.param for entry in part], [entry.rate for entry in part]
+            self._update(group, GroupUpdate(params, some, of_features, rates.constant, float(group["lr"])))
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
-        """Whether an update of all parameters at once needs no more memory than one by one."""
+        """Return whether an update of all parameters at once needs no more memory than one by one."""
         return False
 
     @abstractmethod
@@ -307,75 +304,39 @@ class AlraoOptimizer(Optimizer):
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return False
 
-    def _refuse_sparse(self) -> None:
-        raise RuntimeError(
-            "sparse gradients go with alrao.SGD without momentum and weight decay, which would make them "
-            "dense: use that, or make the embedding with sparse=False"
-        )
-
-    def _update_sparse(
-        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
-    ) -> None:
-        self._refuse_sparse()
+    def _update_sparse(self, group: dict[str, Any], entry: Entry, grad: Tensor) -> None:
+        raise AssertionError("only for optimizers that take sparse gradients")
 
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, rates included, as in torch; ``"alrao"`` is the version of the format."""
-        return {**super().state_dict(), "alrao": VERSION}
+        """Return the state as in torch, with the places of the features and the intervals."""
+        return {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that :meth:`state_dict` gave. Refused, with nothing changed, if it does not fit."""
-        # torch.distributed.checkpoint drops the version, and keeps what is in the groups.
-        groups = state_dict.get("param_groups", [])
-        version = state_dict.get("alrao", VERSION if groups and all("law" in g for g in groups) else None)
-        if version is None:
-            raise ValueError(
-                f"this is not the state of an alrao optimizer (it has {sorted(state_dict)}): load what its "
-                "own state_dict() gave"
-            )
-        if version > VERSION:
-            raise ValueError(
-                f"the state has format {version}, this version of alrao reads up to {VERSION}: upgrade"
-            )
+        """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
+        checkpoint.check_version(state_dict)
         params = [p for group in self.param_groups for p in group["params"]]
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         if len(saved) == len(params):
             self._check_shapes(dict(zip(saved, params, strict=True)), state_dict["state"])
-        for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            if saved_group["redraws"] is not None and saved_group["law"] != group["law"]:
-                raise ValueError(
-                    f"the state redraws its rates from {saved_group['law']}, this optimizer was built with "
-                    f"{group['law']}: build it with the same lr"
-                )
+        distributions = checkpoint.distributions(
+            [rates.drawn for rates in self.rates_of_groups], state_dict["param_groups"]
+        )
         super().load_state_dict(state_dict)
-        self._plans.clear()
-        # torch rounds floating-point state to the parameter's type: not the rates.
         for p, i in zip(params, saved, strict=True):
-            rate = state_dict["state"].get(i, {}).get("rate")
-            if rate is not None:
-                self.state[p]["rate"] = rate.to(p.device, copy=True)
+            u = state_dict["state"].get(i, {}).get("u")
+            if u is not None:  # torch has rounded it to the parameter's type
+                self.state[p]["u"] = u.to(p.device, copy=True)
+        for rates, group, drawn in zip(self.rates_of_groups, self.param_groups, distributions, strict=True):
+            rates.drawn = rates.body = rates.copies = drawn
+            rates.move(group["interval"], group["copies_interval"])
+            self._compute_rates(rates, group)
         self._seed = self.param_groups[0]["seed"]
-        self._show_rates()
 
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
-        for i, p in params.items():
-            for key, value in state.get(i, {}).items():
-                if not isinstance(value, Tensor) or key == "step":
-                    continue
-                shape = value.shape
-                if key == "rate":  # one for each feature: it must broadcast
-                    fits = len(shape) == p.ndim and all(
-                        n in (1, m) for n, m in zip(shape, p.shape, strict=True)
-                    )
-                else:
-                    fits = shape == p.shape
-                if not fits:
-                    raise ValueError(
-                        f"{key!r} of shape {tuple(shape)} does not fit a parameter of shape "
-                        f"{tuple(p.shape)}: the state belongs to another model"
-                    )
+        checkpoint.check_shapes(params, state)
 
     def __getstate__(self) -> dict[str, Any]:
         # Schedulers put a wrapped step, bound to this very object, into it; hooks stay behind, as in torch.

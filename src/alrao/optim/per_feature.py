@@ -1,9 +1,10 @@
-"""``Rated``: a learning rate of its own for every feature, on any optimizer of torch."""
+"""``PerFeature``: any optimizer of torch with a learning rate for every feature."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,16 +12,18 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..heads.mixture import sane
-from ..rates import Rate
+from ..finite import in_range, keep_finite_, zero_unusable
+from ..rates import Rate, RateDistribution
 from ..warn import warn
+from .checkpoint import broadcasts
+from .feature_rates import Entry, GroupRates
 from .optimizer import AlraoOptimizer
-from .update import in_range
+from .update import GroupUpdate
 
-__all__ = ["Rated"]
+__all__ = ["PerFeature"]
 
 SPAN = 1e3
-"""The interval of rates, unless one is given: so many times below and above the optimizer's own default."""
+"""The default interval of rates: from this factor below to this factor above the optimizer's default."""
 
 ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -28,44 +31,54 @@ ELEMENTWISE = frozenset(
         "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
     )
 )  # fmt: skip
-"""Those that move every weight by itself; the others see the copies of the output layer one by one."""
+"""Optimizers that update every weight by itself; others are given the copies of the head one by one."""
 
 NOT_PROPORTIONAL = {"ASGD", "Adafactor", "Rprop"}
-"""Those whose update is not the learning rate times something: they step at their own default rate."""
+"""Optimizers whose update is not proportional to the learning rate: they step at their default rate."""
 
 
-class Rated(AlraoOptimizer):
-    r"""Any optimizer of torch, with a learning rate of its own for every feature.
+@dataclass
+class _InnerGroup(GroupRates):
+    """The rates of a group, and the torch optimizer that steps for it."""
+
+    inner: Optimizer = field(init=False)
+    views: list[tuple[Tensor, list[nn.Parameter] | None]] = field(init=False)
+    """Each parameter, and its copies where the optimizer is given them one by one."""
+
+
+class PerFeature(AlraoOptimizer):
+    r"""Any optimizer of torch, with a learning rate for every feature.
 
     The optimizer steps at a base rate :math:`b`; its displacement :math:`\Delta_i` of feature :math:`i` is
-    then scaled to the drawn rate :math:`\eta_i` (and the factor :math:`\gamma` in
-    ``param_groups[…]["lr"]``, 1.0 unless a scheduler moves it):
+    then scaled to the feature's rate :math:`\eta_i` (and the factor :math:`\gamma` in
+    ``param_groups[…]["lr"]``, 1.0 unless a scheduler changes it):
 
     .. math:: \theta_i \leftarrow \theta_i + \gamma\, \frac{\eta_i}{b}\, \Delta_i
 
     For an optimizer whose update is proportional to its learning rate, as most are, weight decay included,
     this is that optimizer at the rate :math:`\eta_i`, whatever :math:`b`. With a number for ``lr`` and one
-    copy it is the plain optimizer, to the bit. It costs a copy of the weights during the step.
+    copy it is the plain optimizer, to the bit. It needs a copy of the weights during the step.
 
     Args:
-        optimizer: a class such as :class:`torch.optim.NAdam`. Not one that calls the model itself (LBFGS) or
-            takes sparse gradients (SparseAdam).
-        model: an :class:`Alrao` model, or what DDP or ``torch.compile`` made of it.
-        lr: an interval ``(low, high)``, a law or a number, as in :class:`SGD`. By default from a thousandth
-            to a thousand times the optimizer's own default.
-        params: parameters or parameter groups, as in :class:`SGD`; a group may have an ``"optimizer"`` of its
-            own (Muon for the matrices, say).
-        base_lr: the base rate :math:`b`. By default the highest rate drawn, so that no rounding is magnified;
-            for ASGD, Adafactor and Rprop, whose updates are not proportional to it, their own default.
-        generator: where the rates are drawn from; by default torch's own.
-        process_group: the processes that train this model together, for the posterior; by default all.
-        **options: go to the optimizer: ``betas``, ``momentum``, ``weight_decay``, …
+        optimizer: a class such as :class:`torch.optim.NAdam`. Optimizers that call the model themselves
+            (LBFGS) or take sparse gradients (SparseAdam) are not supported.
+        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``.
+        lr: an interval ``(low, high)``, a distribution or a number, as in :class:`SGD`. By default from a
+            thousandth to a thousand times the optimizer's default.
+        params: parameters or parameter groups, as in :class:`SGD`; a group may have its own ``"optimizer"``,
+            for example Muon for the matrices.
+        base_lr: the base rate :math:`b`. By default the highest rate, which magnifies no rounding errors;
+            for ASGD, Adafactor and Rprop, whose updates are not proportional to it, their default.
+        generator: random generator for the rates; by default torch's global one.
+        evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
+        process_group: the processes that train this model together; by default all.
+        **options: options of the optimizer: ``betas``, ``momentum``, ``weight_decay``, …
 
     Example:
         >>> import torch, alrao
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> model = alrao.Alrao(net)
-        >>> optimizer = alrao.Rated(torch.optim.NAdam, model, lr=(1e-5, 1e-1), betas=(0.9, 0.99))
+        >>> optimizer = alrao.PerFeature(torch.optim.NAdam, model, lr=(1e-5, 1e-1), betas=(0.9, 0.99))
         >>> optimizer.rates(net[0].weight).shape
         torch.Size([8, 1])
     """
@@ -79,131 +92,115 @@ class Rated(AlraoOptimizer):
         params: Iterable[Any] | None = None,
         base_lr: float | None = None,
         generator: Generator | None = None,
+        evidence: str = "mean",
         process_group: Any = None,
         **options: Any,
     ) -> None:
         defaults = _defaults(optimizer, options)
-        self._kind, self._options, self._lr, self._base_lr = optimizer, options, lr, base_lr
-        self._inner: list[Optimizer] = []  # one for each group
-        self._views: list[list[tuple[Tensor, list[nn.Parameter] | None]]] = []
+        self._kind, self._options, self._given_lr, self._base_lr = optimizer, options, lr, base_lr
         super().__init__(
             model, _interval(optimizer) if lr is None else lr, defaults,
             params=params, generator=generator, maximize=options.get("maximize", False),
-            foreach=options.get("foreach"), process_group=process_group,
+            foreach=options.get("foreach"), evidence=evidence, process_group=process_group,
         )  # fmt: skip
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, as in torch; the group may have an ``"optimizer"`` class."""
-        group = dict(param_group)
-        kind = group.pop("optimizer", self._kind)
-        base_lr = group.pop("base_lr", self._base_lr)
+        kind = param_group.get("optimizer", self._kind)
+        base_lr = param_group.get("base_lr", self._base_lr)
         if base_lr is not None and not 0 < base_lr < torch.inf:
             raise ValueError(f"base_lr must be a positive, finite learning rate, got {base_lr!r}")
         options = self._options if kind is self._kind else {}
-        group = {**_defaults(kind, options), **group}
-        if kind is not self._kind and self._lr is None:
+        group = {**_defaults(kind, options), "optimizer": kind, "base_lr": base_lr, **param_group}
+        if kind is not self._kind and self._given_lr is None:
             group.setdefault("lr", _interval(kind))
         super().add_param_group(group)
-        group = self.param_groups[-1]
+
+    def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
+        plain, kind, base_lr = super()._begin_group(group, distribution), group["optimizer"], group["base_lr"]
+        rates = _InnerGroup(distribution, entries=plain.entries)
+        highest = self._highest(rates)
         if base_lr is None:
-            base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else None
-        group["optimizer"] = kind.__name__
-        group["base_lr"] = float(self._highest(group) if base_lr is None else base_lr)
+            base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
+        group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
         apart = kind not in ELEMENTWISE
-        views = [(p, _copies(p) if apart and p in self._of_copies else None) for p in group["params"]]
-        seen = [q for p, copies in views for q in copies or [p]]
+        rates.views = [(e.param, _copies(e.param) if apart and e.of_copies else None) for e in rates.entries]
+        seen = [q for p, copies in rates.views for q in (copies or (p,))]
+        options = self._options if kind is self._kind else {}
         try:
-            inner = kind([{"params": seen}], **{**options, "lr": group["base_lr"]})
+            rates.inner = kind([{"params": seen}], **{**options, "lr": group["base_lr"]})
         except ValueError as error:
-            self.param_groups.pop()
-            self._laws.pop()
-            for p in group["params"]:
-                self.state.pop(p, None)
             if kind.__name__ != "Muon":
                 raise
             raise ValueError(
                 f"{error}. Give it the matrices, and another optimizer the rest: "
-                'alrao.Rated(torch.optim.AdamW, model, params=[{"params": matrices, "optimizer": '
+                'alrao.PerFeature(torch.optim.AdamW, model, params=[{"params": matrices, "optimizer": '
                 'torch.optim.Muon}, {"params": rest}])'
             ) from None
-        self._inner.append(inner)
-        self._views.append(views)
-        decay = group.get("weight_decay") or 0
-        if group["constant"] is None and float(decay) * self._highest(group) > 1:
+        decay = float(group.get("weight_decay") or 0)
+        if rates.constant is None and decay * highest > 1:
             warn(
-                f"weight_decay={float(decay):g} at the highest rate, {self._highest(group):g}, takes away "
-                "more than there is: lower one of them, so that their product is at most 1"
+                f"weight_decay={decay:g} at the highest rate, {highest:g}, overshoots zero: lower one of "
+                "them, so that their product is at most 1"
             )
+        return rates
 
-    def _highest(self, group: dict[str, Any]) -> float:
-        if group["constant"] is not None:
-            return float(group["constant"])
-        grid = self._laws[-1].grid(self.model.head.copies)
-        rates = [grid, *(self.state[p]["rate"] for p in group["params"])]
-        return max(float(rate.max()) for rate in rates if rate.numel()) or 1.0  # all frozen: any will do
+    def _highest(self, rates: GroupRates) -> float:
+        if rates.constant is not None:
+            return rates.constant
+        known = [rates.copies.grid(self.model.head.copies), *(entry.rate for entry in rates.entries)]
+        return max(float(rate.max()) for rate in known if rate.numel()) or 1.0  # all frozen: any will do
 
     # The step.
 
-    def _step_group(self, index: int, group: dict[str, Any], sound: bool) -> None:
-        plan = [(p, rate, in_body) for p, rate, in_body in self._planned(index, group) if p.grad is not None]
-        if not plan:
+    def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        raise AssertionError("the torch optimizer updates the parameters")
+
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
+        assert isinstance(rates, _InnerGroup)
+        entries = [entry for entry in rates.entries if entry.param.grad is not None]
+        if not entries:
             return
-        grads: list[Tensor] = [p.grad for p, _, _ in plan if p.grad is not None]
-        params = [p for p, _, _ in plan]
-        of_body = [grad for grad, (_, _, in_body) in zip(grads, plan, strict=True) if in_body]
-        masked = not sound or (bool(of_body) and not in_range(of_body))
-        inner, (settings,) = self._inner[index], self._inner[index].param_groups
+        params = [entry.param for entry in entries]
+        grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
+        of_body = [grad for grad, entry in zip(grads, entries, strict=True) if not entry.of_copies]
+        masked = not finite or (bool(of_body) and not in_range(of_body))
+        inner, constant = rates.inner, rates.constant
+        (settings,) = inner.param_groups
         own = [key for key in settings if key not in ("params", "lr", "param_names")]
         settings.update({key: group[key] for key in own})
-        constant = group["constant"]
         settings["lr"] = group["base_lr"] if constant is None else constant * float(group["lr"])
-        was = [] if constant is not None else [p.clone() for p in params]
+        before = [] if constant is not None else [p.clone() for p in params]
         averages = self._averages(inner, params) if constant is None else []
         try:
             if masked:
                 for p, grad in zip(params, grads, strict=True):
-                    p.grad = torch.where(sane(grad), grad, 0)
-            self._show_copies(index)
+                    p.grad = zero_unusable(grad)
+            _point_copies(rates)
             inner.step()
         finally:
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
         group.update({key: settings[key] for key in own})
         if constant is None:
-            self._scale(plan, was, float(group["lr"]) / group["base_lr"])
+            _scale(entries, before, float(group["lr"]) / group["base_lr"])
             for p, average, mu in averages:
                 inner.state[p]["ax"].copy_(average + (p - average) * mu)
-        self._collect(index)
-
-    def _scale(self, plan: list[tuple[Tensor, Any, bool]], was: list[Tensor], factor: float) -> None:
-        """Scale what moved to each feature's rate; what is not finite any more, in the body, stays."""
-        for (p, rate, _), before in zip(plan, was, strict=True):
-            p.copy_((p - before) * (rate * factor) + before)
-        body = [(p, before) for (p, _, in_body), before in zip(plan, was, strict=True) if in_body]
-        if body and not in_range([p for p, _ in body]):
-            for p, before in body:
-                p.copy_(torch.where(p.isfinite(), p, before))
+        self._collect(rates)
 
     def _averages(self, inner: Optimizer, params: list[Tensor]) -> list[tuple[Tensor, Tensor, float]]:
-        """ASGD keeps an average of the weights, which must be of those after the scaling."""
+        """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
         if not isinstance(inner, torch.optim.ASGD):
             return []
         states = [(p, inner.state.get(p) or {"ax": torch.zeros_like(p), "mu": 1.0}) for p in params]
         return [(p, state["ax"].clone(), float(state["mu"])) for p, state in states]
 
-    def _show_copies(self, index: int) -> None:
-        """Let the copies that the optimizer sees one by one be where the stacked ones are now."""
-        for p, copies in self._views[index]:
-            for j, copy in enumerate(copies or ()):
-                copy.data = p.detach()[j]
-                copy.grad = None if p.grad is None else p.grad[j]
+    # The torch optimizer's state is ours: saved and loaded with it.
 
-    # The optimizer's state, which is ours: seen, saved and loaded with it.
-
-    def _collect(self, index: int) -> None:
-        inner = self._inner[index]
-        for p, copies in self._views[index]:
+    def _collect(self, rates: _InnerGroup) -> None:
+        inner = rates.inner
+        for p, copies in rates.views:
             if copies is None:
                 if p in inner.state:
                     self.state[p]["inner"] = inner.state[p]
@@ -212,26 +209,26 @@ class Rated(AlraoOptimizer):
             for q in copies or ():
                 q.grad = None
 
-    def _spread(self) -> None:
-        for inner, views in zip(self._inner, self._views, strict=True):
-            inner.state.clear()
-            for p, copies in views:
-                state = self.state[p].get("inner") if p in self.state else None
-                if state is not None:
-                    pairs = [(p, state)] if copies is None else zip(copies, state, strict=True)
-                    inner.state.update(pairs)
+    def _spread(self, rates: _InnerGroup) -> None:
+        rates.inner.state.clear()
+        for p, copies in rates.views:
+            state = self.state[p].get("inner") if p in self.state else None
+            if state is not None:
+                rates.inner.state.update([(p, state)] if copies is None else zip(copies, state, strict=True))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that :meth:`state_dict` gave. Refused, with nothing changed, if it does not fit."""
+        """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
         groups = state_dict.get("param_groups", ())
         for group, saved in zip(self.param_groups, groups, strict=False):
             if "alrao" in state_dict and saved.get("optimizer") != group["optimizer"]:
                 raise ValueError(
-                    f"the state is that of {saved.get('optimizer', 'another optimizer')}, this is "
-                    f"{group['optimizer']}: build it with the same optimizer"
+                    f"the state is of {saved.get('optimizer', 'another optimizer')}, this optimizer steps "
+                    f"with {group['optimizer']}: build it with the same one"
                 )
         super().load_state_dict(state_dict)
-        self._spread()
+        for rates in self.rates_of_groups:
+            assert isinstance(rates, _InnerGroup)
+            self._spread(rates)
 
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
         super()._check_shapes(params, state)
@@ -239,31 +236,44 @@ class Rated(AlraoOptimizer):
             inner = state.get(i, {}).get("inner", {})
             of_copies = isinstance(inner, list)
             if of_copies and len(inner) != len(p):
-                raise ValueError(f"the state has {len(inner)} copies, not {len(p)}: it is another model's")
+                raise ValueError(f"the state has {len(inner)} copies, not {len(p)}: it is of another model")
             shape = p.shape[1:] if of_copies else p.shape
             for value in (value for one in (inner if of_copies else [inner]) for value in one.values()):
-                if isinstance(value, Tensor) and value.ndim and not _broadcasts(value.shape, shape):
+                if isinstance(value, Tensor) and value.ndim and not broadcasts(value.shape, shape):
                     raise ValueError(
                         f"a state of shape {tuple(value.shape)} does not fit a parameter of shape "
-                        f"{tuple(p.shape)}: the state belongs to another model"
+                        f"{tuple(p.shape)}: the state is of another model"
                     )
 
 
-def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
-    # Factored states have the length 1 along the axis that they sum over.
-    return len(shape) == len(to) and all(n in (1, m) for n, m in zip(shape, to, strict=True))
+def _scale(entries: list[Entry], before: list[Tensor], factor: float) -> None:
+    """Scale the displacements to each feature's rate; weights of the body that are not finite stay."""
+    for entry, was in zip(entries, before, strict=True):
+        entry.param.copy_((entry.param - was) * (entry.rate * factor) + was)
+    body = [(e.param, was) for e, was in zip(entries, before, strict=True) if not e.of_copies]
+    if body and not in_range([p for p, _ in body]):
+        for p, was in body:
+            keep_finite_(p, was)
+
+
+def _point_copies(rates: _InnerGroup) -> None:
+    """Point the single copies that the optimizer is given at the stacked parameter and its gradient."""
+    for p, copies in rates.views:
+        for j, copy in enumerate(copies or ()):
+            copy.data = p.detach()[j]
+            copy.grad = None if p.grad is None else p.grad[j]
 
 
 def _copies(p: Tensor) -> list[nn.Parameter]:
     return [nn.Parameter(copy, p.requires_grad) for copy in p.detach()]
 
 
-def _parameters(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
+def _signature(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(kind.__init__).parameters)
 
 
 def _default_lr(kind: type[Optimizer]) -> float:
-    default = _parameters(kind)["lr"].default
+    default = _signature(kind)["lr"].default
     if isinstance(default, int | float) and default > 0:
         return float(default)
     raise ValueError(f"{kind.__name__} has no default learning rate: pass an interval such as lr=(1e-5, 0.1)")
@@ -274,26 +284,26 @@ def _interval(kind: type[Optimizer]) -> tuple[float, float]:
 
 
 def _defaults(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
-    """The options of an optimizer, those given and the others; what cannot be rated is refused."""
+    """Return the options of an optimizer, given and default; raise for one that is not supported."""
     if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise TypeError(
-            "Rated takes the class of an optimizer first, then the model: "
-            f"alrao.Rated(torch.optim.NAdam, model), got {kind!r}"
+            "PerFeature takes the class of an optimizer first, then the model: "
+            f"alrao.PerFeature(torch.optim.NAdam, model), got {kind!r}"
         )
     name = kind.__name__
     if issubclass(kind, AlraoOptimizer):
-        raise TypeError(f"{name} has a rate for every feature already: use alrao.{name}(model)")
+        raise TypeError(f"{name} already has a rate for every feature: use alrao.{name}(model)")
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(
-            f"{name} evaluates the loss several times in a step and searches along one line for all weights: "
-            "its update has no rate for each feature"
+            f"{name} is not supported: it searches along one line for all weights, so its update has no rate "
+            "for each feature. Use an optimizer whose step needs no closure"
         )
     if issubclass(kind, torch.optim.SparseAdam):
-        raise TypeError(f"{name} takes sparse gradients only: use alrao.SGD, which takes them")
-    known = _parameters(kind)
+        raise TypeError(f"{name} is not supported: it takes only sparse gradients. Use alrao.SGD for those")
+    known = _signature(kind)
     if "lr" not in known:
-        raise TypeError(f"{name} has no learning rate, lr, that could be drawn for each feature")
+        raise TypeError(f"{name} is not supported: it has no learning rate lr")
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
     for option in options:
         if option not in known and not open_ended:
@@ -302,6 +312,6 @@ def _defaults(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"{name} has no option {option!r}: {hint}")
     for flag in ("capturable", "differentiable"):
         if options.get(flag):
-            raise ValueError(f"{flag}=True is not supported: the step is more than {name}'s. Leave it out")
+            raise ValueError(f"{flag}=True is not supported by alrao's step: leave it out")
     probe = kind([nn.Parameter(torch.zeros(2, 2, device="cpu"))], **{**options, "lr": 1.0})
     return {key: value for key, value in probe.defaults.items() if key != "lr"}

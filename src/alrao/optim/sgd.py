@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ..heads.mixture import sane
+from ..finite import zero_unusable
 from ..rates import Rate
 from .checks import check_at_least_0, refuse_flags
+from .feature_rates import Entry
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate
 
@@ -18,31 +19,33 @@ __all__ = ["SGD"]
 
 
 class SGD(AlraoOptimizer):
-    r"""Stochastic gradient descent with a learning rate of its own for every feature: the paper's Alrao.
+    r"""SGD with a learning rate for every feature: the paper's method.
 
-    For feature :math:`i` with the drawn rate :math:`\eta_i`, and the factor :math:`\gamma` in
-    ``param_groups[…]["lr"]``, 1.0 unless a scheduler moves it,
+    For feature :math:`i` with the rate :math:`\eta_i`, and the factor :math:`\gamma` in
+    ``param_groups[…]["lr"]``, 1.0 unless a scheduler changes it,
 
     .. math:: \theta_i \leftarrow \theta_i - \gamma\, \eta_i\, v_i
 
-    where :math:`v_i` is the gradient, or torch's momentum of it. Copy :math:`j` of the output layer has the
+    where :math:`v_i` is the gradient, or torch's momentum of it. Copy :math:`j` of the head has the
     :math:`j`-th rate of an even grid. With a number for ``lr`` and one copy this is
     :class:`torch.optim.SGD`, to the bit.
 
     Args:
-        model: an :class:`Alrao` model, or what DDP or ``torch.compile`` made of it.
-        lr: an interval ``(low, high)`` from which the rates are drawn log-uniformly, a law such as
-            :class:`LogUniform`, or one number for all.
-        momentum: as in torch, as are the next three.
-        dampening: dampening of the momentum.
-        weight_decay: L2 penalty.
-        nesterov: Nesterov's momentum.
-        params: parameters or parameter groups, as torch's optimizers take them; a group may have an ``lr``
-            (interval, law or number) and a ``weight_decay`` of its own. By default all of the model.
-        generator: where the rates are drawn from; by default torch's own.
+        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``.
+        lr: an interval ``(low, high)`` from which the rates are drawn log-uniformly, a
+            :class:`RateDistribution`, or one number for all features.
+        momentum: momentum factor, as in torch.
+        dampening: dampening of the momentum, as in torch.
+        weight_decay: L2 penalty, as in torch.
+        nesterov: use Nesterov's momentum, as in torch.
+        params: parameters or parameter groups, as torch's optimizers take them; a group may have its own
+            ``lr`` (interval, distribution or number) and ``weight_decay``. By default all of the model's.
+        generator: random generator for the rates; by default torch's global one.
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once: faster on some devices, with more memory.
-        process_group: the processes that train this model together, for the posterior; by default all.
+        evidence: what a batch counts for in the posterior: the ``"mean"`` log-likelihood of its observations,
+            as in the paper, or their ``"sum"``.
+        process_group: the processes that train this model together; by default all.
 
     Example:
         >>> import torch, alrao
@@ -71,12 +74,13 @@ class SGD(AlraoOptimizer):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        evidence: str = "mean",
         process_group: Any = None,
     ) -> None:
         check_at_least_0(momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError(
-                f"Nesterov momentum needs a momentum and no dampening, got momentum={momentum}, "
+                f"nesterov=True needs a positive momentum and no dampening, got momentum={momentum}, "
                 f"dampening={dampening}"
             )
         refuse_flags(capturable=capturable, differentiable=differentiable, fused=fused)
@@ -89,7 +93,7 @@ class SGD(AlraoOptimizer):
         super().__init__(
             model, lr, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            process_group=process_group,
+            evidence=evidence, process_group=process_group,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -123,11 +127,9 @@ class SGD(AlraoOptimizer):
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return group["weight_decay"] == 0 and group["momentum"] == 0
 
-    def _update_sparse(
-        self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Tensor | float
-    ) -> None:
+    def _update_sparse(self, group: dict[str, Any], entry: Entry, grad: Tensor) -> None:
+        param, rate = entry.param, entry.rate
         grad = grad.coalesce()
-        (rows,), values = grad.indices(), grad.values()
-        values = torch.where(sane(values), values, 0)
+        (rows,), values = grad.indices(), zero_unusable(grad.values())
         values = values * (rate if isinstance(rate, float) else rate.expand_as(param)[rows])
         param.index_add_(0, rows, values.to(param.dtype), alpha=-group["lr"])

@@ -7,25 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["GroupUpdate", "in_range"]
-
-MOST = 1e15
-"""The largest norm of a gradient that is applied without a look at its entries."""
-
-
-def in_range(grads: list[Tensor]) -> bool:
-    """Whether all gradients are finite, and so small that no update by them can overflow."""
-    norms = torch._foreach_norm(grads)
-    if all(grad.is_cpu for grad in grads):
-        return sum([norm.item() for norm in norms]) <= MOST
-    return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
+__all__ = ["GroupUpdate"]
 
 
 @dataclass
 class GroupUpdate:
-    """One update of some parameters of a group: what moves, by what, and how fast.
+    """One update of some parameters of a group: their gradients, their rates, the group's factor.
 
-    ``rates`` broadcast to ``params``; ``constant`` stands for all of them where they are one number.
+    ``rates`` broadcast to ``params``; ``constant`` is the rate of all of them where there is only one.
     """
 
     params: list[Tensor]
@@ -51,10 +40,9 @@ class GroupUpdate:
         torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
 
     def decayed(self, weight_decay: float) -> list[Tensor]:
-        """The gradients of the loss with an L2 penalty.
+        """Return the gradients of the loss with an L2 penalty, clamped so that it never overshoots zero.
 
-        A feature whose rate is so high that the penalty alone would throw its weights beyond 0, further each
-        time, has as much of it as brings them to 0.
+        At a rate above ``1 / weight_decay`` the penalty alone would make the weights diverge.
         """
         if self.constant is not None:
             return list(torch._foreach_add(self.grads, self.params, alpha=weight_decay))
@@ -62,7 +50,7 @@ class GroupUpdate:
         return list(torch._foreach_addcmul(self.grads, self.params, decay))
 
     def shrink(self, weight_decay: float) -> None:
-        """Decay the weights in proportion to their rates, at most to 0."""
+        """Decay the weights in proportion to their rates, at most to zero."""
         if self.constant is not None:
             torch._foreach_mul_(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
             return

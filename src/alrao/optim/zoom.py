@@ -1,4 +1,4 @@
-"""``Zoom``: the interval of learning rates narrows around those that the posterior believes in."""
+"""``Zoom``: narrow the interval of learning rates around those that the posterior favours."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..rates import Law, LogUniform, PerWeight, Redrawn, as_law
+from ..rates import Interval
 from .optimizer import AlraoOptimizer
 
 __all__ = ["Zoom"]
 
 
-WHAT = {
+MEANING = {
     "width": "the ratio of the highest to the lowest rate of features",
     "copies": "the ratio of the highest to the lowest rate of copies",
-    "memory": "steps over which the centre is averaged",
+    "memory": "the number of steps over which the centre is averaged",
 }
 
 EDGE = 0.4
-"""A posterior mean so far from the middle, in widths of the features', moves an interval that is narrow."""
+"""A narrow interval moves once the posterior's centre is this part of its width away from its middle."""
 
 
 class Zoom(LRScheduler):
-    r"""Narrow the interval of learning rates around the rate that the posterior believes in.
+    r"""Narrow the interval of learning rates around the rate that the posterior favours.
 
-    The paper's Alrao keeps the whole interval to the end, so that many features are too slow or too fast all
-    the time. Here the interval shrinks, evenly on the logarithmic scale, during the first ``steps`` steps:
-    from the one that the optimizer was built with to one of ratio ``width``. Its centre is the posterior's
-    mean of the copies' log-rates, averaged over time. Every feature keeps its relative place:
+    The paper's method keeps the whole interval to the end, so many features stay too slow or too fast. Here
+    the interval shrinks during the first ``steps`` steps, evenly on the logarithmic scale, from the one that
+    the optimizer was built with to one of ratio ``width``. Its centre is the posterior mean of the copies'
+    log-rates, averaged over time. Every feature keeps its place in the interval:
 
     .. math:: \log\eta_i(t) = c(t) + \left(u_i - \tfrac12\right) w(t)
 
     with the place :math:`u_i \in [0, 1]` that was drawn for it, the centre :math:`c` and the width :math:`w`;
     so does every copy, with a width that ends at the ratio ``copies``. The interval never leaves the one that
-    it began as. Once narrow it stays, unless the posterior's mean is more than 0.4 of its width away from its
+    it began as. Once narrow it stays, unless the posterior mean is more than 0.4 of its width away from its
     centre: then it moves there.
 
-    A feature that began at a rate far too high has by then been thrown about, and a lower rate does not bring
-    it back. So, with ``rewind``, the way that it has come from its start shrinks with its rate, as if it had
-    had the lower one all along: exactly so where a step is the rate times a direction that does not depend on
-    it. This needs a copy of the weights, until the interval is narrow.
+    A lower rate does not bring back the weights of a feature whose rate was far too high. So, with
+    ``rewind``, a feature's distance from its start shrinks with its rate, as if it had had the lower one from
+    the start: exactly so where a step is the rate times a direction that does not depend on it. This needs a
+    copy of the weights until the interval is narrow.
 
-    It is called after each ``optimizer.step()``, as torch's schedulers are. They move the factor
-    ``param_groups[…]["lr"]``, which Zoom leaves alone: both go together, in any order. To resume, load its
-    state. It was found to work on Adam's steps, with the sum of log-likelihoods as evidence and a cosine, as
-    below; on SGD's it is no better than none where the network has no normalisation layers.
+    Call it after each ``optimizer.step()``, like torch's schedulers. They change the factor
+    ``param_groups[…]["lr"]``, which Zoom leaves alone, so both combine, in any order. To resume, load its
+    state. The recommended settings are those of the example: Adam's steps, the sum of log-likelihoods as
+    evidence, and a cosine schedule. On SGD's steps, without normalisation layers, it does not help.
 
     Args:
         optimizer: an optimizer of alrao whose copies have an interval.
-        steps: steps of the optimizer during which the interval shrinks: 15 % of the training, say.
-        width: ratio of the highest to the lowest rate of features in the end.
-        copies: the same for the copies of the output layer. They look further than the features go, so that
-            a posterior that was wrong early does not decide for good.
+        steps: steps of the optimizer during which the interval shrinks, for example 15 % of the training.
+        width: ratio of the highest to the lowest rate of features at the end.
+        copies: the same for the copies of the head. Theirs is larger, so that an early error of the posterior
+            can be corrected.
         memory: steps over which the centre is averaged; by default half of ``steps``.
-        follow: what the centre follows, the posterior's ``"mean"`` of the log-rates or its ``"mode"``.
-        rewind: take back what features have moved too far while their rates shrink.
+        follow: the centre, the posterior's ``"mean"`` of the log-rates or its ``"mode"``.
+        rewind: shrink what features have moved together with their rates.
         every: steps from one move of the rates to the next.
 
     Example:
         >>> import torch, alrao
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-        >>> model = alrao.Alrao(net, averaging=alrao.Switch(10, evidence="sum"))
-        >>> optimizer = alrao.Adam(model, lr=(1e-6, 0.1))
+        >>> model = alrao.Alrao(net)
+        >>> optimizer = alrao.Adam(model, lr=(1e-6, 0.1), evidence="sum")
         >>> zoom = alrao.Zoom(optimizer, steps=15)
         >>> cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
         >>> for _ in range(100):
@@ -97,8 +97,8 @@ class Zoom(LRScheduler):
     ) -> None:
         if not isinstance(optimizer, AlraoOptimizer):
             raise TypeError(
-                f"Zoom moves the rates of an optimizer of alrao, got {type(optimizer).__name__}: use "
-                "alrao.SGD, alrao.Adam, alrao.AdamW or alrao.Rated"
+                f"Zoom needs an optimizer of alrao, got {type(optimizer).__name__}: use alrao.SGD, "
+                "alrao.Adam, alrao.AdamW or alrao.PerFeature"
             )
         for name, count in {"steps": steps, "every": every}.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -110,18 +110,17 @@ class Zoom(LRScheduler):
         for name, value in {"width": width, "copies": copies, "memory": memory}.items():
             number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1
             if not number or (value == inf and name != "copies"):
-                raise ValueError(f"{name} must be {WHAT[name]}, a number of at least 1, got {value!r}")
+                raise ValueError(f"{name} must be {MEANING[name]}, a number of at least 1, got {value!r}")
         if follow not in ("mean", "mode"):
             raise ValueError(f"follow must be 'mean' or 'mode' of the posterior, got {follow!r}")
+        _check(optimizer)
         self.steps, self.width, self.copies, self.memory, self.every = steps, width, copies, memory, every
         self.follow = follow
-        law = self._check(optimizer)
-        self._centre = (log(law.lo) + log(law.hi)) / 2  # of the interval, at the next move
+        low, high = _initial(optimizer, optimizer.group_of_head) or (1.0, 1.0)
+        self._centre = (log(low) + log(high)) / 2  # of the interval, at the next move
         self._placed, self._moved = self._centre, 0  # the centre at the last move, and the step of it
         self._start: list[list[Tensor]] = []  # the weights of each group, until the interval is narrow
-        self._places: list[list[Tensor]] = []  # of each group; empty for one without an interval
-        self._seeds: list[int] = []  # that they were drawn with
-        # Not yet: until the first step, weights may be loaded, or sent to all processes.
+        # The start is the first step, not now: until then weights may be loaded or broadcast.
         self._first = optimizer.register_step_pre_hook(self._remember) if rewind else None
         super().__init__(optimizer)
 
@@ -129,130 +128,82 @@ class Zoom(LRScheduler):
     def _remember(self, *_: Any) -> None:
         """Keep the weights as they are before the first step."""
         if not self._start:
-            groups = zip(self.optimizer._laws, self.optimizer.param_groups, strict=True)
             self._start = [
-                [p.detach().clone() for p in group["params"]] if _interval(law) else []
-                for law, group in groups
+                [p.detach().clone() for p in group["params"]] if _initial(self.optimizer, i) else []
+                for i, group in enumerate(self.optimizer.param_groups)
             ]
 
-    def _know_start(self) -> None:
-        """The first step is over."""
+    def _end_of_start(self) -> None:
         if self._first is not None:
             self._first.remove()
             self._first = None
 
-    def _check(self, optimizer: AlraoOptimizer) -> LogUniform:
-        """The law of the copies' rates, of an optimizer whose rates can be moved."""
-        for law in optimizer._laws:
-            if isinstance(law, Redrawn):
-                raise ValueError(f"Zoom moves rates that are drawn once, not {law!r}: give an interval as lr")
-        law = optimizer._laws[_group_of_copies(optimizer)]
-        interval = _interval(law)
-        if interval is None:
-            raise ValueError(
-                "Zoom follows the rates of the copies of the output layer, which must have an interval, got "
-                f"{law!r}: give one as lr=(low, high)"
-            )
-        if optimizer.model.head.copies < 2:
-            raise ValueError(
-                "Zoom follows the posterior over the copies of the output layer, and there is only one: "
-                "build the model with several, Alrao(net, copies=10)"
-            )
-        return interval
-
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> Interval:
         """The lowest and the highest rate that a feature can have now."""
-        law = self._law_of_copies
-        low, high = self._ends(law, law, self.width)
+        low, high = self._ends(self.optimizer.group_of_head, self.width)
         return exp(low), exp(high)
 
-    @property
-    def _law_of_copies(self) -> LogUniform:
-        law = _interval(self.optimizer._laws[_group_of_copies(self.optimizer)])
-        assert law is not None
-        return law
-
     def get_lr(self) -> list[Any]:
-        """The factors as they are: Zoom moves the rates behind them."""
+        """Return the factors as they are: Zoom moves the rates behind them."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     @torch.no_grad()
     def step(self, epoch: int | None = None) -> None:
-        """Take in the posterior, and move the rates when it is time to."""
+        """Follow the posterior, and move the rates every ``every`` steps."""
         super().step(epoch)
         if self.last_epoch < 1:
             return
-        self._know_start()
-        law = self._law_of_copies
-        low, high = self._ends(law, law, self.copies)
-        pull = low + self._believed() * (high - low) - self._centre
-        low, high = self._ends(law, law, self.width)
+        self._end_of_start()
+        head = self.optimizer.group_of_head
+        low, high = self._ends(head, self.copies)
+        pull = low + self._place() * (high - low) - self._centre
+        low, high = self._ends(head, self.width)
         if self._moved < self.steps or abs(pull) > EDGE * (high - low):
             self._centre += pull / self.memory
         if self.last_epoch % self.every == 0 or self.last_epoch == self.steps:
-            seeds = [group["seed"] for group in self.optimizer.param_groups]
-            known = self._seeds == seeds  # no new group, nor the state of another optimizer
-            if self._moved < self.steps or self._centre != self._placed or not known:
-                self._placed, self._moved = self._centre, self.last_epoch
-                if not known:
-                    self._places, self._seeds = self._find_places(), seeds
-                self._move(law)
+            self._placed, self._moved = self._centre, self.last_epoch
+            self._move()
 
-    def _believed(self) -> float:
-        """The place among the copies' that the posterior points at: 0 is the lowest rate, 1 the highest."""
+    def _place(self) -> float:
+        """Return where the posterior's centre is among the copies: 0 is the lowest rate, 1 the highest."""
         weights = self.optimizer.model.posterior.tolist()
         mean = sum(j * weight for j, weight in enumerate(weights))
         mode = weights.index(max(weights))
         return (mean if self.follow == "mean" else mode) / (len(weights) - 1)
 
-    def _ends(self, law: LogUniform, of_copies: LogUniform, ratio: float) -> tuple[float, float]:
-        """What an interval has become that ends with this ratio, on the logarithmic scale.
+    def _ends(self, group: int, ratio: float) -> tuple[float, float]:
+        """Return the ends, on the logarithmic scale, of a group's interval that shrinks to this ratio.
 
         A group with another interval than the copies has its centre at the same relative place.
         """
-        low, high = log(law.lo), log(law.hi)
+        (low, high), (least, most) = (
+            map(log, _initial(self.optimizer, i) or (1.0, 1.0)) for i in (group, self.optimizer.group_of_head)
+        )
         last = min(high - low, log(ratio))
         width = high - low + (last - (high - low)) * min(1.0, self._moved / self.steps)
-        place = (self._placed - log(of_copies.lo)) / log(of_copies.hi / of_copies.lo)
-        centre = low + place * (high - low)
+        centre = low + (self._placed - least) / (most - least) * (high - low)
         centre = min(max(centre, low + width / 2), high - width / 2)
         return centre - width / 2, centre + width / 2
 
-    def _move(self, of_copies: LogUniform) -> None:
-        """Give every feature and every copy the rate of its place."""
+    def _move(self) -> None:
+        """Set the interval of every group that has one and is elsewhere."""
         optimizer = self.optimizer
-        groups = zip(optimizer.param_groups, optimizer._laws, self._places, strict=True)
-        for i, (group, law, places) in enumerate(groups):
-            interval = _interval(law)
-            if interval is None:
+        for i, group in enumerate(optimizer.param_groups):
+            if _initial(optimizer, i) is None:
                 continue
-            body, copies = (self._ends(interval, of_copies, ratio) for ratio in (self.width, self.copies))
-            ends = [copies if p in optimizer._of_copies else body for p in group["params"]]
-            moved = torch._foreach_mul(places, [high - low for low, high in ends])
-            torch._foreach_add_(moved, [low for low, _ in ends])
-            torch._foreach_exp_(moved)
-            rates = [optimizer.state[p]["rate"] for p in group["params"]]
-            if i < len(self._start):
-                for p, start, rate, new in zip(group["params"], self._start[i], rates, moved, strict=True):
-                    _rewind(p, start, new / rate)
-            torch._foreach_copy_(rates, moved)
+            ends = [self._ends(i, ratio) for ratio in (self.width, self.copies)]
+            body, copies = ((exp(low), exp(high)) for low, high in ends)
+            if (body, copies) == (optimizer.interval(i), optimizer.interval(i, copies=True)):
+                continue
+            start = self._start[i] if i < len(self._start) else []
+            moving = group["params"] if start else []
+            before = [optimizer.rates(p) for p in moving]
+            optimizer.set_interval(i, body=body, copies=copies)
+            for p, origin, rate in zip(moving, start, before, strict=True):
+                _rewind(p, origin, optimizer.rates(p) / rate)
         if self._moved >= self.steps:
             self._start = []
-        optimizer._show_rates()
-
-    def _find_places(self) -> list[list[Tensor]]:
-        """Where in its interval every rate of a group was drawn, from 0 to 1."""
-        optimizer, found = self.optimizer, list[list[Tensor]]()
-        for law, group in zip(optimizer._laws, optimizer.param_groups, strict=True):
-            found.append([])
-            if (interval := _interval(law)) is not None:
-                span = log(interval.hi / interval.lo)
-                for p, rate in zip(
-                    group["params"], optimizer._drawn(law, group, group["params"]), strict=True
-                ):
-                    found[-1].append(((rate / interval.lo).log() / span).to(optimizer.state[p]["rate"]))
-        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_first": self._first is not None}  # a copy of the optimizer has no hooks
@@ -262,32 +213,47 @@ class Zoom(LRScheduler):
         self._first = self.optimizer.register_step_pre_hook(self._remember) if state["_first"] else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, as in torch; the rates are in the optimizer's."""
-        of_this_object = ("_places", "_seeds", "_first")
-        return {key: value for key, value in super().state_dict().items() if key not in of_this_object}
+        """Return the state, as in torch; the rates are in the optimizer's."""
+        return {key: value for key, value in super().state_dict().items() if key != "_first"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state, as in torch."""
+        """Load a state, as in torch."""
         super().load_state_dict(state_dict)
         if self.last_epoch > 0:  # the weights at the start are those of the state
-            self._know_start()
+            self._end_of_start()
 
 
-def _group_of_copies(optimizer: AlraoOptimizer) -> int:
-    groups = optimizer.param_groups
-    return next(i for i, g in enumerate(groups) if not optimizer._of_copies.isdisjoint(g["params"]))
+def _check(optimizer: AlraoOptimizer) -> None:
+    """Raise a ValueError for an optimizer whose rates cannot be moved."""
+    for group in optimizer.param_groups:
+        if group["redraws"] is not None:
+            raise ValueError(
+                f"Zoom moves rates that are drawn once, got {group['distribution']['kind']}: pass an "
+                "interval as lr"
+            )
+    head = optimizer.group_of_head
+    if _initial(optimizer, head) is None:
+        raise ValueError(
+            "Zoom follows the rates of the copies of the head, which must have an interval, got "
+            f"{optimizer.param_groups[head]['distribution']}: pass one as lr=(low, high)"
+        )
+    if optimizer.model.head.copies < 2:
+        raise ValueError(
+            "Zoom follows the posterior over the copies of the head, and there is only one: build the model "
+            "with several, Alrao(net, copies=10)"
+        )
+
+
+def _initial(optimizer: AlraoOptimizer, group: int) -> Interval | None:
+    """Return the interval that a group began with, if it has one that can shrink."""
+    interval = optimizer.interval(group, initial=True)
+    return interval if interval is not None and interval[0] < interval[1] else None
 
 
 def _rewind(p: Tensor, start: Tensor, part: Tensor) -> None:
-    """Leave that part of the way from its start, where it is less than the whole or not finite."""
+    """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
     if p.requires_grad:
         start = start.to(p)
         way = (p - start) * part
         back = start + torch.where(way.isfinite(), way, 0)
         p.copy_(torch.where((part < 1) | ~p.isfinite(), back.to(p), p))
-
-
-def _interval(law: Law) -> LogUniform | None:
-    """The interval that a law draws from, if it has one that can shrink."""
-    law = as_law(law.law) if isinstance(law, PerWeight) else law
-    return law if isinstance(law, LogUniform) and law.lo < law.hi else None

@@ -1,0 +1,106 @@
+r"""The evidence: what a backward pass reports to the optimizer's step.
+
+A loss that is a negative log-likelihood is :math:`L = \sum g \log m + \text{const}` with :math:`g \le 0`,
+where :math:`m` are the mixture's probabilities of the observations. The evidence for copy :math:`j` is its
+weighted mean log-likelihood :math:`\sum g \log p_j / \sum g`, whatever factor stands before the loss.
+
+The sums leave backward as the gradient of a small leaf tensor, so that backward has no side effect and
+several of them add up. This module is the only one that knows what its ``copies + 3`` numbers mean:
+
+========================  ==================================================================
+``[0:copies]``            :math:`\sum g \log p_j`, for each copy
+``[copies]``              :math:`\sum g`
+``[copies + 1]``          :math:`\sum \max(g, 0)`, 0 for a negative log-likelihood
+``[copies + 2]``          the number of observations with :math:`g \ne 0`
+========================  ==================================================================
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["CHOICES", "Evidence", "new_leaf", "no_likelihood", "of_rows", "pack", "read"]
+
+CHOICES = ("mean", "sum")
+"""What one batch counts for: the mean log-likelihood of its observations, or their sum."""
+
+EXTRA = 3
+"""Numbers behind the copies' own."""
+
+ROUNDING = 1e-5
+"""The largest part of a loss's weight on log-probabilities that may be positive."""
+
+
+def new_leaf(copies: int, like: Tensor) -> Tensor:
+    """Return a leaf for ``copies`` copies on the device of ``like``, at least in float32."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.zeros(copies + EXTRA, dtype=dtype, device=like.device, requires_grad=True)
+
+
+# What backward fills in.
+
+
+def pack(scores: Tensor, weight: Tensor, positive: Tensor, rows: Tensor) -> Tensor:
+    """Return the leaf's gradient from its parts: ``scores`` of the copies, then three scalars."""
+    return torch.cat([scores, torch.stack([weight, positive, rows.to(scores.dtype)])])
+
+
+def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
+    """Return the leaf's gradient for a softmax over classes.
+
+    Args:
+        scores: ``g`` times the log-probabilities of each copy, ``(rows, copies, classes)``.
+        g: gradient by the mixture's log-probabilities, ``(rows, 1, classes)``.
+        totals: its sum over the classes.
+    """
+    sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
+    return torch.cat([sums, totals.count_nonzero().view(1)])
+
+
+def no_likelihood(copies: int, amount: Tensor) -> Tensor:
+    """Return the leaf's gradient for a loss that must not train: all of its weight is positive."""
+    gradient = amount.new_zeros(copies + EXTRA)
+    gradient[copies + 1] = amount
+    return gradient
+
+
+# What the optimizer reads.
+
+
+class Evidence(NamedTuple):
+    """The evidence of the backward passes since the last step, on the host."""
+
+    scores: list[float]
+    weight: float
+    positive: float
+    rows: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was observed: an empty batch, or one that was ignored."""
+        return self.weight == 0
+
+    @property
+    def finite(self) -> bool:
+        """Whether the loss was finite; the gradients of the copies are finite then, by construction."""
+        return isfinite(self.weight)
+
+    def is_likelihood(self, *, maximize: bool) -> bool:
+        """Return whether the loss was a negative log-likelihood, or a log-likelihood to maximize."""
+        wrong = self.positive - self.weight if maximize else self.positive
+        return not wrong > ROUNDING * abs(2 * self.positive - self.weight)
+
+    def log_likelihood(self, of: str) -> list[float]:
+        """Return the mean or the sum of the observations' log-likelihoods, for each copy."""
+        factor = (self.rows if of == "sum" else 1.0) / self.weight
+        return [score * factor for score in self.scores]
+
+
+def read(gradient: Tensor, copies: int) -> Evidence:
+    """Return the evidence that the leaf's gradient holds."""
+    numbers = gradient.tolist()
+    return Evidence(numbers[:copies], *numbers[copies:])

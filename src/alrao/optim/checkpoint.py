@@ -1,0 +1,65 @@
+"""Checks of an optimizer's state before it is loaded: what does not fit changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..rates import RateDistribution, describe, rebuild
+
+__all__ = ["KEY", "VERSION", "broadcasts", "check_shapes", "check_version", "distributions"]
+
+KEY = "alrao"
+VERSION = 2
+"""Of the format of ``state_dict()``, saved under :data:`KEY`."""
+
+
+def check_version(state_dict: dict[str, Any]) -> None:
+    """Raise a ValueError for a state that is not an alrao optimizer's, or of another format."""
+    # torch.distributed.checkpoint drops the version, and keeps what is in the groups.
+    groups = state_dict.get("param_groups", [])
+    ours = bool(groups) and all("distribution" in group for group in groups)
+    version = state_dict.get(KEY, VERSION if ours else None)
+    if version is None:
+        raise ValueError(
+            f"this is not the state of an alrao optimizer, it has {sorted(state_dict)}: load what the "
+            "optimizer's own state_dict() returned"
+        )
+    if version > VERSION:
+        raise ValueError(f"the state has format {version}, this alrao reads format {VERSION}: upgrade alrao")
+    if version < VERSION:
+        raise ValueError(
+            f"the state has format {version}, of an alrao before its first release, this one reads format "
+            f"{VERSION}: finish the run with the alrao that began it"
+        )
+
+
+def distributions(
+    built: Iterable[RateDistribution], saved_groups: list[dict[str, Any]]
+) -> list[RateDistribution]:
+    """Return the distribution of each saved group: the optimizer's own where they are equal."""
+    return [
+        own if describe(own) == saved["distribution"] else rebuild(saved["distribution"])
+        for own, saved in zip(built, saved_groups, strict=False)
+    ]
+
+
+def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
+    """Raise a ValueError if a tensor of the state does not fit its parameter."""
+    for i, p in params.items():
+        for key, value in state.get(i, {}).items():
+            if not isinstance(value, Tensor) or key == "step":
+                continue
+            if not (broadcasts(value.shape, p.shape) if key == "u" else value.shape == p.shape):
+                raise ValueError(
+                    f"{key!r} of shape {tuple(value.shape)} does not fit a parameter of shape "
+                    f"{tuple(p.shape)}: the state is of another model"
+                )
+
+
+def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    """Return whether a tensor with as many axes, some of length 1, broadcasts to a shape."""
+    return len(shape) == len(to) and all(n in (1, m) for n, m in zip(shape, to, strict=True))

@@ -1,0 +1,114 @@
+"""The rates of a model's features: drawn places, and the rates that follow from them.
+
+A feature's rate is the quantile of its group's distribution at the feature's place ``u`` in [0, 1]. Places
+are drawn once; whoever moves an interval changes the distribution, never the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ..features import features_of
+from ..rates import Constant, Interval, PerWeight, RateDistribution
+
+__all__ = ["Entry", "FeaturePlaces", "GroupRates", "rate_dtype"]
+
+
+class FeaturePlaces:
+    """Draws the place of every feature of a model: the same for one seed, however parameters are grouped."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._numbers: dict[Tensor, Tensor] = {}  # of the feature that each entry of a parameter belongs to
+        self._count = 0
+        for module, numbers in features_of(model, say=True):
+            own = dict(module.named_parameters(recurse=False))
+            count = 0
+            for name, number in numbers.items():
+                self._numbers[own[name]] = number + self._count
+                count = max(count, int(number.max()) + 1 if number.numel() else 0)
+            self._count += count
+
+    def __contains__(self, parameter: Tensor) -> bool:
+        return parameter in self._numbers
+
+    def draw(self, params: Iterable[Tensor], seed: int, *, per_weight: bool) -> list[Tensor]:
+        """Return the places of the features of each parameter; they broadcast to it."""
+        places, drawn = [], None
+        for p in params:
+            if per_weight:
+                order = next(i for i, q in enumerate(self._numbers) if q is p)
+                u = _uniform(p.numel(), seed + order).view(p.shape)
+            else:
+                drawn = _uniform(self._count, seed) if drawn is None else drawn
+                u = drawn[self._numbers[p]]
+            places.append(u.to(p.device, rate_dtype(p)))
+        return places
+
+
+def _uniform(count: int, seed: int) -> Tensor:
+    # On the CPU in double precision, so that every device and every process draws the same.
+    generator = Generator().manual_seed(seed)
+    return torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
+
+
+def rate_dtype(parameter: Tensor) -> torch.dtype:
+    """Return the type of a parameter's rates: real, and at least float32."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.float64 if dtype.is_complex else dtype
+
+
+@dataclass
+class Entry:
+    """One parameter of a group, with the rates of its features."""
+
+    param: Tensor
+    rate: Any
+    """A tensor that broadcasts to the parameter; a float where all rates of the group are one."""
+    of_copies: bool
+
+
+@dataclass
+class GroupRates:
+    """The rates of a parameter group, and what they follow from.
+
+    ``body`` and ``copies`` are the distributions as they are now; both are ``drawn`` at the start.
+    """
+
+    drawn: RateDistribution
+    body: RateDistribution = field(init=False)
+    copies: RateDistribution = field(init=False)
+    entries: list[Entry] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.body = self.copies = self.drawn
+
+    @property
+    def constant(self) -> float | None:
+        """The single rate of the group, if it has one."""
+        return self.drawn.lr if isinstance(self.drawn, Constant) else None
+
+    @property
+    def per_weight(self) -> bool:
+        """Whether every weight has its own rate."""
+        return isinstance(self.drawn, PerWeight)
+
+    def move(self, body: Interval | None, copies: Interval | None) -> None:
+        """Move the intervals that are given; the entries' rates are then computed again."""
+        moved = [None if interval is None else self.drawn.on(interval) for interval in (body, copies)]
+        self.body, self.copies = moved[0] or self.body, moved[1] or self.copies
+
+    def of_features(self, u: Tensor | None) -> Any:
+        """Return the rates of features at the places ``u``."""
+        return self.body.quantile(u) if u is not None else self.constant
+
+    def of_copies(self, param: Tensor, copies: int) -> Any:
+        """Return the rates of the copies, to broadcast to a parameter of the head."""
+        if self.constant is not None:
+            return self.constant
+        shape = [-1] + [1] * (param.ndim - 1)
+        return self.copies.grid(copies).to(param.device, rate_dtype(param)).view(shape)
