@@ -1,7 +1,7 @@
-"""Accelerate without a learning rate: accumulated gradients, clipping, and a state that is resumed.
+"""Train with Accelerate: accumulated gradients, clipping, and a saved state.
 
-Needs `pip install 'alrao[huggingface,sklearn]'`. Usage: python examples/accelerate_loop.py [--epochs 10], or
-accelerate launch examples/accelerate_loop.py for several processes.
+Needs `pip install 'alrao[huggingface,sklearn]'`. Usage: python examples/accelerate_loop.py [--epochs 10],
+or accelerate launch examples/accelerate_loop.py for several processes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--folder", default=tempfile.mkdtemp())
     args = parser.parse_args()
-    accelerator = Accelerator(gradient_accumulation_steps=2)  # before the optimizer: see the page
+    accelerator = Accelerator(gradient_accumulation_steps=2)  # build it before the optimizer
     set_seed(0)
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images / 16 - 0.3, dtype=torch.float32), torch.tensor(labels))
@@ -40,18 +40,18 @@ def main():
             with accelerator.accumulate(model):
                 accelerator.backward(F.cross_entropy(model(x), y))
                 if accelerator.sync_gradients:
-                    accelerator.unwrap_model(model).clip_grad_norm_(1.0)  # the body and each copy, each alone
+                    accelerator.unwrap_model(model).clip_grad_norm_(1.0)  # the body and each copy separately
                 optimizer.step()
                 optimizer.zero_grad()
-        accelerator.save_state(args.folder)  # go on from it with accelerator.load_state
+        accelerator.save_state(args.folder)  # resume with accelerator.load_state
 
     model.eval()
-    right = []
+    correct = []
     with torch.no_grad():
         for x, y in held_out:
-            right.append(accelerator.gather_for_metrics(model(x).argmax(1) == y))
+            correct.append(accelerator.gather_for_metrics(model(x).argmax(1) == y))
     plain = accelerator.unwrap_model(model).collapse()  # an ordinary network
-    accelerator.print(f"Alrao, {torch.cat(right).float().mean():.1%} right; its state is in {args.folder}")
+    accelerator.print(f"Alrao: accuracy {torch.cat(correct).float().mean():.1%}; state in {args.folder}")
     accelerator.print(plain)
 
 

@@ -1,4 +1,4 @@
-"""Train without choosing a learning rate, export to ONNX, and run the file without torch.
+"""Train, export to ONNX, and run the file with onnxruntime.
 
 Needs `pip install 'alrao[onnx,sklearn]'`. Usage:
 python examples/export_onnx.py [--steps 300] [--file digits.onnx]
@@ -34,17 +34,17 @@ def main():
         optimizer.step()
 
     plain = model.eval().collapse(mixture=True)  # log-probabilities; without mixture=True: one copy's logits
-    any_number = {0: torch.export.Dim("batch")}
+    any_batch = {0: torch.export.Dim("batch")}
     torch.onnx.export(
         plain, (x[:2],), args.file,
-        input_names=["x"], output_names=["log_probabilities"], dynamic_shapes=(any_number,), verbose=False,
+        input_names=["x"], output_names=["log_probabilities"], dynamic_shapes=(any_batch,), verbose=False,
     )  # fmt: skip
 
     session = onnxruntime.InferenceSession(args.file)
     (out,) = session.run(None, {"x": x.numpy()})
     difference = (torch.from_numpy(out) - model(x)).abs().max().item()
     accuracy = (torch.from_numpy(out).argmax(1) == y).float().mean().item()
-    print(f"Alrao, {accuracy:.1%} right in onnxruntime; farthest from the model in torch: {difference:.1e}")
+    print(f"Alrao: accuracy {accuracy:.1%} in onnxruntime; largest difference from torch {difference:.1e}")
 
 
 if __name__ == "__main__":

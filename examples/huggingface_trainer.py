@@ -1,7 +1,7 @@
-"""The Hugging Face Trainer without a learning rate: a small vision transformer on scikit-learn's digits.
+"""Train a small vision transformer on scikit-learn's digits with the Hugging Face Trainer.
 
-The model is made from a configuration, so that nothing is downloaded; a pre-trained one is fine-tuned in the
-same way, with keep_output=True if its output layer is trained too. Needs
+The model is built from a configuration, so nothing is downloaded. Fine-tune a pre-trained one in the same
+way, with keep_output=True if its output layer is already trained. Needs
 `pip install 'alrao[huggingface,sklearn]'`. Usage: python examples/huggingface_trainer.py [--epochs 20]
 """
 
@@ -33,12 +33,12 @@ def main():
     )  # fmt: skip
     model = alrao.Alrao(ViTForImageClassification(config))
 
-    arguments = TrainingArguments(  # before the optimizer, so that several processes know of each other
+    arguments = TrainingArguments(  # before the optimizer: all processes draw the same rates
         args.folder,
         num_train_epochs=args.epochs,
         per_device_train_batch_size=32,
-        max_grad_norm=0,  # the Trainer would clip everything together; the callback clips each copy
-        label_names=["labels"],  # the Trainer does not find out by itself
+        max_grad_norm=0,  # the callback clips the body and each copy separately
+        label_names=["labels"],  # the Trainer cannot detect them
         lr_scheduler_type="cosine",  # a factor on all rates
         eval_strategy="epoch",
         save_strategy="epoch",  # resume with trainer.train(resume_from_checkpoint=True)
@@ -58,13 +58,13 @@ def main():
         compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},
     )
     trainer.train()
-    print(f"Alrao, {trainer.evaluate()['eval_accuracy']:.1%} right; the posterior is", model.posterior)
+    print(f"Alrao: accuracy {trainer.evaluate()['eval_accuracy']:.1%}; posterior", model.posterior)
 
     plain = model.eval().collapse()  # an ordinary ViTForImageClassification
     plain.save_pretrained(f"{args.folder}/plain")
     loaded = ViTForImageClassification.from_pretrained(f"{args.folder}/plain")
     difference = (loaded(images[:8]).logits - plain(images[:8]).logits).abs().max().item()
-    print(f"loaded by from_pretrained: farthest from the collapsed model by {difference:.1e}")
+    print(f"largest difference between the collapsed and the loaded model: {difference:.1e}")
 
 
 if __name__ == "__main__":

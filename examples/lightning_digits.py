@@ -1,4 +1,4 @@
-"""Lightning without a learning rate: checkpoints, a schedule, clipping, and a log of the posterior.
+"""Train with Lightning: checkpoints, a schedule, clipping, and a log of the posterior.
 
 Needs `pip install 'alrao[lightning,sklearn]'`. Usage:
 python examples/lightning_digits.py [--epochs 20] [--folder runs/lightning]
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 import alrao
 from alrao.integrations.lightning import AlraoCallback
 
-# Data this small need no workers.
+# A data set this small needs no workers.
 warnings.filterwarnings("ignore", ".*does not have many workers")
 
 
@@ -42,7 +42,7 @@ class Digits(L.LightningModule):
 
     def configure_optimizers(self):
         optimizer = alrao.SGD(self.model)  # no lr
-        # A schedule's rate is a factor on all rates.
+        # The schedule multiplies all rates by a factor.
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
 
@@ -66,7 +66,7 @@ def main():
         callbacks=[
             checkpoint,
             EarlyStopping("valid_loss", patience=5),
-            AlraoCallback(gradient_clip_val=1.0),  # not Trainer(gradient_clip_val=…): each copy on its own
+            AlraoCallback(gradient_clip_val=1.0),  # not Trainer(gradient_clip_val=…)
         ],
     )
     module = Digits(args.epochs)
@@ -75,7 +75,7 @@ def main():
     best = Digits.load_from_checkpoint(checkpoint.best_model_path, epochs=args.epochs, weights_only=True)
     trainer.validate(best, DataLoader(valid, 256), verbose=False)
     accuracy = trainer.callback_metrics["valid_accuracy"]
-    print(f"Alrao, {accuracy:.1%} right; the log is in {trainer.logger.log_dir}")
+    print(f"Alrao: accuracy {accuracy:.1%}; log in {trainer.logger.log_dir}")
     print(best.model.collapse())  # an ordinary network, for export
 
 

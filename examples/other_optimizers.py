@@ -1,4 +1,4 @@
-"""A rate for every feature under optimizers of torch that this library does not have: NAdam, RMSprop, Muon.
+"""Use other optimizers of torch with one rate per feature: NAdam, RMSprop, Muon.
 
 Needs `pip install 'alrao[sklearn]'`. Usage: python examples/other_optimizers.py [--epochs 10]
 """
@@ -14,7 +14,7 @@ import alrao
 
 
 def muon(model):
-    """Muon takes matrices alone; AdamW gets the rest, the copies of the output layer among it."""
+    """Give the matrices of the body to Muon, and everything else to AdamW."""
     matrices = [p for p in model.body_parameters() if p.ndim == 2]
     rest = [p for p in model.parameters() if not any(p is q for q in matrices)]
     groups = [{"params": matrices, "optimizer": torch.optim.Muon}, {"params": rest}]
@@ -40,7 +40,7 @@ def main():
     for name, make in OPTIMIZERS.items():
         model = alrao.Alrao(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
         optimizer = make(model)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)  # of all rates
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
         for _ in range(args.epochs):
             for rows in train[torch.randperm(len(train))].split(32):
                 optimizer.zero_grad()
@@ -48,8 +48,8 @@ def main():
                 optimizer.step()
             scheduler.step()
         with torch.no_grad():
-            right = (model(x[test]).argmax(1) == y[test]).float().mean()
-        print(f"Alrao on {name}: {right:.1%} right")
+            accuracy = (model(x[test]).argmax(1) == y[test]).float().mean()
+        print(f"Alrao on {name}: accuracy {accuracy:.1%}")
 
 
 if __name__ == "__main__":

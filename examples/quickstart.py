@@ -1,7 +1,7 @@
-"""Alrao beside SGD at seven learning rates, and Adam, on scikit-learn's digits.
+"""Compare Alrao with SGD at seven learning rates and Adam on scikit-learn's digits.
 
-One network, one loop, the same number of steps for all; nothing is tuned for Alrao. `make demo` does the same
-with the workbench. Needs `pip install 'alrao[lab]'`. Usage:
+All methods use the same network, loop and number of steps; nothing is tuned for Alrao. `make demo` does the
+same with the workbench. Needs `pip install 'alrao[lab]'`. Usage:
 python examples/quickstart.py [--epochs 30] [--seeds 3]
 """
 
@@ -22,7 +22,7 @@ RATES = [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0]
 
 
 def split_digits():
-    """Images and labels of a training, a validation and a test set."""
+    """Return images and labels of a training, a validation and a test set."""
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16 - 0.3, dtype=torch.float32), torch.tensor(labels)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
@@ -36,7 +36,7 @@ def network():
 
 
 def method(name):
-    """A model and its optimizer."""
+    """Return a model and its optimizer."""
     net = network()
     if name == "Alrao":
         model = alrao.Alrao(net)
@@ -47,7 +47,7 @@ def method(name):
 
 
 def train(name, seed, epochs, data, progress, task):
-    """Train once; the validation loss, and loss and accuracy on the test set, of the best epoch."""
+    """Train once; return validation loss, test loss and test accuracy of the best epoch, and the model."""
     torch.manual_seed(seed)
     (x, y), validation, test = data
     model, optimizer = method(name)
@@ -102,7 +102,7 @@ def main():
         table.add_row(label, *cells, tuning, style=style)
     console = Console()
     console.print(table)
-    console.print("The last Alrao model, and which of its copies of the output layer it came to believe:")
+    console.print("The posterior over the copies of the head of the last Alrao model:")
     console.print(str(model).splitlines()[1].strip(), highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""Classification and regression on tables with nothing to choose, in the way of scikit-learn.
+"""Fit a classifier and a regressor to tables with scikit-learn's interface and nothing to choose.
 
 Needs `pip install 'alrao[sklearn]'`. Usage: python examples/sklearn_estimators.py
 """
@@ -14,7 +14,7 @@ def main():
     y = y.map({0: "malignant", 1: "benign"})  # labels of any type
     X_train, X_test, y_train, y_test = train_test_split(X, y, stratify=y, random_state=0)
     classifier = AlraoClassifier(random_state=0).fit(X_train, y_train)
-    print(f"Alrao, breast cancer: {classifier.score(X_test, y_test):.1%} right")
+    print(f"Alrao, breast cancer: accuracy {classifier.score(X_test, y_test):.1%}")
     print(dict(zip(classifier.classes_, classifier.predict_proba(X_test[:1])[0].round(3), strict=True)))
 
     X, y = load_diabetes(return_X_y=True)

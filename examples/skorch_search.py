@@ -1,4 +1,4 @@
-"""A network in a scikit-learn grid search, by skorch, with no learning rate among what is searched.
+"""Search over the architecture of a network with skorch and GridSearchCV, without a learning rate.
 
 Needs `pip install 'alrao[skorch]'`. Usage: python examples/skorch_search.py [--epochs 20]
 """
@@ -42,7 +42,7 @@ def main():
         batch_size=32,
         iterator_train__shuffle=True,
         callbacks=[
-            # A schedule's rate is a factor on all rates.
+            # The schedule multiplies all rates by a factor.
             LRScheduler(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=args.epochs),
             GradientNormClipping(1.0),
         ],
@@ -50,7 +50,7 @@ def main():
     )
     grid = {"alraonetclassifier__module__units": [32, 128], "alraonetclassifier__alrao__copies": [5, 10]}
     search = GridSearchCV(make_pipeline(StandardScaler(), net), grid, cv=2).fit(X_train, y_train)
-    print(f"Alrao, {search.score(X_test, y_test):.1%} right with {search.best_params_}")
+    print(f"Alrao: accuracy {search.score(X_test, y_test):.1%} with {search.best_params_}")
     print(search.best_estimator_[-1].module_.posterior.numpy().round(2))
 
 

@@ -1,4 +1,4 @@
-"""The posterior over the copies and the features' rates in TensorBoard, from a plain training loop.
+"""Log the posterior and the features' rates to TensorBoard from a plain training loop.
 
 Needs `pip install 'alrao[tensorboard]'`. Usage: python examples/tensorboard_log.py [--folder runs/alrao],
 then tensorboard --logdir runs
@@ -27,7 +27,7 @@ def main():
     optimizer = alrao.SGD(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 
-    writer = SummaryWriter(args.folder)  # the first of the two lines
+    writer = SummaryWriter(args.folder)  # line 1 of 2
     for step in range(args.steps):
         batch = torch.randint(len(x), (32,))
         optimizer.zero_grad()
@@ -37,9 +37,9 @@ def main():
         scheduler.step()
         if step % 10 == 0:
             writer.add_scalar("loss", loss.item(), step)
-            tensorboard.log(writer, model, optimizer, step)  # the second
+            tensorboard.log(writer, model, optimizer, step)  # line 2 of 2
     writer.close()
-    print(f"Alrao, loss {loss.item():.3f}; see it with: tensorboard --logdir {args.folder}")
+    print(f"Alrao: loss {loss.item():.3f}; run: tensorboard --logdir {args.folder}")
 
 
 if __name__ == "__main__":
