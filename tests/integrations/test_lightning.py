@@ -259,7 +259,7 @@ def test_clipping_by_the_trainer_is_refused():
 
 
 def test_a_module_without_alrao_is_refused():
-    with pytest.raises(MisconfigurationException, match=r"Plain has none: self\.model = alrao\.Alrao"):
+    with pytest.raises(MisconfigurationException, match=r"Plain contains none: set self\.model = "):
         trainer(1, callbacks=[AlraoCallback()]).fit(Plain(), loader())
 
 

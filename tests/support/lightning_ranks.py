@@ -8,8 +8,10 @@ import sys
 import torch
 from torch.utils.data import DataLoader
 
+from support.lightning_modules import Module, pl, table, trainer  # first: it loads torchvision with care
+
+# isort: split
 from alrao.integrations.lightning import AlraoCallback
-from support.lightning_modules import Module, pl, table, trainer
 
 
 class Halves:

@@ -1,1 +1,1 @@
-"""Alrao inside of other libraries: one module for each, imported by nobody else, one extra for each."""
+"""Adapters to other libraries: one module and one extra each. The core imports none of them."""

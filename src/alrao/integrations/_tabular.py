@@ -1,4 +1,4 @@
-"""A network for a table of numbers, trained by Alrao: what the scikit-learn estimators are made of."""
+"""A network for tables of numbers, trained by Alrao: the parts of the scikit-learn estimators."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ __all__ = ["Scale", "Table", "Tabular", "as_tensor", "auto_batch", "auto_hidden"
 Array: TypeAlias = NDArray[np.float64]
 
 FAR = 1e3
-"""Inputs that many deviations from the mean are taken for that far: new data may have anything."""
+"""Standardised inputs are clipped to this: new data may contain anything."""
 
 STEPS = 12
-"""An iteration is one pass over the data, or as many as make about this many steps."""
+"""An iteration is one pass over the data, or as many passes as give about this many steps."""
 
 FEWEST = 10
-"""With fewer samples than this, none is held out."""
+"""With fewer samples than this, nothing is held out."""
 
 ENOUGH = 1e-4
-"""An improvement of the loss by less is none, as in scikit-learn's own networks."""
+"""A smaller improvement of the loss does not count, as in scikit-learn's networks."""
 
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def auto_hidden(samples: int) -> tuple[int, int]:
-    """Two hidden layers, the wider the more data: 64 units for a few samples, 512 for many thousands."""
+    """Return the sizes of two hidden layers, from 64 units for few samples to 512 for many thousands."""
     width = 2 ** round(np.log2(max(1, samples) ** 0.5 * 8))
     return (int(np.clip(width, 64, 512)),) * 2
 
 
 def auto_batch(samples: int) -> int:
-    """Batches of 64 for up to a few thousand samples, then larger ones, up to 256."""
+    """Return the batch size: 64 for up to a few thousand samples, then more, up to 256."""
     return int(np.clip(2 ** round(np.log2(max(1, samples) / 50)), 64, 256))
 
 
 @dataclass
 class Scale:
-    """Mean and deviation of each column, gathered from parts; a column that never varied has deviation 0."""
+    """Mean and standard deviation of each column; a constant column has deviation 0."""
 
     weight: float
     mean: Array
@@ -58,7 +58,7 @@ class Scale:
 
     @classmethod
     def of(cls, x: Array, weights: Array) -> Scale:
-        """The weighted mean and deviation of the columns, for numbers of any size."""
+        """Compute the weighted mean and deviation of each column without overflow."""
         largest = np.abs(x).max(0)
         largest[largest == 0] = 1.0
         x, share = x / largest, (weights / weights.sum())[:, None]
@@ -68,7 +68,7 @@ class Scale:
         return cls(float(weights.sum()), mean * largest, deviation * largest)
 
     def merged(self, other: Scale) -> Scale:
-        """Of what this one and another were made of."""
+        """Return the scale of the union of both data sets."""
         total = self.weight + other.weight
         a, b = self.weight / total, other.weight / total
         apart = np.abs(self.mean / 2 - other.mean / 2) * 2 * np.sqrt(a * b)
@@ -79,11 +79,11 @@ class Scale:
 
     @property
     def unit(self) -> Array:
-        """The deviation, and 1 where that is 0."""
+        """The deviation, or 1 where the deviation is 0."""
         return np.where(self.deviation > 0, self.deviation, 1.0)
 
     def apply(self, x: Array) -> Array:
-        """Standardise."""
+        """Standardise ``x``."""
         with np.errstate(over="ignore"):
             return np.clip((x / self.unit) - (self.mean / self.unit), -FAR, FAR)
 
@@ -100,14 +100,14 @@ class Table:
         return len(self.x)
 
     def rows(self, at: Tensor) -> Table:
-        """Some of the rows."""
+        """Return the selected rows."""
         return Table(self.x[at], self.y[at], self.weights[at])
 
 
 class Tabular:
-    """A multi-layer perceptron under Alrao, its optimizer, and its own source of random numbers.
+    """A multi-layer perceptron under Alrao, with its optimizer and its own random generator.
 
-    It leaves torch's global random numbers, default device and gradient mode as they are.
+    torch's global random state, default device and gradient mode are left unchanged.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Tabular:
         return MixtureMSELoss(reduction="none")(out, part.y)
 
     def pass_over(self, table: Table, batch: int, times: int = 1) -> None:
-        """Train on all rows, in a random order, ``times`` times."""
+        """Train on all rows, in random order, ``times`` times."""
         self.model.train()
         with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
             for _ in range(times):
@@ -158,7 +158,7 @@ class Tabular:
 
     @torch.no_grad()
     def loss(self, table: Table) -> float:
-        """The weighted mean loss: negative log-likelihood, or squared error of the prediction."""
+        """Return the weighted mean loss: negative log-likelihood, or squared error of the prediction."""
         self.model.eval()
         out = self.model(table.x)
         if self.classify:
@@ -168,12 +168,12 @@ class Tabular:
         return float((losses * table.weights).sum() / table.weights.sum())
 
     def state(self) -> dict[str, Tensor]:
-        """The weights, to come back to."""
+        """Return a copy of the model's state."""
         return {key: value.clone() for key, value in self.model.state_dict().items()}
 
     @torch.no_grad()
     def rescale(self, was: Scale, now: Scale, of_targets: tuple[Scale, Scale] | None) -> None:
-        """Express what was learnt in other units: the predictions stay as they are."""
+        """Convert the weights to other units of inputs and targets, so that predictions do not change."""
         first = self.model.net[0] if isinstance(self.model.net, nn.Sequential) else None
         if isinstance(first, nn.Linear):
             known = (was.deviation > 0) & (now.deviation > 0)
@@ -190,12 +190,12 @@ class Tabular:
             _set(bias, bias.double() * factor + shift)
 
     def plain(self) -> nn.Module:
-        """The mixture as a network without copies, in double precision."""
+        """Return the mixture as an ordinary network in double precision."""
         return self.model.collapse(mixture=True).double().eval().requires_grad_(False)
 
 
 def as_tensor(x: Array) -> Tensor:
-    """The array as a tensor of the same numbers."""
+    """Return the array as a float64 tensor."""
     return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))
 
 
@@ -207,7 +207,7 @@ def _set(parameter: Tensor, value: Tensor) -> None:
 def held_out(
     numbers: NDArray[Any] | None, samples: int, fraction: float, rng: np.random.RandomState
 ) -> NDArray[np.bool_]:
-    """Which samples to hold out: at random, the same part of each class where there are any."""
+    """Return a mask of the samples to hold out, chosen at random and stratified by class."""
     held = np.zeros(samples, dtype=bool)
     if samples < FEWEST:
         return held
@@ -225,7 +225,7 @@ def train(
 ) -> tuple[int, float]:
     """Train until the loss on the held-out samples stops improving, and keep the best weights.
 
-    Where none is held out, the loss is that on all samples.
+    If nothing is held out, the loss on all samples is used.
 
     Returns:
         The number of iterations, and the best loss.

@@ -1,6 +1,6 @@
-"""A callback for the Hugging Face ``Trainer``, which clips each copy of the output layer on its own.
+"""A callback for the Hugging Face ``Trainer`` that clips each copy of the head separately.
 
-Importing it also teaches the library what the features of transformers' ``Conv1D`` (GPT-2) are. Needs
+Importing this module also registers the features of transformers' ``Conv1D`` (GPT-2). Needs
 ``pip install 'alrao[huggingface]'``.
 """
 
@@ -39,25 +39,24 @@ def _columns(layer: nn.Module) -> dict[str, int]:
 
 
 class AlraoCallback(TrainerCallback):
-    """Clips the gradients of an Alrao model as they must be, and makes sure that the ``Trainer`` trains it.
+    """Clip the body and each copy of the head separately, and check the settings of the ``Trainer``.
 
-    ``TrainingArguments(max_grad_norm=1.0)``, the default, clips one norm over everything, in which the
-    wildest copy of the output layer holds back the whole network: set it to 0, and this callback clips the
-    body and each copy on its own. Even then the ``Trainer`` asks for the norm of all gradients, in a way that
-    spoils all of them where one is not finite; entries that are not are dropped before (not with ``fp16``,
-    where the loss scaler looks for them).
+    ``TrainingArguments(max_grad_norm=1.0)``, the default, clips one norm over all gradients, so a diverging
+    copy would scale down the whole network. Set it to 0; this callback clips instead. The ``Trainer`` then
+    still computes the norm of all gradients, in a way that makes all of them non-finite if one is. The
+    callback therefore drops non-finite entries first (except with ``fp16``, where the loss scaler needs
+    them).
 
-    While it trains, ``state_dict()`` names a parameter that several layers share (the embedding of T5) once:
-    the ``Trainer`` cannot save the checkpoint of a model that is not of transformers otherwise.
+    During training, ``state_dict()`` lists a parameter that several layers share (the embedding of T5) only
+    once: the ``Trainer`` could not save the checkpoint otherwise.
 
     Args:
-        max_grad_norm: the largest norm of a gradient that stays as it is; None clips nothing.
+        max_grad_norm: the largest norm of a gradient; None disables clipping.
 
     Raises:
-        ValueError: at the start of training, if the model or the optimizer is none of this library's, if the
-            trainer clips, too, if it is to smooth the labels of a causal language model, which it does not
-            recognise inside of an Alrao model, or if processes that train together have drawn different
-            rates.
+        ValueError: at the start of training, if the model or the optimizer is not one of alrao's, if the
+            trainer clips as well, if it smooths the labels of a causal language model (which it cannot
+            recognise inside an Alrao model), or if the processes have drawn different rates.
 
     Example:
         >>> from alrao.integrations.huggingface import AlraoCallback
@@ -68,7 +67,7 @@ class AlraoCallback(TrainerCallback):
         number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
         if max_grad_norm is not None and not (number and max_grad_norm > 0):
             raise ValueError(
-                f"max_grad_norm must be a positive number, got {max_grad_norm!r}: None clips nothing"
+                f"max_grad_norm must be a positive number or None (no clipping), got {max_grad_norm!r}"
             )
         self.max_grad_norm = max_grad_norm
         self._hooks: list[Any] = []
@@ -76,50 +75,51 @@ class AlraoCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check the settings, and watch the gradients."""
+        """Check the settings and register the hooks."""
         model = _model(kwargs.get("model"))
         optimizer = unprepared(kwargs.get("optimizer"))
         if not isinstance(optimizer, AlraoOptimizer) or optimizer.model is not model:
             raise ValueError(
-                f"the optimizer must be one of alrao's, for this model, got {type(optimizer).__name__}: "
-                "Trainer(model, args, optimizers=(alrao.AdamW(model), None))"
+                f"the Trainer needs an optimizer of alrao, built for this model, got "
+                f"{type(optimizer).__name__}: pass Trainer(model, args, optimizers=(alrao.AdamW(model), "
+                "None))"
             )
         if args.max_grad_norm and args.max_grad_norm > 0:
             raise ValueError(
-                f"TrainingArguments(max_grad_norm={args.max_grad_norm!r}) clips one norm over everything, so "
-                "that the wildest copy of the output layer holds back the whole network: set max_grad_norm=0 "
-                f"there, and AlraoCallback(max_grad_norm={args.max_grad_norm!r})"
+                f"TrainingArguments(max_grad_norm={args.max_grad_norm!r}) clips one norm over all gradients, "
+                "so a diverging copy of the head would scale down the whole network: set max_grad_norm=0 "
+                f"there, and use AlraoCallback(max_grad_norm={args.max_grad_norm!r})"
             )
         name = type(model.net).__name__
         if args.label_smoothing_factor and name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             raise ValueError(
-                f"with label_smoothing_factor={args.label_smoothing_factor!r} the Trainer goes by the name "
-                f"of the model's class to shift the labels, and does not see that a {name} is inside: "
-                "leave it out, and pass Trainer(compute_loss_func=…) with a smoothed, shifted loss"
+                f"label_smoothing_factor={args.label_smoothing_factor!r} does not work with a {name} inside "
+                "an Alrao model, because the Trainer shifts the labels only for model classes that it knows: "
+                "remove it, and pass Trainer(compute_loss_func=…) with a smoothed, shifted loss"
             )
         if args.eval_strategy != "no" and args.label_names is None:
             warn(
-                "the Trainer does not see which inputs of an Alrao model are labels, and would evaluate "
-                "without a loss: set TrainingArguments(label_names=['labels'])"
+                "the Trainer cannot detect the labels of an Alrao model and would evaluate without a loss: "
+                "set TrainingArguments(label_names=['labels'])"
             )
         _check_processes(optimizer)
-        self._unhook()  # a run before may have ended in an error
-        self._hooks = [model.register_state_dict_post_hook(_name_once)]
+        self._unhook()  # an earlier run may have ended with an error
+        self._hooks = [model.register_state_dict_post_hook(_list_shared_once)]
         if not args.fp16:
             trained = [p for p in model.parameters() if p.requires_grad]
-            self._hooks += [p.register_post_accumulate_grad_hook(_drop_wild) for p in trained]
+            self._hooks += [p.register_post_accumulate_grad_hook(_drop_non_finite) for p in trained]
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Clip, once all gradients of a step are there."""
+        """Clip the accumulated gradients."""
         if self.max_grad_norm is not None:
             _model(kwargs.get("model")).clip_grad_norm_(self.max_grad_norm)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the model as it was."""
+        """Remove the hooks."""
         self._unhook()
 
     def _unhook(self) -> None:
@@ -133,19 +133,19 @@ def _model(model: Any) -> Alrao:
         return unwrap(model)
     except TypeError:
         raise ValueError(
-            f"AlraoCallback is for an Alrao model, got {type(model).__name__}: Trainer(alrao.Alrao(net), …), "
-            "or leave the callback out"
+            f"AlraoCallback needs an Alrao model, got {type(model).__name__}: pass Trainer(alrao.Alrao(net), "
+            "…), or remove the callback"
         ) from None
 
 
-def _drop_wild(parameter: Tensor) -> None:
+def _drop_non_finite(parameter: Tensor) -> None:
     grad = parameter.grad
     if grad is not None and not grad.is_sparse:
         grad.copy_(zero_unusable(grad))
 
 
-def _name_once(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    # safetensors refuses a file in which two names stand for the same memory.
+def _list_shared_once(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    # safetensors cannot save two names for the same memory.
     for named in (module.named_parameters, module.named_buffers):
         first = {name for name, _ in named()}
         for name, _ in named(remove_duplicate=False):
@@ -160,6 +160,7 @@ def _check_processes(optimizer: AlraoOptimizer) -> None:
     dist.all_gather_object(seeds, optimizer.param_groups[0]["seed"])
     if len(set(seeds)) > 1:
         raise ValueError(
-            f"the {len(seeds)} processes have drawn different learning rates, because the optimizer was made "
-            "before they knew of each other: make TrainingArguments first, then the optimizer"
+            f"the {len(seeds)} processes have drawn different learning rates, because the optimizer was "
+            "built before torch.distributed was initialised: build TrainingArguments first, then the "
+            "optimizer"
         )

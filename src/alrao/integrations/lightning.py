@@ -1,4 +1,4 @@
-"""A callback for Lightning: logs the posterior of the copies, and clips each of them on its own.
+"""A callback for Lightning that logs the posterior and clips each copy of the head separately.
 
 Needs ``pip install 'alrao[lightning]'``.
 """
@@ -26,25 +26,26 @@ __all__ = ["AlraoCallback"]
 
 
 class AlraoCallback(Callback):
-    """Logs what the Alrao model in a ``LightningModule`` believes, and clips its gradients as they must be.
+    """Log the posterior of the Alrao model in a ``LightningModule``, and clip its gradients.
 
-    A module that returns ``alrao.SGD(self.model)`` from ``configure_optimizers`` trains without it. With it,
-    the logger gets ``alrao/posterior/…``, the probability of each copy of the output layer, named after its
-    rate at the start; ``alrao/rate``, the mean rate under the posterior (geometric); ``alrao/copies``, how
-    many copies share the posterior. With several Alrao models in the module, their names come first.
+    The callback is optional: a module that returns ``alrao.SGD(self.model)`` from ``configure_optimizers``
+    trains without it. It logs ``alrao/posterior/…``, the posterior of each copy of the head, named after its
+    initial rate; ``alrao/rate``, the geometric mean rate under the posterior; and ``alrao/copies``, the
+    effective number of copies (the exponential of the posterior's entropy). With several Alrao models in the
+    module, their names come first.
 
-    ``Trainer(gradient_clip_val=…)`` clips one norm over everything, in which the wildest copy holds back the
-    whole network: it is refused here. ``gradient_clip_val`` of this callback clips the body and each copy on
-    its own, after gradients are accumulated and unscaled.
+    ``Trainer(gradient_clip_val=…)`` clips one norm over all gradients, so a diverging copy would scale down
+    the whole network; the callback refuses it. ``gradient_clip_val`` of the callback clips the body and each
+    copy separately, after gradients are accumulated and unscaled.
 
     Args:
-        gradient_clip_val: the largest norm of a gradient that stays as it is; None clips nothing.
-        norm_type: which norm, as in :func:`torch.nn.utils.clip_grad_norm_`.
-        log_posterior: whether to log; as often as ``Trainer(log_every_n_steps=…)`` says.
+        gradient_clip_val: the largest norm of a gradient; None disables clipping.
+        norm_type: the order of the norm, as in :func:`torch.nn.utils.clip_grad_norm_`.
+        log_posterior: log the posterior, every ``Trainer(log_every_n_steps=…)`` steps.
 
     Raises:
-        MisconfigurationException: at the start of ``fit``, if there is no Alrao model in the module, if no
-            optimizer of this library trains it, or if the trainer clips, too.
+        MisconfigurationException: at the start of ``fit``, if the module contains no Alrao model, if no
+            optimizer of alrao trains it, or if the trainer clips as well.
 
     Example:
         >>> from alrao.integrations.lightning import AlraoCallback
@@ -56,19 +57,20 @@ class AlraoCallback(Callback):
     ) -> None:
         if gradient_clip_val is not None and not (_is_number(gradient_clip_val) and gradient_clip_val > 0):
             raise MisconfigurationException(
-                f"gradient_clip_val must be a positive number, got {gradient_clip_val!r}: None clips nothing"
+                f"gradient_clip_val must be a positive number or None (no clipping), got "
+                f"{gradient_clip_val!r}"
             )
         self.gradient_clip_val = gradient_clip_val
         self.norm_type = norm_type
         self.log_posterior = log_posterior
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make sure that there is an Alrao model, trained by one of its optimizers, and clipped only here."""
+        """Check that an optimizer of alrao trains each Alrao model, and that the trainer does not clip."""
         name, models = type(pl_module).__name__, models_in(pl_module)
         if not models:
             raise MisconfigurationException(
-                f"AlraoCallback is for a LightningModule with an Alrao model in it, and {name} has none: "
-                "self.model = alrao.Alrao(net) in its __init__, or leave the callback out"
+                f"AlraoCallback needs a LightningModule that contains an Alrao model, and {name} contains "
+                "none: set self.model = alrao.Alrao(net) in its __init__, or remove the callback"
             )
         trained = [each.model for each in trainer.optimizers if isinstance(each, AlraoOptimizer)]
         for place, model in models.items():
@@ -80,17 +82,17 @@ class AlraoCallback(Callback):
                 )
         clips = trainer.gradient_clip_val
         own_way = type(pl_module).configure_gradient_clipping.__qualname__
-        if clips and own_way == "LightningModule.configure_gradient_clipping":  # not the user's
+        if clips and own_way == "LightningModule.configure_gradient_clipping":  # not overridden by the user
             raise MisconfigurationException(
-                f"Trainer(gradient_clip_val={clips!r}) clips one norm over everything, so that the wildest "
-                "copy of the output layer holds back the whole network: leave it out, and use "
+                f"Trainer(gradient_clip_val={clips!r}) clips one norm over all gradients, so a diverging "
+                "copy of the head would scale down the whole network: remove it, and use "
                 f"AlraoCallback(gradient_clip_val={clips!r})"
             )
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Clip the gradients of the model that is about to be moved."""
+        """Clip the gradients of the model."""
         if self.gradient_clip_val is not None and isinstance(optimizer, AlraoOptimizer):
             optimizer.model.clip_grad_norm_(self.gradient_clip_val, self.norm_type)
 

@@ -1,4 +1,4 @@
-"""Deep Q-learning with Stable-Baselines3: ``AlraoDQN`` is its ``DQN`` without a learning rate to choose.
+"""Deep Q-learning with Stable-Baselines3: ``AlraoDQN`` is ``DQN`` without a learning rate.
 
 Needs ``pip install 'alrao[rl]'``.
 """
@@ -41,15 +41,15 @@ __all__ = ["AlraoDQN", "DiscreteActions", "LikelihoodDQN"]
 
 
 class DiscreteActions(gym.ActionWrapper[Any, Any, Any]):
-    r"""Offers a grid of a continuous action space as numbered actions, which Q-learning needs.
+    r"""Discretise a continuous action space into a grid of numbered actions.
 
-    Each component of the action takes ``levels`` values, evenly spaced from its lowest to its highest, both
-    included; of :math:`n` levels, action number :math:`i` is :math:`l + i\,(h - l)/(n - 1)`.
-    Of several components, all combinations are offered, the last component varying fastest.
+    Each component of the action takes ``levels`` evenly spaced values from its lowest to its highest, both
+    included: with :math:`n` levels, action :math:`i` is :math:`l + i\,(h - l)/(n - 1)`. With several
+    components, the actions are all combinations, the last component varying fastest.
 
     Args:
         env: an environment whose actions are a :class:`gymnasium.spaces.Box` with finite bounds.
-        levels: how many values, at least 2; an odd number has the middle among them.
+        levels: the number of values per component, at least 2; an odd number includes the middle.
 
     Example:
         >>> import gymnasium
@@ -66,36 +66,36 @@ class DiscreteActions(gym.ActionWrapper[Any, Any, Any]):
         super().__init__(env)
         space = env.action_space
         if not isinstance(space, spaces.Box):
-            raise ValueError(f"DiscreteActions is for continuous actions (a Box), got {space}: leave it out")
+            raise ValueError(f"DiscreteActions needs a Box of continuous actions, got {space}: remove it")
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise ValueError(f"DiscreteActions needs finite bounds of the actions, got {space}")
+            raise ValueError(f"DiscreteActions needs finite bounds, got {space}: rescale the actions first")
         if isinstance(levels, bool) or not isinstance(levels, int) or levels < 2:
             raise ValueError(f"levels must be a whole number of at least 2, got {levels!r}")
         self._shape = [levels] * prod(space.shape)
         count = levels ** len(self._shape)
         if count > self.MOST:
             raise ValueError(
-                f"{levels} levels of {len(self._shape)} components are {count:,} combinations, too many "
-                "for Q-learning: take fewer levels"
+                f"{levels} levels of {len(self._shape)} components give {count:,} actions, more than the "
+                f"limit of {self.MOST:,}: use fewer levels"
             )
         self._box, self._levels = space, levels
         self.action_space = spaces.Discrete(count)
 
     def action(self, action: Any) -> Any:
-        """The continuous action of a number."""
+        """Return the continuous action with this number."""
         place = np.stack(np.unravel_index(int(action), self._shape)).reshape(self._box.shape)
         low, high = self._box.low.astype(np.float64), self._box.high.astype(np.float64)
         return (low + place * ((high - low) / (self._levels - 1))).astype(self._box.dtype)
 
 
 class LearnerPolicy(plain.DQNPolicy):
-    """A policy whose Q-network and optimizer :meth:`learner` makes of the plain network.
+    """A policy whose Q-network and optimizer are built by :meth:`learner`.
 
     The target network starts as a copy of the Q-network.
     """
 
     def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
-        """The model to train instead of ``net``, and its optimizer at the start."""
+        """Return the model to train in place of ``net``, and its optimizer."""
         return net, self.optimizer_class(net.parameters(), lr=rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
@@ -112,12 +112,12 @@ class LearnerPolicy(plain.DQNPolicy):
 
 
 class AlraoPolicy(LearnerPolicy):
-    """A policy whose Q-network is an Alrao model, each copy of its output a Normal of variance 1.
+    """A policy whose Q-network is an Alrao model; each copy of its head is a Normal of variance 1.
 
     Args:
         *args: as in Stable-Baselines3.
-        rates: the interval of learning rates, or a law.
-        copies: copies of the output layer.
+        rates: the interval of learning rates, or a rate distribution.
+        copies: the number of copies of the head.
         averaging: the posterior; :class:`alrao.Switch` by default.
         optimizer_class: an optimizer of alrao.
         **kwargs: as in Stable-Baselines3; ``optimizer_kwargs`` go to the optimizer.
@@ -134,14 +134,14 @@ class AlraoPolicy(LearnerPolicy):
     ) -> None:
         if not issubclass(optimizer_class, AlraoOptimizer):
             raise TypeError(
-                "the optimizer_class of an Alrao policy is one of alrao (alrao.SGD, alrao.Adam, …), got "
-                f"{optimizer_class.__name__}"
+                "the optimizer_class of an Alrao policy must be one of alrao's, got "
+                f"{optimizer_class.__name__}: use alrao.SGD, alrao.Adam or alrao.AdamW"
             )
         self._alrao: dict[str, Any] = {"rates": rates, "copies": copies, "averaging": deepcopy(averaging)}
         super().__init__(*args, **{**kwargs, "optimizer_class": optimizer_class})
 
     def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
-        """An Alrao model of the network; ``rate`` is the factor on its rates."""
+        """Return an Alrao model of the network and its optimizer; ``rate`` is the factor on its rates."""
         averaging = deepcopy(self._alrao["averaging"])
         model = alrao.Alrao(net, self._alrao["copies"], likelihood="gaussian", averaging=averaging)
         kind: Any = self.optimizer_class
@@ -155,35 +155,36 @@ class AlraoPolicy(LearnerPolicy):
 
 
 class MlpPolicy(AlraoPolicy):
-    """For observations that are vectors."""
+    """An Alrao policy for vector observations."""
 
 
 class CnnPolicy(AlraoPolicy, plain.CnnPolicy):
-    """For images."""
+    """An Alrao policy for image observations."""
 
 
 class MultiInputPolicy(AlraoPolicy, plain.MultiInputPolicy):
-    """For observations that are dictionaries."""
+    """An Alrao policy for dictionary observations."""
 
 
 class LikelihoodDQN(DQN):
-    r"""Vanilla deep Q-learning whose loss is a negative log-likelihood, for any network and optimizer.
+    r"""Vanilla deep Q-learning with a negative log-likelihood as loss, for any network and optimizer.
 
-    The Q-value of the action taken is predicted by a Normal of variance 1; the loss at the bootstrapped
-    target :math:`y = c\,r + \gamma \max_b Q_\text{target}(s', b)` is :class:`alrao.MixtureMSELoss`: half the
-    squared error for a plain network, the negative log-likelihood of the mixture for an Alrao model. Other
-    actions have no target, so neither gradient nor evidence comes from them. Where it differs from
-    Stable-Baselines3's: that one clips the error (smooth L1) and the gradient, and its target network does
-    not get the buffers of the Q-network, of which the posterior of an Alrao model is one.
+    A Normal of variance 1 predicts the Q-value of the action taken. The loss at the bootstrapped target
+    :math:`y = c\,r + \gamma \max_b Q_\text{target}(s', b)` is :class:`alrao.MixtureMSELoss`: half the squared
+    error for a plain network, the negative log-likelihood of the mixture for an Alrao model. Other actions
+    have no target and contribute neither gradient nor evidence.
+
+    ``DQN`` of Stable-Baselines3 differs: it clips the error (smooth L1) and the gradient, and it does not
+    copy buffers, such as the posterior of an Alrao model, to the target network.
 
     Args:
         policy: as in Stable-Baselines3.
         env: an environment, or its name; actions must be discrete, see :class:`DiscreteActions`.
         learning_rate: of the optimizer.
-        reward_scale: multiplies the rewards in the target, so that the network learns values of that scale.
-            Which actions are best does not depend on it; returns are reported as they are.
-        max_grad_norm: clips the gradient; by default it does not. Of an Alrao model, the body and each copy
-            are clipped on their own.
+        reward_scale: factor on the rewards in the target. The best action does not depend on it, and reported
+            returns are unscaled.
+        max_grad_norm: the largest norm of the gradient; unlimited by default. For an Alrao model, the body
+            and each copy are clipped separately.
         **kwargs: as in :class:`stable_baselines3.DQN`.
     """
 
@@ -213,25 +214,25 @@ class LikelihoodDQN(DQN):
 
     @classmethod
     def load(cls, path: Any, env: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Load an agent that :meth:`save` stored, as in Stable-Baselines3."""
+        """Load an agent stored by :meth:`save`, as in Stable-Baselines3."""
         try:
             return super().load(path, env, *args, **kwargs)
         except ValueError as error:
             if "spaces do not match" not in str(error):
                 raise
             raise ValueError(
-                f"{path} is the checkpoint of an agent for another environment ({error}): load it with an "
-                "environment like the one that it was trained in"
+                f"{path} is the checkpoint of an agent for another environment ({error}): pass an "
+                "environment with the spaces that it was trained with"
             ) from error
 
     def _setup_model(self) -> None:
         super()._setup_model()
         optimizer = self.policy.optimizer
-        if optimizer.state:  # made on the CPU; the policy has been moved to the device since
+        if optimizer.state:  # built on the CPU, before the policy moved to the device
             optimizer.load_state_dict(optimizer.state_dict())
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """Sample from the replay buffer, and descend."""
+        """Take gradient steps on samples from the replay buffer."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         losses = []
@@ -245,7 +246,7 @@ class LikelihoodDQN(DQN):
         self.logger.record("train/loss", float(np.mean(losses)))
 
     def loss(self, batch: Any) -> Tensor:
-        """The mean negative log-likelihood of the targets of the actions taken."""
+        """Return the mean negative log-likelihood of the targets of the actions taken."""
         discounts = self.gamma if batch.discounts is None else batch.discounts
         with torch.no_grad():
             following = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True).values
@@ -255,7 +256,7 @@ class LikelihoodDQN(DQN):
         return loss
 
     def descend(self, loss: Tensor) -> None:
-        """One step of the optimizer."""
+        """Take one step of the optimizer."""
         optimizer, model = self.policy.optimizer, self.q_net
         optimizer.zero_grad()
         loss.backward()
@@ -275,9 +276,9 @@ class LikelihoodDQN(DQN):
 
 
 def update_target(online: nn.Module, target: nn.Module, tau: float) -> None:
-    """Move the parameters of the target network towards those of the other; take over its buffers.
+    """Move the target network's parameters towards the online network's, and copy the buffers.
 
-    The posterior of an Alrao model is a buffer: the target is the mixture that the agent believes in now.
+    The posterior of an Alrao model is a buffer, so the target uses the current posterior.
     """
     polyak_update(online.parameters(), target.parameters(), tau)
     for buffer, of_target in zip(online.buffers(), target.buffers(), strict=True):
@@ -285,26 +286,25 @@ def update_target(online: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 class AlraoDQN(LikelihoodDQN):
-    """Stable-Baselines3's ``DQN`` trained by Alrao: no learning rate to choose.
+    """``DQN`` of Stable-Baselines3, trained by Alrao without a learning rate.
 
-    Use it as you use ``DQN``: callbacks, evaluation, ``save`` and ``load``, replay buffers and vectorised
-    environments are those of Stable-Baselines3. The output layer of the Q-network becomes several copies,
-    each a Normal of variance 1 around its value, mixed by a posterior, ``model.q_net.posterior``, which the
-    target network receives too.
+    Callbacks, evaluation, ``save`` and ``load``, replay buffers and vectorised environments are those of
+    Stable-Baselines3. The head of the Q-network has several copies, each a Normal of variance 1 around its
+    value. The posterior ``agent.q_net.posterior`` weights them; the target network receives it too.
 
     Args:
-        policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, or a class derived from
+        policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, or a subclass of
             :class:`AlraoPolicy`.
         env: an environment, or its name; actions must be discrete, see :class:`DiscreteActions`.
-        learning_rate: the interval of rates, or a law, as in :class:`alrao.SGD`.
-        copies: copies of the output layer.
+        learning_rate: the interval of rates, or a rate distribution, as in :class:`alrao.SGD`.
+        copies: the number of copies of the head.
         averaging: the posterior; :class:`alrao.Switch` by default.
-        reward_scale: multiplies the rewards in the target. The likelihood has variance 1, and high rates do
-            not forgive large errors: the values learnt, discounted returns times this, should be of the order
-            of 1 to 10. The default suits returns of some hundreds, as most environments have.
-        factor: on all rates: a number, or a function of the progress that remains, from 1 to 0, as the
+        reward_scale: factor on the rewards in the target. The likelihood has variance 1, and large errors at
+            high rates diverge: choose it so that the learnt values (discounted returns times this factor) are
+            between about 1 and 10. The default suits returns of some hundreds.
+        factor: factor on all rates: a number, or a function of the remaining progress (from 1 to 0), as the
             schedules of Stable-Baselines3.
-        max_grad_norm: clips the gradient of the body and of each copy; by default it does not.
+        max_grad_norm: the largest norm of the gradients of the body and of each copy; unlimited by default.
         policy_kwargs: as in Stable-Baselines3; ``optimizer_class`` may be another optimizer of alrao.
         **kwargs: as in :class:`stable_baselines3.DQN`, with its defaults.
 
@@ -337,14 +337,14 @@ class AlraoDQN(LikelihoodDQN):
     ) -> None:
         if callable(learning_rate):
             raise TypeError(
-                "learning_rate is an interval of rates such as (1e-5, 10), or a law; a schedule goes into "
-                "factor=, which multiplies them"
+                "learning_rate must be an interval such as (1e-5, 10) or a rate distribution, got a "
+                "function: pass a schedule as factor=, which multiplies all rates"
             )
         as_distribution(learning_rate)
         if isinstance(policy, type) and not issubclass(policy, AlraoPolicy):
             raise TypeError(
-                f"AlraoDQN needs a policy derived from alrao.integrations.sb3.AlraoPolicy, got "
-                f"{policy.__name__}: name one ('MlpPolicy', 'CnnPolicy', 'MultiInputPolicy') or derive it"
+                f"AlraoDQN needs a subclass of alrao.integrations.sb3.AlraoPolicy as policy, got "
+                f"{policy.__name__}: pass 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy', or subclass it"
             )
         self.factor = factor
         policy_kwargs = {
@@ -364,7 +364,7 @@ class AlraoDQN(LikelihoodDQN):
         )
 
     def _setup_lr_schedule(self) -> None:
-        # Stable-Baselines3 writes this into every group at each train(): for alrao, a factor on the rates.
+        # Stable-Baselines3 writes this into every group at each train(), where alrao has a factor.
         self.lr_schedule = FloatSchedule(self.factor)
 
 
@@ -372,7 +372,7 @@ def _check_spaces(env: Any, policy: Any, policy_kwargs: dict[str, Any]) -> None:
     actions, observations = env.action_space, env.observation_space
     if isinstance(env, VecEnv | gym.Env) and not isinstance(actions, spaces.Discrete):
         remedy = (
-            "wrap the environment in alrao.integrations.sb3.DiscreteActions, which offers a grid of them"
+            "wrap the environment in alrao.integrations.sb3.DiscreteActions"
             if isinstance(actions, spaces.Box)
             else "wrap the environment so that its actions are one number"
         )
@@ -387,5 +387,5 @@ def _check_spaces(env: Any, policy: Any, policy_kwargs: dict[str, Any]) -> None:
     if image and extractor is FlattenExtractor:
         raise ValueError(
             f"the observations are images, {observations}, which an MLP would flatten: use 'CnnPolicy', or "
-            "name a features_extractor_class in policy_kwargs"
+            "pass a features_extractor_class in policy_kwargs"
         )

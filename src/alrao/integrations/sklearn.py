@@ -1,4 +1,4 @@
-"""scikit-learn estimators that need no learning rate, no architecture and no scaling to be chosen."""
+"""scikit-learn estimators without a learning rate, an architecture or a scaling to choose."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from ._tabular import Array, Scale, Table, Tabular, as_tensor, auto_batch, auto_
 __all__ = ["AlraoClassifier", "AlraoRegressor"]
 
 CHUNK = 4096
-"""So many rows are predicted at once."""
+"""The number of rows per forward pass in predictions."""
 
 
 class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
-    """What classifier and regressor share: the arguments and the training."""
+    """Base class of both estimators: arguments and training."""
 
     network_: nn.Module | None
     _tabular: Tabular | None
@@ -87,7 +87,7 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
     def _read(
         self, X: Any, y: Any, sample_weight: ArrayLike | None, reset: bool
     ) -> tuple[Array, NDArray[Any], Array]:
-        """The arguments of ``fit``, checked, without the samples of weight 0."""
+        """Validate the arguments of ``fit`` and drop the samples of weight 0."""
         self._validate_params()
         sizes = self.hidden_layer_sizes
         if not isinstance(sizes, str) and not all(
@@ -158,7 +158,7 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
         self.network_ = tabular.plain()
 
     def _outputs(self, X: Any) -> Array:
-        """What the network returns, a column for each output."""
+        """Return the outputs of the network, one column each."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         assert self.network_ is not None
@@ -168,29 +168,29 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
-    """A classifier for tables of numbers: ``AlraoClassifier().fit(X, y)``, with nothing to choose.
+    """A classifier for tables of numbers with nothing to choose.
 
-    A multi-layer perceptron of rectified linear units, sized to the data, on standardised inputs. It is
-    trained by :class:`alrao.Adam`, and stopped when the loss on a held-out part no longer improves; the best
-    weights on that part are kept.
+    A multi-layer perceptron with ReLU units on standardised inputs, sized to the data. It is trained with
+    :class:`alrao.Adam` until the loss on a held-out part stops improving; the best weights are kept.
 
     Args:
-        hidden_layer_sizes: units of the hidden layers; ``"auto"``: two layers, the wider the more data.
-        copies: how many copies of the output layer.
-        lr: the interval of learning rates, or a law, as in :class:`alrao.Adam`.
-        batch_size: samples of a step; ``"auto"``: from 64 to 256 with the amount of data.
-        max_iter: the most passes over the data; for a few data, an iteration is several passes.
-        validation_fraction: how much is held out to stop early. Of fewer than 10 samples none is.
-        n_iter_no_change: iterations without improvement after which training stops.
-        warm_start: ``fit`` goes on from the last one.
-        random_state: a seed, or where to draw one from.
+        hidden_layer_sizes: units of the hidden layers; ``"auto"`` means two layers that grow with the data.
+        copies: the number of copies of the head.
+        lr: the interval of learning rates, or a rate distribution, as in :class:`alrao.Adam`.
+        batch_size: samples per step; ``"auto"`` means 64 to 256, growing with the data.
+        max_iter: the largest number of iterations. An iteration is one pass over the data, or several passes
+            for few samples.
+        validation_fraction: the fraction held out for early stopping; with fewer than 10 samples, none is.
+        n_iter_no_change: stop after this many iterations without improvement.
+        warm_start: continue from the previous ``fit``.
+        random_state: a seed or a random state, as in scikit-learn.
 
     Attributes:
         classes_: the labels.
         n_iter_: iterations of the last ``fit``.
-        best_validation_loss_: the loss on the held-out part, of the weights that were kept.
-        network_: what was learnt, an ordinary :class:`torch.nn.Module` for standardised inputs; None when
-            there was one class only.
+        best_validation_loss_: the loss of the kept weights on the held-out part.
+        network_: the trained network, an ordinary :class:`torch.nn.Module` for standardised inputs; None if
+            there was only one class.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Example:
@@ -204,7 +204,7 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
     classes_: NDArray[Any]
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn from inputs ``X`` of shape (samples, features) and labels ``y`` of any type."""
+        """Fit to inputs ``X`` of shape (samples, features) and labels ``y`` of any type."""
         again = bool(self.warm_start and hasattr(self, "classes_"))
         X, y, weights = self._read(X, y, sample_weight, reset=not again)
         classes, numbers = np.unique(y, return_inverse=True)
@@ -224,7 +224,7 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Learn from one more part of the data, in one pass; the first call names all ``classes``."""
+        """Make one pass over another part of the data; the first call needs all ``classes``."""
         again = hasattr(self, "classes_")
         if not again and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
@@ -254,14 +254,14 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
         self._learn(X, numbers, weights, len(self.classes_), again=again, streaming=streaming)
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """The probability of each class, a column for each of ``classes_``."""
+        """Return the probability of each class, in the order of ``classes_``."""
         check_is_fitted(self)
         if self.network_ is None:
             return np.ones((len(validate_data(self, X, reset=False)), 1))
         return np.exp(self._log_proba(X))
 
     def predict_log_proba(self, X: ArrayLike) -> Array:
-        """The logarithm of :meth:`predict_proba`."""
+        """Return the logarithm of :meth:`predict_proba`."""
         check_is_fitted(self)
         return np.log(self.predict_proba(X)) if self.network_ is None else self._log_proba(X)
 
@@ -270,33 +270,33 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
         return scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """The most probable label."""
+        """Return the most probable label."""
         check_is_fitted(self)
         return self.classes_[self.predict_proba(X).argmax(1)]
 
 
 class AlraoRegressor(RegressorMixin, _AlraoEstimator):  # type: ignore[misc]
-    """A regressor for tables of numbers: ``AlraoRegressor().fit(X, y)``, with nothing to choose.
+    """A regressor for tables of numbers with nothing to choose.
 
-    The network of :class:`AlraoClassifier` with one or several real outputs; inputs and targets are
+    The network of :class:`AlraoClassifier` with one or several real outputs. Inputs and targets are
     standardised.
 
     Args:
-        hidden_layer_sizes: as in :class:`AlraoClassifier`, as are all others.
-        copies: how many copies of the output layer.
-        lr: the interval of learning rates, or a law.
-        batch_size: samples of a step.
-        max_iter: the most passes over the data.
-        validation_fraction: how much is held out to stop early.
-        n_iter_no_change: iterations without improvement after which training stops.
-        warm_start: ``fit`` goes on from the last one.
-        random_state: a seed, or where to draw one from.
+        hidden_layer_sizes: this and all other arguments are as in :class:`AlraoClassifier`.
+        copies: the number of copies of the head.
+        lr: the interval of learning rates, or a rate distribution.
+        batch_size: samples per step.
+        max_iter: the largest number of iterations.
+        validation_fraction: the fraction held out for early stopping.
+        n_iter_no_change: stop after this many iterations without improvement.
+        warm_start: continue from the previous ``fit``.
+        random_state: a seed or a random state, as in scikit-learn.
 
     Attributes:
         n_iter_: iterations of the last ``fit``.
         best_validation_loss_: the mean squared error on the held-out part, in units of the target's variance.
-        network_: what was learnt, an ordinary :class:`torch.nn.Module` between standardised inputs and
-            outputs.
+        network_: the trained network, an ordinary :class:`torch.nn.Module` from standardised inputs to
+            standardised outputs.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Example:
@@ -308,11 +308,11 @@ class AlraoRegressor(RegressorMixin, _AlraoEstimator):  # type: ignore[misc]
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn from inputs ``X`` of shape (samples, features) and numbers ``y``, in columns if several."""
+        """Fit to inputs ``X`` of shape (samples, features) and targets ``y``, one column per output."""
         return self._fit(X, y, sample_weight, again=self.warm_start, streaming=False)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn from one more part of the data, in one pass."""
+        """Make one pass over another part of the data."""
         return self._fit(X, y, sample_weight, again=True, streaming=True)
 
     def _fit(
@@ -329,7 +329,7 @@ class AlraoRegressor(RegressorMixin, _AlraoEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: ArrayLike) -> Array:
-        """The predicted numbers, in the shape of ``y``."""
+        """Return the predictions, in the shape of ``y``."""
         outputs = self._outputs(X)
         assert self._y_scale is not None
         return (outputs * self._y_scale.unit + self._y_scale.mean).reshape(len(outputs), *self._target_shape)

@@ -1,4 +1,4 @@
-"""skorch's nets without a learning rate to choose: ``AlraoNetClassifier`` in the place of its own.
+"""The nets of skorch without a learning rate: ``AlraoNetClassifier`` and its relatives.
 
 Needs ``pip install 'alrao[skorch]'``.
 """
@@ -42,44 +42,44 @@ __all__ = [
 ]
 
 RATES = ("lr", "optimizer__lr")
-"""The parameters of a net that hold an interval of rates."""
+"""The parameters of a net that contain an interval of rates."""
 
 
 class AlraoNet(NeuralNet):  # type: ignore[misc]
     """:class:`skorch.NeuralNet` without a learning rate to choose.
 
-    - The module is converted by :class:`alrao.Alrao`, whose arguments are those with the prefix ``alrao__``
-      (``alrao__copies=5``); a module that is an Alrao model already is used as it is.
-    - The optimizer is one of this library's. It gets the model, and the groups that
-      ``optimizer__param_groups`` asks for; names of parameters are those of the module before the conversion.
-    - ``lr`` is an interval of rates or a law. None, the default, is the optimizer's own.
-    - The output is log-probabilities already: skorch takes no logarithm of it for ``NLLLoss``, and
+    - The module is converted by :class:`alrao.Alrao`. Pass its arguments with the prefix ``alrao__``
+      (``alrao__copies=5``). An Alrao model is used as it is.
+    - The optimizer is one of alrao's. ``optimizer__param_groups`` works, with the parameter names of the
+      module before the conversion.
+    - ``lr`` is an interval of rates or a rate distribution. None, the default, means the optimizer's default.
+    - The output is log-probabilities. skorch therefore does not take their logarithm for ``NLLLoss``, and
       ``predict_proba`` returns probabilities with every criterion.
 
-    A module given as an instance stays as it was: what is trained is a copy of it, from its values on.
+    A module given as an instance is not modified; a copy of it is trained.
 
-    For a net class of your own: ``class MyAlraoNet(AlraoNet, MyNet)``.
+    To adapt your own net class: ``class MyAlraoNet(AlraoNet, MyNet)``.
 
     Args:
         module: a network, as a class or an instance.
         *args: the criterion, as in skorch.
-        optimizer: one of this library's.
-        lr: an interval of learning rates or a law.
-        **kwargs: as in skorch; those with ``alrao__`` go to :class:`alrao.Alrao`.
+        optimizer: an optimizer of alrao.
+        lr: an interval of learning rates or a rate distribution.
+        **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
     """
 
     prefixes_: ClassVar[list[str]] = [*NeuralNet.prefixes_, "alrao"]
 
     alrao_likelihood: ClassVar[str | None] = None
-    """The likelihood that goes with the net, unless ``alrao__likelihood`` says another."""
+    """The default of ``alrao__likelihood``."""
 
     def __init__(self, module: Any, *args: Any, optimizer: Any = SGD, lr: Any = None, **kwargs: Any) -> None:
         super().__init__(module, *args, optimizer=optimizer, lr=lr, **kwargs)
 
-    # What is trained.
+    # Training.
 
     def initialize_module(self) -> Self:
-        """Make the module, and an Alrao model of it."""
+        """Build the module and convert it to an Alrao model."""
         super().initialize_module()
         module: Any = self.module_  # type: ignore[has-type]
         if not isinstance(module, Alrao):
@@ -90,12 +90,12 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         return self
 
     def initialize_optimizer(self, *args: Any, **kwargs: Any) -> Self:
-        """Make the optimizer, for the model and with the groups of ``optimizer__param_groups``."""
+        """Build the optimizer, with the groups of ``optimizer__param_groups``."""
         kind: Any = self.optimizer
         if isinstance(kind, type) and not issubclass(kind, AlraoOptimizer):
             raise TypeError(
                 f"optimizer must be one of alrao's, such as alrao.SGD or alrao.Adam, got {kind.__name__}: "
-                f"functools.partial(alrao.PerFeature, {kind.__name__}) makes one of it"
+                f"pass functools.partial(alrao.PerFeature, {kind.__name__})"
             )
         named = self.get_all_learnable_params()
         (groups,), options = self.get_params_for_optimizer("optimizer", named)
@@ -105,7 +105,7 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         return self
 
     def get_all_learnable_params(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters, by the names that they had in the module before the conversion."""
+        """Yield the parameters with their names in the module before the conversion."""
         own = {p: name for name, p in unwrap(self.module_).net.named_parameters()}
         for name, p in super().get_all_learnable_params():
             yield own.get(p, name), p
@@ -113,8 +113,8 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
     def set_params(self, **kwargs: Any) -> Self:
         """Set parameters, as in skorch.
 
-        Of a net that is initialized, a new ``lr`` starts the optimizer anew, with rates drawn from it; an
-        option of ``alrao__`` starts the module anew too.
+        On an initialized net, a new ``lr`` rebuilds the optimizer and draws new rates; an option with the
+        prefix ``alrao__`` rebuilds the module as well.
         """
         if not self.initialized_:
             return super().set_params(**kwargs)
@@ -131,7 +131,7 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         return self
 
     def _check_factors(self, kwargs: dict[str, Any]) -> None:
-        # skorch writes these into the groups, where a factor on the drawn rates is.
+        # skorch writes these into the groups, where alrao has a factor on the drawn rates.
         for key, value in kwargs.items():
             if key.startswith("optimizer__param_groups__") and key.endswith("__lr"):
                 try:
@@ -139,12 +139,12 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
                 except (TypeError, ValueError):
                     raise ValueError(
                         f"the lr of a group of a running optimizer is a factor on its drawn rates, a number, "
-                        f"got {key}={value!r}: set lr for other rates, or initialize the net again with "
+                        f"got {key}={value!r}: set lr to draw other rates, or initialize the net again with "
                         "optimizer__param_groups"
                     ) from None
 
     def initialize_callbacks(self) -> Self:
-        """Make the callbacks; clipping that mixes up the copies is warned of."""
+        """Build the callbacks, and warn if one clips all copies together."""
         super().initialize_callbacks()
         for name, callback in self.callbacks_:
             if (
@@ -153,16 +153,16 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
                 and callback.gradient_clip_value is not None
             ):
                 warn(
-                    f"the callback {name!r} clips one norm over everything, so that the wildest copy of the "
-                    "output layer holds back the whole network: use the GradientNormClipping of "
+                    f"the callback {name!r} clips one norm over all gradients, so a diverging copy of the "
+                    "head would scale down the whole network: use the GradientNormClipping of "
                     "alrao.integrations.skorch"
                 )
         return self
 
-    # What it returns.
+    # Losses and predictions.
 
     def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss of a batch; log-probabilities go to ``NLLLoss`` as they are."""
+        """Return the loss of a batch; ``NLLLoss`` receives log-probabilities unchanged."""
         if isinstance(self._plain_criterion(), nn.NLLLoss) and isinstance(y_pred, LogProbs):
             return NeuralNet.get_loss(self, y_pred, y_true, *args, **kwargs)
         return super().get_loss(y_pred, y_true, *args, **kwargs)
@@ -176,7 +176,7 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         return lambda y: y.exp() if isinstance(y, LogProbs) else nonlinearity(y)
 
     def _plain_criterion(self) -> Any:
-        return getattr(self.criterion_, "_orig_mod", self.criterion_)  # as it was before it was compiled
+        return getattr(self.criterion_, "_orig_mod", self.criterion_)  # not the compiled wrapper
 
 
 def _probabilities(logits: Tensor) -> Tensor:
@@ -187,14 +187,14 @@ def _probabilities(logits: Tensor) -> Tensor:
 class AlraoNetClassifier(AlraoNet, NeuralNetClassifier):  # type: ignore[misc]
     """:class:`skorch.NeuralNetClassifier` without a learning rate to choose; see :class:`AlraoNet`.
 
-    The module returns logits, with no softmax at its end; ``NLLLoss``, the default criterion, and
-    ``CrossEntropyLoss`` are the same here.
+    The module returns logits, without a softmax at its end. ``NLLLoss``, the default criterion, and
+    ``CrossEntropyLoss`` give the same loss.
 
     Args:
         module: a network, as a class or an instance.
-        optimizer: one of this library's.
-        lr: an interval of learning rates or a law; by default the optimizer's own.
-        **kwargs: as in skorch; ``alrao__copies`` and the like go to :class:`alrao.Alrao`.
+        optimizer: an optimizer of alrao.
+        lr: an interval of learning rates or a rate distribution; by default the optimizer's default.
+        **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
 
     Example:
         >>> import numpy, torch
@@ -213,14 +213,14 @@ class AlraoNetClassifier(AlraoNet, NeuralNetClassifier):  # type: ignore[misc]
 class AlraoNetBinaryClassifier(AlraoNet, NeuralNetBinaryClassifier):  # type: ignore[misc]
     """:class:`skorch.NeuralNetBinaryClassifier` without a learning rate to choose; see :class:`AlraoNet`.
 
-    The module returns one logit for each sample; the criterion is ``BCEWithLogitsLoss``, or
-    :class:`alrao.MixtureBCELoss`, which is the same here.
+    The module returns one logit per sample. The criterion is ``BCEWithLogitsLoss`` or
+    :class:`alrao.MixtureBCELoss`; both give the same loss.
 
     Args:
         module: a network, as a class or an instance.
-        optimizer: one of this library's.
-        lr: an interval of learning rates or a law; by default the optimizer's own.
-        **kwargs: as in skorch; ``alrao__copies`` and the like go to :class:`alrao.Alrao`.
+        optimizer: an optimizer of alrao.
+        lr: an interval of learning rates or a rate distribution; by default the optimizer's default.
+        **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
     """
 
     alrao_likelihood = "bernoulli"
@@ -229,14 +229,14 @@ class AlraoNetBinaryClassifier(AlraoNet, NeuralNetBinaryClassifier):  # type: ig
 class AlraoNetRegressor(AlraoNet, NeuralNetRegressor):  # type: ignore[misc]
     """:class:`skorch.NeuralNetRegressor` without a learning rate to choose; see :class:`AlraoNet`.
 
-    The criterion is :class:`alrao.MixtureMSELoss`; its value is half the squared error of a sample, or less.
+    The criterion is :class:`alrao.MixtureMSELoss`; with one copy it is half the squared error.
 
     Args:
         module: a network, as a class or an instance.
         criterion: :class:`alrao.MixtureMSELoss`.
-        optimizer: one of this library's.
-        lr: an interval of learning rates or a law; by default the optimizer's own.
-        **kwargs: as in skorch; ``alrao__copies`` and the like go to :class:`alrao.Alrao`.
+        optimizer: an optimizer of alrao.
+        lr: an interval of learning rates or a rate distribution; by default the optimizer's default.
+        **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
     """
 
     alrao_likelihood = "gaussian"
@@ -246,14 +246,14 @@ class AlraoNetRegressor(AlraoNet, NeuralNetRegressor):  # type: ignore[misc]
 
 
 class GradientNormClipping(callbacks.GradientNormClipping):  # type: ignore[misc]
-    """skorch's callback of that name, for Alrao: clips the body and each copy of the output layer on its own.
+    """skorch's callback of the same name, which clips the body and each copy of the head separately.
 
     Args:
-        gradient_clip_value: the largest norm that stays as it is; None leaves all of them.
-        gradient_clip_norm_type: which norm, as in :func:`torch.nn.utils.clip_grad_norm_`.
+        gradient_clip_value: the largest norm of a gradient; None disables clipping.
+        gradient_clip_norm_type: the order of the norm, as in :func:`torch.nn.utils.clip_grad_norm_`.
     """
 
     def on_grad_computed(self, net: Any, named_parameters: Any, **kwargs: Any) -> None:
-        """Clip, once the gradients of a batch are there."""
+        """Clip the gradients of a batch."""
         if self.gradient_clip_value is not None:
             unwrap(net.module_).clip_grad_norm_(self.gradient_clip_value, self.gradient_clip_norm_type)

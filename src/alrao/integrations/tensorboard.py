@@ -1,4 +1,4 @@
-"""The posterior and the learning rates in TensorBoard, from any training loop."""
+"""Logging of the posterior and the learning rates to TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ __all__ = ["log"]
 def log(
     writer: Any, model: nn.Module, optimizer: AlraoOptimizer | None = None, step: int | None = None
 ) -> None:
-    """Write what an Alrao model believes, and how fast it learns.
+    """Log the posterior and the learning rates of an Alrao model.
 
-    Scalars: ``alrao/posterior/…``, the probability of each copy of the output layer, named after its rate (at
-    the start, if :class:`alrao.Zoom` moves it); ``alrao/rate``, the mean rate of the copies under the
-    posterior (geometric), which is the learning rate that the data prefer; ``alrao/copies``, how many copies
-    share the posterior (the exponential of its entropy). With the optimizer: ``alrao/factor/…``, the
-    schedule's factor of each parameter group, and the histograms ``alrao/log10 rates/…`` of the features'
-    rates of each parameter, times the factor.
+    Scalars: ``alrao/posterior/…``, the posterior of each copy of the head, named after its rate (its initial
+    rate, if :class:`alrao.Zoom` moves it); ``alrao/rate``, the geometric mean rate of the copies under the
+    posterior; ``alrao/copies``, the effective number of copies (the exponential of the posterior's entropy).
+    With the optimizer: ``alrao/factor/…``, the schedule's factor of each parameter group, and the histograms
+    ``alrao/log10 rates/…`` of the features' rates of each parameter, times the factor.
 
     Args:
         writer: a :class:`torch.utils.tensorboard.SummaryWriter`, or anything with its ``add_scalar`` and
             ``add_histogram``.
-        model: an :class:`alrao.Alrao` model, or what DDP or ``torch.compile`` made of it.
-        optimizer: its optimizer, or what Accelerate or Lightning made of it; without it the features' rates
-            are left out, and copies are named after their rates of the moment.
-        step: the step, as the writer takes it.
+        model: an :class:`alrao.Alrao` model; it may be wrapped by DDP or ``torch.compile``.
+        optimizer: its optimizer; it may be wrapped by Accelerate or Lightning. Without it the features' rates
+            are not logged, and copies are named after their current rates.
+        step: the step, passed on to the writer.
 
     Example:
         >>> import alrao, torch
@@ -65,6 +64,6 @@ def log(
         writer.add_scalar(f"alrao/factor/group {index}", factor, step)
         for p in group["params"]:
             drawn = optimizer.rates(p).double().cpu().flatten() * factor
-            drawn = drawn[drawn > 0]  # frozen features have no logarithm
+            drawn = drawn[drawn > 0]  # the logarithm of a frozen feature's rate is -inf
             if len(drawn):
                 writer.add_histogram(f"alrao/log10 rates/{names[p]}", drawn.log10(), step)
