@@ -55,7 +55,7 @@ class Roles(griffe.Extension):
         if obj.is_module:
             known = {**{str(name): f"{obj.path}.{name}" for name in obj.exports or []}, **known}
         elif obj.is_class:
-            # Shown as alrao.Law, not as alrao.rates.Law, where it can be imported from there.
+            # Show alrao.LogUniform, not alrao.rates.LogUniform.
             path = known.get(obj.name, obj.path)
             known = {**{name: f"{path}.{name}" for name in obj.members if not name.startswith("_")}, **known}
         if obj.docstring is not None:

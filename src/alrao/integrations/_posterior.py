@@ -1,4 +1,4 @@
-"""What the integrations have in common: finding the model and its optimizer, the posterior as numbers."""
+"""Shared by the integrations: find the model and its optimizer, turn the posterior into scalars."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["models_in", "posterior_scalars", "unprepared"]
 
 
 def models_in(module: nn.Module) -> dict[str, Alrao]:
-    """The Alrao models in a module, by the names that they have there."""
+    """Return the Alrao models in a module, by name."""
     return {name: inner for name, inner in module.named_modules() if isinstance(inner, Alrao)}
 
 
 def unprepared(optimizer: Any) -> Any:
-    """The optimizer inside of what Accelerate or Lightning makes of it."""
+    """Return the optimizer inside the wrappers of Accelerate or Lightning."""
     while not isinstance(optimizer, AlraoOptimizer) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
