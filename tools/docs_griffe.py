@@ -1,4 +1,4 @@
-"""What the docstrings say in Sphinx's words, said in Markdown, for the site: roles, formulas, examples."""
+"""Convert Sphinx roles, formulas and examples in docstrings to Markdown for the site."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _REFERENCE = re.compile(r"^Reference: ", re.MULTILINE)
 
 
 def as_markdown(text: str, known: dict[str, str]) -> str:
-    """A docstring with links, formulas and sections that the site understands.
+    """Return a docstring with links, formulas and sections in Markdown.
 
     Args:
         text: the docstring, without its indentation.
-        known: what can be linked by its bare name, and where it is shown: ``{"SGD": "alrao.SGD"}``.
+        known: the names that can be linked, and where: ``{"SGD": "alrao.SGD"}``.
     """
 
     def role(match: re.Match[str]) -> str:
@@ -43,10 +43,10 @@ def as_markdown(text: str, known: dict[str, str]) -> str:
 
 
 class Roles(griffe.Extension):
-    """Applies :func:`as_markdown` to every docstring of the package."""
+    """Apply :func:`as_markdown` to every docstring of the package."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Rewrite the docstrings, once the whole package is known."""
+        """Rewrite the docstrings once the whole package is loaded."""
         self._rewrite(pkg, {str(name): f"{pkg.path}.{name}" for name in pkg.exports or []})
 
     def _rewrite(self, obj: griffe.Object | griffe.Alias, known: dict[str, str]) -> None:

@@ -1,8 +1,8 @@
-"""What MkDocs does not do by itself for the documentation's site; `mkdocs.yml` names this file as a hook.
+"""A hook of MkDocs for the documentation site; `mkdocs.yml` lists it.
 
-- Links that leave `docs/` work on a code-hosting site; in the built one they lead to pages made of the files.
-- Formulas become MathML, which browsers draw by themselves: no script, nothing fetched.
-- A public name that is on no page, or has no docstring, is a warning, which a strict build does not survive.
+- Links that leave `docs/` lead to pages generated from the files.
+- Formulas become MathML, which browsers render without a script and without a download.
+- A public name without a page or a docstring causes a warning, which fails a strict build.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGES = {
     "examples": "examples.md",
     "examples/tutorial.ipynb": "tutorial.md",
 }
-"""Files outside of `docs/` that have a page of their own, or stand for one."""
+"""Files outside of `docs/`, and their pages."""
 
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".cff": "yaml", ".yml": "yaml", ".json": "json"}
 
@@ -57,7 +57,7 @@ def outside_code(markdown: str, change: Callable[[str], str]) -> str:
 
 
 def targets(markdown: str, folder: str) -> Iterator[str]:
-    """The files of the repository, relative to its root, that a page in ``folder`` links to."""
+    """Yield the files, relative to the repository's root, that a page in ``folder`` links to."""
     found: list[str] = []
 
     def look(line: str) -> str:
@@ -71,7 +71,7 @@ def targets(markdown: str, folder: str) -> Iterator[str]:
 
 
 def page_of(path: str) -> str | None:
-    """The page of the site, relative to `docs/`, for a file of the repository; None if there is none."""
+    """Return the page of a file, relative to `docs/`, or None if it has none."""
     if path in PAGES:
         return PAGES[path]
     if path.startswith("docs/"):
@@ -82,7 +82,7 @@ def page_of(path: str) -> str | None:
 
 
 def relinked(markdown: str, folder: str, page: str) -> str:
-    """The Markdown of a file in ``folder`` of the repository, with links as ``page`` of the site needs."""
+    """Return the Markdown of a file in ``folder`` with its links rewritten for ``page`` of the site."""
 
     def change(match: re.Match[str]) -> str:
         path = match["path"]
@@ -90,14 +90,14 @@ def relinked(markdown: str, folder: str, page: str) -> str:
             return match[0]
         target = page_of(posixpath.normpath(posixpath.join(folder, path)))
         if target is None:
-            return match[0]  # MkDocs says that it is broken
+            return match[0]  # MkDocs reports it as broken
         return posixpath.relpath(target, posixpath.dirname(page) or ".") + (match["anchor"] or "")
 
     return outside_code(markdown, lambda line: _LINK.sub(change, line))
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add pages for the files outside of `docs/` that the pages link to, and for those that they link to."""
+    """Add pages for the files outside of `docs/` that are linked to, directly or not."""
     new = [path for path in PAGES if path != "README.md"]
     for file in list(files.documentation_pages()):
         new.extend(targets(file.content_string, posixpath.join("docs", posixpath.dirname(file.src_uri))))
@@ -120,20 +120,20 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 _MADE: dict[str, str] = {}
-"""The pages made of files, and the folder that the links in them start from."""
+"""The generated pages, and the folder that their links are relative to."""
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Let the links lead to pages of the site."""
+    """Rewrite the links to lead to pages of the site."""
     uri = page.file.src_uri
     return relinked(markdown, _MADE.get(uri, posixpath.join("docs", posixpath.dirname(uri))), uri)
 
 
-# Pages made of files.
+# Pages generated from files.
 
 
 def page_from(path: str) -> str:
-    """The Markdown of the page that shows a file of the repository."""
+    """Return the Markdown of the page that shows a file."""
     file = ROOT / path
     if file.is_dir():
         return _listing(path)
@@ -146,7 +146,7 @@ def page_from(path: str) -> str:
 
 
 def _listing(path: str) -> str:
-    rows = ["# Examples", "", "Short scripts to copy from; the tests run all of them.", ""]
+    rows = ["# Examples", "", "Short, complete scripts to start from. The tests run all of them.", ""]
     for file in sorted((ROOT / path).glob("*.py")):
         about = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
         rows.append(f"- [`{file.name}`]({path}/{file.name}): {about.partition(chr(10))[0]}")
@@ -155,7 +155,7 @@ def _listing(path: str) -> str:
 
 
 def notebook_page(notebook: dict[str, Any], path: str) -> str:
-    """A notebook as Markdown: its text, its code, and what the code printed."""
+    """Return a notebook as Markdown: text, code and printed output."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -166,7 +166,7 @@ def notebook_page(notebook: dict[str, Any], path: str) -> str:
             printed = "".join(_printed(cell.get("outputs", [])))
             if printed.strip():
                 parts.append(f"```text\n{printed.rstrip()}\n```")
-    parts.append(f"---\n\nThis page is the notebook `{path}`, with the outputs that are stored in it.")
+    parts.append(f"---\n\nThis page shows the notebook `{path}` with its stored outputs.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -182,7 +182,7 @@ _ARITHMATEX = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\
 
 
 def mathml(formula: str, *, block: bool = False) -> str:
-    """A formula of LaTeX as MathML."""
+    """Convert a LaTeX formula to MathML."""
     formula = formula.replace("{aligned}", "{align*}")
     formula = re.sub(r"\\(mathrm|operatorname)\{(\w\w+)\}", r"\\text{\2}", formula)
     drawn = convert(formula, display="block" if block else "inline")
@@ -190,7 +190,7 @@ def mathml(formula: str, *, block: bool = False) -> str:
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
-    """Draw the formulas of a page, those of docstrings included."""
+    """Convert the formulas of a page, including those from docstrings."""
     return _ARITHMATEX.sub(lambda m: mathml(html.unescape(m[3]), block=m[2] == "["), content)
 
 
@@ -198,7 +198,7 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
 
 
 def public_names(source: Path = ROOT / "src") -> dict[str, griffe.Object]:
-    """What a user may import: the names of `alrao` and of the public modules of `alrao.integrations`."""
+    """Return the public names of `alrao` and of the public modules of `alrao.integrations`."""
     package = griffe.load("alrao", search_paths=[str(source)])
     integrations = package["integrations"]
     modules = [package, *(m for name, m in integrations.modules.items() if not name.startswith("_"))]
@@ -213,7 +213,7 @@ def public_names(source: Path = ROOT / "src") -> dict[str, griffe.Object]:
 
 
 def undocumented(names: dict[str, griffe.Object]) -> Iterator[str]:
-    """The public names without a docstring, and the public methods of classes among them."""
+    """Yield the public names, and their public methods, without a docstring."""
     for path, obj in names.items():
         if not obj.has_docstring:
             yield path
@@ -225,7 +225,7 @@ def undocumented(names: dict[str, griffe.Object]) -> Iterator[str]:
 
 
 def inventory(file: Path) -> set[str]:
-    """The names in an `objects.inv`, the list of what a site documents."""
+    """Return the names in an `objects.inv`, the list of what a site documents."""
     data = BytesIO(file.read_bytes())
     for _ in range(4):
         data.readline()
@@ -233,7 +233,7 @@ def inventory(file: Path) -> set[str]:
 
 
 def complaints(names: dict[str, griffe.Object], documented: set[str]) -> list[str]:
-    """What keeps the documentation from being complete."""
+    """Return a message for each public name without a page or a docstring."""
     missing = [
         f"{path} is public, but on none of the pages in docs/api"
         for path, obj in names.items()
@@ -244,6 +244,6 @@ def complaints(names: dict[str, griffe.Object], documented: set[str]) -> list[st
 
 @event_priority(-100)  # after mkdocstrings has written its list
 def on_post_build(config: Any) -> None:
-    """Warn of public names that are not documented."""
+    """Warn about undocumented public names."""
     for complaint in complaints(public_names(), inventory(Path(config["site_dir"]) / "objects.inv")):
         log.warning(complaint)

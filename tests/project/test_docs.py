@@ -1,4 +1,4 @@
-"""The documentation: its site builds strictly and is complete, and the code on its pages runs."""
+"""The documentation site builds strictly and is complete, and the code on its pages runs."""
 
 import ast
 import functools
@@ -36,7 +36,7 @@ def build(root, site):
 
 
 def exported():
-    """The public names, of the package and of each integration, and what else they may be called."""
+    """Return the public names of the package and of each integration, with their full names."""
     found = {}
     for name in alrao.__all__:
         thing = getattr(alrao, name)
@@ -50,7 +50,7 @@ def exported():
 
 
 class Fetched(HTMLParser):
-    """The addresses that a browser fetches by itself when it shows a page."""
+    """The addresses that a browser fetches when it shows a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -105,7 +105,7 @@ def test_the_site_builds_strictly_and_is_complete(tmp_path):
     assert not [page for page in tmp_path.rglob("*.html") if ":class:" in page.read_text("utf-8")]
 
 
-def test_what_is_broken_fails_the_build(tmp_path):
+def test_broken_links_and_missing_names_fail_the_build(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     for path in ("docs", "tools"):
@@ -138,7 +138,7 @@ def test_what_is_broken_fails_the_build(tmp_path):
 # Its parts.
 
 
-def test_a_public_name_without_a_page_or_a_docstring_is_complained_of(tmp_path):
+def test_a_public_name_without_a_page_or_a_docstring_causes_a_message(tmp_path):
     package = tmp_path / "alrao"
     (package / "integrations").mkdir(parents=True)
     (package / "__init__.py").write_text(
@@ -222,7 +222,7 @@ def test_the_citation_names_this_version():
     assert re.search(r"version = \{(\S+)\}", (DOCS / "citing.md").read_text("utf-8"))[1] == alrao.__version__
 
 
-def test_the_page_of_the_workbench_names_all_that_there_is():
+def test_the_workbench_page_names_every_task_method_and_command():
     pytest.importorskip("click", reason="the workbench needs alrao[lab]")
     from alrao.lab.cli.app import cli
     from alrao.lab.methods import METHODS
@@ -259,9 +259,31 @@ NEEDS = {
 
 
 def blocks(page):
-    """The Python on a page, in order; blocks in lists are indented."""
+    """Return the Python blocks of a page, in order; blocks in lists are indented."""
     text = page.read_text("utf-8")
     return [textwrap.dedent(m[2]) for m in re.finditer(r"^( *)```python\n(.*?)^\1```$", text, re.M | re.S)]
+
+
+# The README, which is not on the site.
+
+
+def test_the_links_and_pictures_of_the_readme_exist():
+    text = (ROOT / "README.md").read_text("utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    assert len(links) > 20
+    assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]
+
+
+def test_the_loop_of_the_readme_runs():
+    (loop,) = blocks(ROOT / "README.md")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    before = net[0].weight.clone()
+    loader = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(2)]
+    names = {"net": net, "loader": loader, "F": torch.nn.functional}
+    exec(compile(loop, "README.md", "exec"), names)
+    assert not torch.equal(net[0].weight, before)
+    assert type(names["plain"]) is torch.nn.Sequential
 
 
 WITH_CODE = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md")) if blocks(page)}
