@@ -8,6 +8,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 import pytest
 import torch
 from support.pictures import as_binary, cifar, class_folder
+from support.skips import pytest_unconfigure  # noqa: F401  # the line about skipped tests
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from support.versions import needs_compile
+from support.needs import needs_compile
 from torch import nn
 
 import alrao

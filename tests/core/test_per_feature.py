@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.needs import needs_muon
 from support.rated_models import OPTIONS, build, steps
 from support.stepping import batches
-from support.versions import needs_muon
 from torch import nn, optim
 
 CASES = [(name, options) for name, several in OPTIONS.items() for options in several]

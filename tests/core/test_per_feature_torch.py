@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from support.needs import needs_muon
 from support.rated_models import OPTIONS, build, steps
 from support.stepping import deep_mlp, same, snapshot, train
-from support.versions import needs_muon
 from torch import nn, optim
 
 import alrao

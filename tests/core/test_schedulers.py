@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.versions import ignore_sequential_warning
+from support.needs import ignore_sequential_warning
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from support.versions import ignore_sequential_warning
+from support.needs import ignore_sequential_warning
 from support.zoomed import INTERVAL, a_model, all_rates, learn
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR, SequentialLR
 

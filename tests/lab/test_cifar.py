@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.needs import DATA, needs_cifar10
 from support.pictures import BATCHES, CLASSES, as_binary, as_images, as_python, cifar, packed, python2_pickle
 
 from alrao.lab.data.cifar import load_cifar10
 from alrao.lab.errors import LabError
-
-ALRAO_DATA = os.environ.get("ALRAO_DATA")
-
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -258,10 +256,10 @@ def test_progress_only_after_a_while(monkeypatch, capsys):
     assert "reading data" in err
 
 
-@pytest.mark.skipif(not ALRAO_DATA, reason="needs ALRAO_DATA, a folder with cifar10-jpeg.tar.xz")
+@needs_cifar10
 @pytest.mark.slow
 def test_real_images():
-    arrays, _ = load_cifar10(ALRAO_DATA)
+    arrays, _ = load_cifar10(DATA)
     assert arrays.train.shape == (50_000, 3, 32, 32)
     assert arrays.test.shape == (10_000, 3, 32, 32)
     assert arrays.train_labels.bincount().tolist() == [5_000] * 10
@@ -272,5 +270,5 @@ def test_real_images():
     assert pixels.std(1).tolist() == pytest.approx([0.245, 0.243, 0.261], abs=2e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again, _ = load_cifar10(ALRAO_DATA)
+        again, _ = load_cifar10(DATA)
     assert torch.equal(arrays.train, again.train)

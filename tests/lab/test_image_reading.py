@@ -7,21 +7,18 @@ import subprocess
 import sys
 import tarfile
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from support.folders import check_refused, equal, load, paths, sizes
+from support.needs import DATA, needs_file
 from support.pictures import add_file, class_folder, packed
 
 import alrao
 from alrao.lab.errors import LabError
 from alrao.lab.zoo.vision import torchvision
-
-JPEG = Path(os.environ.get("ALRAO_DATA", ""), "cifar10-jpeg.tar.xz")
-
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -199,12 +196,20 @@ class TestUnpacking:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not JPEG.is_file(), reason="needs ALRAO_DATA, a folder with cifar10-jpeg.tar.xz")
+@needs_file("cifar10-jpeg.tar.xz")
 @pytest.mark.timeout(600)
 def test_real_images():
     """Every network of the paper takes real steps on a real folder."""
     for name in ("alexnet", "resnet50", "densenet121"):
-        problem = load("imagenet", JPEG, model=name, image_size=None, train_size=48, batch=16, workers=2)
+        problem = load(
+            "imagenet",
+            DATA / "cifar10-jpeg.tar.xz",
+            model=name,
+            image_size=None,
+            train_size=48,
+            batch=16,
+            workers=2,
+        )
         assert problem.about["classes"] == 10
         model = alrao.Alrao(problem.network())
         optimizer = alrao.SGD(model)

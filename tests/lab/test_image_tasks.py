@@ -1,6 +1,5 @@
 """digits and cifar10: splits, order, augmentation, normalisation."""
 
-import os
 import time
 from itertools import islice
 
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from support.folders import equal
+from support.needs import needs_cifar10
 from support.pictures import as_binary, as_python, cifar
 
 from alrao.lab.errors import LabError
@@ -250,7 +250,7 @@ def test_learns_digits():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("ALRAO_DATA" not in os.environ, reason="needs ALRAO_DATA, a folder with CIFAR-10")
+@needs_cifar10
 @pytest.mark.usefixtures("real")
 def test_an_epoch_is_spent_in_the_network():
     """Of the time of a training step, what it takes to gather, augment and normalise its batch."""
@@ -274,7 +274,7 @@ def test_an_epoch_is_spent_in_the_network():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("ALRAO_DATA" not in os.environ, reason="needs ALRAO_DATA, a folder with CIFAR-10")
+@needs_cifar10
 @pytest.mark.usefixtures("real")
 def test_real_cifar10():
     problem = cifar10(None, budget="paper")

@@ -1,20 +1,14 @@
 """The page in a real browser: figures drawn, toggles work, nothing complains, nothing is fetched."""
 
-import os
-import shutil
-
 import pytest
+from support.needs import CHROMIUM, needs_chromium
 from support.report_runs import full_experiment, make_run
 
 from alrao.lab.report import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = os.environ.get("CHROMIUM") or next((path for name in NAMES if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium here: install it, or set CHROMIUM to its path"
-)
+pytestmark = needs_chromium
 
 COLOURS = {
     "light": ("rgb(31, 35, 40)", "rgb(246, 248, 250)"),

@@ -1,11 +1,11 @@
 """The paper's tables and figures made again: runs, files, and verdicts that can go either way."""
 
 import csv
-import shutil
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from support.needs import needs_chromium
 from support.report_runs import SGD_RATES, full_experiment, make_run
 
 from alrao.lab.cli.app import cli
@@ -206,7 +206,7 @@ def test_without_a_browser_the_error_says_what_is_needed(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium here")
+@needs_chromium
 def test_images_are_svg(tmp_path, found):
     pytest.importorskip("kaleido")
     export.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})

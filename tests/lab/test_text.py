@@ -2,13 +2,12 @@
 
 import copy
 import io
-import os
 from math import exp, log
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.needs import DATA, needs_file
 from support.refusals import check_refusal
 from support.texts import listed
 
@@ -20,10 +19,7 @@ from alrao.tensors import LogProbs
 
 CPU = torch.device("cpu")
 LINE = " the quick brown <unk> jumps over N lazy dogs \n"
-PTB = Path(os.environ.get("ALRAO_DATA", "nowhere"))
-with_ptb = pytest.mark.skipif(
-    not (PTB / "ptb.valid.txt").is_file(), reason="ALRAO_DATA does not name a directory with ptb.valid.txt"
-)
+needs_ptb = needs_file("ptb.valid.txt")
 
 
 @pytest.fixture(autouse=True)
@@ -97,9 +93,9 @@ def test_words_are_those_of_the_training_file(treebank):
     assert problem.measures == ("loss", "perplexity", "accuracy")
 
 
-@with_ptb
+@needs_ptb
 def test_the_usual_files_have_50_characters():
-    problem = PennTreebank().load(Settings(task="ptb", data=str(PTB)), CPU)
+    problem = PennTreebank().load(Settings(task="ptb", data=str(DATA)), CPU)
     assert problem.about == {
         "source": "train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half",
         "level": "char",
@@ -116,9 +112,9 @@ def test_the_usual_files_have_50_characters():
     assert sum(p.numel() for p in alrao.Alrao(net, 6).parameters()) == 196_900
 
 
-@with_ptb
+@needs_ptb
 def test_words_of_the_usual_files():
-    problem = PennTreebank().load(Settings(task="ptb", data=str(PTB), level="word"), CPU)
+    problem = PennTreebank().load(Settings(task="ptb", data=str(DATA), level="word"), CPU)
     assert problem.about["symbols"] == 6_022
     assert problem.about["train"] == 73_760
 
