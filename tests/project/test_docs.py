@@ -216,12 +216,6 @@ def test_the_comparison_says_of_the_results_what_is_true():
         assert ahead == {True, False}
 
 
-def test_the_citation_names_this_version():
-    text = (ROOT / "CITATION.cff").read_text("utf-8")
-    assert re.search(r"^version: (\S+)$", text, re.M)[1] == alrao.__version__
-    assert re.search(r"version = \{(\S+)\}", (DOCS / "citing.md").read_text("utf-8"))[1] == alrao.__version__
-
-
 def test_the_workbench_page_names_every_task_method_and_command():
     pytest.importorskip("click", reason="the workbench needs alrao[lab]")
     from alrao.lab.cli.app import cli
