@@ -11,12 +11,13 @@ CORE := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl suite ablations test test-slow test-core lint workflows types unit coverage \
+.PHONY: help env demo results results-rl pages suite ablations test test-slow test-core lint workflows types unit coverage \
   format bench docs docs-serve build release clean
 
 # Every method, for the tables of the documentation.
 METHODS := alrao,sgd,adam,alrao-adam,prodigy,dadapt-sgd,dadapt-adam,dog,schedulefree
 RL := pendulum lunarlander
+PAGE := digits-cnn cifar10-small ptb-lstm regression-mlp pendulum-mlp lunarlander-mlp
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -36,22 +37,24 @@ demo: $(STAMP) ## compare Alrao with SGD at seven rates, and Adam, on scikit-lea
 	@$(BIN)/alrao compare digits --jobs $(WORKERS)
 
 results: $(STAMP) ## train what docs/results.md shows (two hours, resumable; needs ALRAO_DATA)
-	$(BIN)/alrao compare regression --methods $(METHODS) --jobs $(WORKERS)
-	$(BIN)/alrao compare cifar10 --model small --methods $(METHODS) --jobs $(WORKERS)
-	$(BIN)/alrao compare ptb --methods $(METHODS) --jobs $(WORKERS)
+	$(BIN)/alrao compare regression --methods $(METHODS) --jobs $(WORKERS) --to-keep
+	$(BIN)/alrao compare cifar10 --model small --methods $(METHODS) --jobs $(WORKERS) --to-keep
+	$(BIN)/alrao compare ptb --methods $(METHODS) --jobs $(WORKERS) --to-keep
 	$(BIN)/alrao keep
-	$(BIN)/alrao table results --markdown docs/results.md
-	$(BIN)/python tools/comparison.py
+	$(MAKE) pages
 
 results-rl: $(STAMP) ## train the Q-learning of docs/results.md (under three hours, resumable; RL=pendulum for one)
-	for task in $(RL); do $(BIN)/alrao compare $$task --methods alrao,sgd,adam --seeds 3 --jobs $(WORKERS) || exit 1; done
+	for task in $(RL); do $(BIN)/alrao compare $$task --methods alrao,sgd,adam --seeds 3 --jobs $(WORKERS) --to-keep || exit 1; done
 	$(BIN)/alrao keep
-	$(BIN)/alrao table results --markdown docs/results.md
+	$(MAKE) pages
+
+pages: $(STAMP) ## write docs/results.md, the table of docs/comparison.md and the README's figure from results/
+	$(BIN)/alrao table $(PAGE:%=results/%.jsonl.xz) --markdown docs/results.md
 	$(BIN)/python tools/comparison.py
 
 suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO_DATA)
-	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS)
-	$(BIN)/alrao keep suite/runs --results suite/results
+	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS) --to-keep
+	$(BIN)/alrao keep
 	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
 
 ABLATIONS := sgd,sgd-cosine,adamw-cosine,alrao-zoom,first,first-constant,first-average,first-average-cosine,first-no-rewind
@@ -61,8 +64,8 @@ ABLATIONS := $(ABLATIONS),second-fast-body,second-unit-features,second-unit-laye
 ABLATIONS := $(ABLATIONS),second-sum-copies-30,second-sum-copies-still
 
 ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; needs ALRAO_DATA)
-	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --jobs $(WORKERS)
-	$(BIN)/alrao keep suite/runs --results suite/results
+	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --jobs $(WORKERS) --to-keep
+	$(BIN)/alrao keep
 	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --no-run \
 	  --markdown docs/ablations.md --title "Ablations of Zoom"
 

@@ -1,4 +1,4 @@
-"""The table of docs/comparison.md, made from docs/results.md: python tools/comparison.py.
+"""Write the table of docs/comparison.md from the records in results/: python tools/comparison.py.
 
 It shows how far each method is behind SGD at its best rate, for all tasks side by side.
 """
@@ -7,80 +7,67 @@ from __future__ import annotations
 
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+import pandas as pd
+
+from alrao.lab.methods import METHODS
+from alrao.lab.reading import read_runs
+from alrao.lab.records import SUFFIX
+from alrao.lab.render.cells import behind, is_alrao
+from alrao.lab.render.markdown import table
+from alrao.lab.table import Experiment, experiments, historical_note
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "comparison.md"
 START, END = "<!-- table: tools/comparison.py -->", "<!-- end of the table -->"
-NAMES = {
-    "alrao": "**Alrao**",
-    "alrao-adam": "**Alrao** on Adam",
-    "adam": "Adam",
-    "prodigy": "Prodigy",
-    "dadapt-adam": "D-Adaptation, Adam",
-    "dadapt-sgd": "D-Adaptation, SGD",
-    "dog": "DoG",
-    "schedulefree": "Schedule-Free AdamW",
+COLUMNS = {
+    "cifar10-small": "CIFAR-10, nats",
+    "ptb-lstm": "Penn Treebank, bits",
+    "regression-mlp": "diabetes, squared error",
+    "pendulum-mlp": "Pendulum, return",
+    "lunarlander-mlp": "LunarLander, return",
 }
-TASKS = {
-    "cifar10": "CIFAR-10, nats",
-    "ptb": "Penn Treebank, bits",
-    "regression": "diabetes, squared error",
-    "pendulum": "Pendulum, return",
-    "lunarlander": "LunarLander, return",
-}
+"""The files of results, and what their columns are called."""
+USUAL_SEEDS = 3
 
 
-def cells(line: str) -> list[str]:
-    """The cells of a row of a Markdown table."""
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+def found() -> dict[str, Experiment]:
+    """Return the experiment of each file."""
+    files = {name: ROOT / "results" / f"{name}{SUFFIX}" for name in COLUMNS}
+    return {name: experiments(read_runs([path]))[0] for name, path in files.items()}
 
 
-def read(results: str) -> dict[str, dict[str, tuple[str, int]]]:
-    """For each task, and method: how far it is behind SGD, and with how many seeds."""
-    found: dict[str, dict[str, tuple[str, int]]] = {}
-    for section in results.split("\n## ")[1:]:
-        task = section.split(",")[0]
-        rows = [cells(line) for line in section.splitlines() if line.startswith("| ")]
-        header = rows[0]
-        if "behind SGD" not in header:
-            continue
-        for row in rows[1:]:
-            if len(row) != len(header):
-                break  # the next table
-            method, behind = row[0].strip("*"), row[header.index("behind SGD")]
-            if behind and not set(behind) <= set("-: "):
-                seeds = int(row[header.index("seeds")])
-                found.setdefault(task, {}).setdefault(method, (behind, seeds))
-    return found
+def lines(results: dict[str, Experiment]) -> list[str]:
+    """Return the table, methods down and tasks across, and a note about historical runs."""
+    gaps = {name: behind(experiment) for name, experiment in results.items()}
+    rows = []
+    for method in METHODS:
+        cells, name = [], ""
+        for file, experiment in results.items():
+            label = experiment.plain(method)
+            if label is None or label not in gaps[file]:
+                cells.append("–")
+                continue
+            row = experiment.rows.loc[label]
+            name = f"**{label}**" if is_alrao(row) else label
+            seeds = "" if row["seeds"] == USUAL_SEEDS else f" ({row['seeds']})"
+            cells.append(gaps[file][label].replace("-", "−") + seeds)
+        if name:
+            rows.append([name, *cells])
+    note = historical_note(pd.concat([experiment.ended for experiment in results.values()]))
+    heads = ["method", *(COLUMNS[file] for file in results)]
+    return [*table(heads, rows), *(["", note] if note else [])]
 
 
-def table(results: str) -> str:
-    """The table, methods down and tasks across."""
-    found = read(results)
-    tasks = [task for task in TASKS if task in found]
-    lines = [
-        "| method | " + " | ".join(TASKS.get(task, task) for task in tasks) + " |",
-        "|---" + "|---:" * len(tasks) + "|",
-    ]
-    for method, name in NAMES.items():
-        row = []
-        for task in tasks:
-            behind, seeds = found[task].get(method, ("–", 3))
-            row.append(behind.replace("-", "−") + ("" if seeds == 3 else f" ({seeds})"))
-        if set(row) != {"–"}:
-            lines.append(f"| {name} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def renewed(page: str, results: str) -> str:
-    """The page with the table as the results have it now."""
+def renewed(page: str) -> str:
+    """Return the page with the table as the records have it now."""
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
-    return f"{before}{START}\n{table(results)}\n{END}{after}"
+    return "\n".join([f"{before}{START}", *lines(found()), f"{END}{after}"])
 
 
 def main() -> None:
     """Write the table into the page."""
-    page = DOCS / "comparison.md"
-    page.write_text(renewed(page.read_text("utf-8"), (DOCS / "results.md").read_text("utf-8")), "utf-8")
+    PAGE.write_text(renewed(PAGE.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

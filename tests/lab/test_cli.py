@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from alrao.lab import provenance
 from alrao.lab import run as runs
 from alrao.lab.cli import main
 from alrao.lab.cli.app import cli
 from alrao.lab.cli.terminal import out
 from alrao.lab.methods import METHODS
+from alrao.lab.records import find_runs
 from alrao.lab.settings import Settings
-from alrao.lab.store import find_runs
 from alrao.lab.tasks import TASKS, get_task
 
 TINY = ("--epochs", "1", "--train-size", "64")
@@ -172,7 +173,7 @@ def test_train(alrao, tmp_path):
     assert re.search(r"^epoch +1  train \S+  valid \S+, \S+ %  test \S+, \S+ %$", said.out, re.MULTILINE)
     assert "test, at the best epoch on validation (1): loss" in said.out
     [directory] = find_runs([tmp_path / "runs"])
-    assert said.out.endswith(f"run directory: {directory.path.relative_to(tmp_path)}\n")
+    assert said.out.endswith(f"run: {directory.path.relative_to(tmp_path)}\n")
     again = alrao("train", "digits", *TINY)
     assert again.out == said.out
 
@@ -186,26 +187,27 @@ def test_train_says_that_it_diverged(alrao):
 def test_a_directory_with_brackets(alrao):
     said = alrao("train", "digits", *TINY, "--out", "a [bold] place[/red]")
     assert said.code == 0
-    assert "run directory: a [bold] place[/red]/digits" in said.out
+    assert "run: a [bold] place[/red]/digits" in said.out
 
 
-def test_compare_table_keep(alrao, tmp_path):
+def test_compare_table_keep(alrao, tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "source_state", lambda: ("0123456789ab", False))
     words = ("compare", "digits", "--methods", "alrao,adam", "--seeds", "2", *TINY)
     said = alrao(*words)
     assert said.code == 0
-    assert len(re.findall(r"^(alrao|adam), seed [01]: test loss", said.out, re.MULTILINE)) == 4
+    assert len(re.findall(r"^(Alrao|Adam), seed [01]: test loss", said.out, re.MULTILINE)) == 4
     rows = [line.split("│")[1].strip() for line in said.out.splitlines() if line.startswith("│")]
-    assert rows == ["adam", "alrao"]
+    assert rows == ["Alrao", "Adam"]
     again = alrao(*words)
     assert "seed 0" not in again.out
-    assert alrao("keep").out == "4 runs copied to results\n"
-    assert alrao("keep").out == "0 runs copied to results\n"
+    assert alrao("keep").out == "4 runs added to results\n"
+    assert alrao("keep").out == "0 runs added to results\n"
     table = alrao("table")
     assert table.code == 0
     assert table.out.splitlines()[0].strip().startswith("digits, mlp, budget mini, 1 epochs")
     assert alrao("table", "results").out == table.out
     assert alrao("table", "--markdown", "page.md").out == ""
-    assert "| **alrao** |" in Path("page.md").read_text()
+    assert "| **Alrao** |" in Path("page.md").read_text()
 
 
 def test_a_table_says_what_it_leaves_out(alrao, tmp_path):
@@ -214,7 +216,7 @@ def test_a_table_says_what_it_leaves_out(alrao, tmp_path):
     (directory.path / "result.json").unlink()
     said = alrao("table")
     assert said.code == 0
-    assert said.err == f"left out: {directory.path.relative_to(tmp_path)}: not finished\n"
+    assert said.err.startswith(f"{directory.path.relative_to(tmp_path)}: not finished (epoch 1 of 1)")
 
 
 def test_a_comparison_with_a_failure_ends_with_code_1(alrao, monkeypatch):
@@ -228,15 +230,15 @@ def test_a_comparison_with_a_failure_ends_with_code_1(alrao, monkeypatch):
     monkeypatch.setattr(runs, "train", maybe)
     said = alrao("compare", "digits", "--methods", "adam,sgd@0.1", "--seeds", "1", *TINY)
     assert said.code == 1
-    assert "adam, seed 0: failed: RuntimeError: boom [/red]" in said.out
-    assert "sgd@0.1, seed 0: test loss" in said.out
+    assert "Adam, seed 0: failed: RuntimeError: boom [/red]" in said.out
+    assert "SGD 0.1, seed 0: test loss" in said.out
     assert re.search(r"^failed: runs/digits/mlp/adam-0-\w+: RuntimeError: boom \[/red\]$", said.err, re.M)
 
 
 def test_a_comparison_lists_what_diverged(alrao):
     said = alrao("compare", "digits", "--methods", "sgd@1e30,adam", "--seeds", "1", *TINY)
     assert said.code == 0
-    assert "sgd@1e+30, seed 0: diverged at step 2\n" in said.out
+    assert "SGD 1e+30, seed 0: diverged at step 2\n" in said.out
 
 
 def test_triangle(alrao):

@@ -11,13 +11,14 @@ from support.lab_runs import outcome, settings
 from alrao.lab import run as runs
 from alrao.lab import runset, supervised
 from alrao.lab.compare import Comparison
-from alrao.lab.display import comparison_table, ended, live_table
 from alrao.lab.errors import LabError
+from alrao.lab.paper.triangle import Triangle
+from alrao.lab.reading import read
+from alrao.lab.render.terminal import comparison_table, ended, live_table
 from alrao.lab.run import run
 from alrao.lab.runset import RunSet
 from alrao.lab.store import RunDirectory
-from alrao.lab.table import groups
-from alrao.lab.triangle import Triangle
+from alrao.lab.table import experiments
 from alrao.lab.values import Interval, MethodSpec
 
 SMALL = {"train_size": 64, "epochs": 1}
@@ -31,6 +32,13 @@ def compared(root, methods, seeds=1, grid_seeds=1, **changes):
 
 def names(comparison):
     return [(str(planned.settings.method), planned.settings.seed) for planned in comparison.planned.values()]
+
+
+def grouped(comparison):
+    """The one experiment, and what is left out."""
+    reading = read(comparison.runs)
+    [experiment] = experiments(reading)
+    return experiment, reading.left_out
 
 
 def shown(renderable, width=120):
@@ -80,16 +88,17 @@ def test_first_the_grid_then_the_best_rate_with_all_seeds(tmp_path, told):
     comparison.run(tell=tell)
     best = comparison.best_rate()
     assert best in (MethodSpec("sgd", 0.1), MethodSpec("sgd", 1.0))
-    best = str(best)
     rates = [name for name, _, _ in seen if name.startswith("sgd")]
     assert len(rates) == 7 + 2
-    assert [entry[:2] for entry in seen[-2:]] == [(best, 1), (best, 2)]
+    assert [entry[:2] for entry in seen[-2:]] == [(str(best), 1), (str(best), 2)]
     assert [error for *_, error in seen] == [None] * 12
-    [group], left_out = groups(comparison.directories)
+    group, left_out = grouped(comparison)
     assert left_out == []
-    assert [(row.label, len(row.runs), row.searched) for row in group.rows] == [(best, 3, 7), ("adam", 3, 1)]
+    name = f"SGD {best.rates}"
+    found = group.rows[["seeds", "searched"]]
+    assert list(found.itertuples(name=None)) == [(name, 3, 7), ("Adam", 3, 1)]
     text = shown(comparison_table(group))
-    assert f"{best}, best of 7" in text
+    assert f"{name}, best of 7" in text
     assert "mean ± standard deviation" in text
 
 
@@ -110,8 +119,8 @@ def test_kept_runs_are_used(tmp_path, told):
     comparison.run(tell=tell)
     assert seen == [("adam", 0, None)]
     assert [path.name for path in (tmp_path / "runs/digits/mlp").iterdir()] != []
-    [group], _ = groups(comparison.directories)
-    assert [row.label for row in group.rows] == ["adam", "alrao"]
+    group, _ = grouped(comparison)
+    assert list(group.rows.index) == ["Alrao", "Adam"]
 
 
 def explode(monkeypatch, method, error):
@@ -136,12 +145,12 @@ def test_a_run_that_fails_is_reported_and_the_others_are_kept(tmp_path, told, mo
     assert said["adam"].endswith(str(error))
     assert said["sgd@0.1"] is said["alrao"] is None
     assert list(comparison.failed.values()) == [said["adam"]]
-    [group], left_out = groups(comparison.directories)
-    assert [row.label for row in group.rows] == ["sgd@0.1", "alrao"]
+    group, left_out = grouped(comparison)
+    assert list(group.rows.index) == ["Alrao", "SGD 0.1"]
     assert len(left_out) == 1
     assert "failed" in shown(live_table(comparison))
     [adam] = [p for p in comparison.planned.values() if p.settings.method.name == "adam"]
-    assert ended(adam, said["adam"]) == f"adam, seed 0: failed: {said['adam']}"
+    assert ended(adam, said["adam"]) == f"Adam, seed 0: failed: {said['adam']}"
 
 
 def test_a_grid_that_fails_has_no_best_rate(tmp_path, monkeypatch):
@@ -155,10 +164,10 @@ def test_a_grid_that_fails_has_no_best_rate(tmp_path, monkeypatch):
 def test_rates_that_diverge_are_not_the_best(tmp_path):
     comparison = compared(tmp_path, "sgd@1e30,sgd@1e31,sgd@0.1,sgd", epochs=1)
     comparison.run()
-    [group], _ = groups(comparison.directories)
-    assert group.rows[0].searched == 9
+    group, _ = grouped(comparison)
+    assert group.rows["searched"].iloc[0] == 9
     assert len(group.failures) == 2
-    assert "sgd@1e+30, seed 0: diverged at step 2" in group.failures
+    assert "SGD 1e+30, seed 0: diverged at step 2" in group.failures
 
 
 @pytest.mark.timeout(300)  # processes that import torch, on a machine that may be busy
@@ -168,7 +177,7 @@ def test_two_at_a_time_give_the_same_numbers(tmp_path):
     one.run(jobs=1)
     two.run(jobs=2)
     assert two.failed == {}
-    for a, b in zip(one.directories, two.directories, strict=True):
+    for a, b in zip(one.runs, two.runs, strict=True):
         assert outcome(a) == outcome(b)
 
 
@@ -212,7 +221,7 @@ def test_a_validation_that_was_never_finite(tmp_path, monkeypatch):
     comparison = compared(tmp_path, "adam")
     comparison.run()
     [planned] = comparison.planned.values()
-    assert ended(planned, None) == "adam, seed 0: diverged (no finite validation loss)"
+    assert ended(planned, None) == "Adam, seed 0: diverged (no finite validation loss)"
     assert "no finite validation loss" in shown(live_table(comparison))
 
 
@@ -231,7 +240,7 @@ def test_the_triangle(tmp_path):
     triangle.run()
     text = shown(triangle.table())
     for planned in triangle.cells.values():
-        assert f"{planned.directory.result['test']['loss']:.3f}" in text
+        assert f"{planned.run.result['test']['loss']:.3f}" in text
     # The diagonal is what a comparison has too.
     assert run(settings(**SMALL, method="sgd@0.1"), [tmp_path]).path in triangle.planned
 
@@ -249,8 +258,8 @@ def test_a_test_figure_that_is_not_finite(tmp_path):
     triangle = Triangle(settings(**SMALL), (0.1,), roots=[tmp_path])
     triangle.run()
     [planned] = triangle.cells.values()
-    result = planned.directory.result
-    RunDirectory(planned.directory.path).write_result({**result, "test": {"loss": float("inf")}})
+    result = planned.run.result
+    RunDirectory(planned.run.path).write_result({**result, "test": {"loss": float("inf")}})
     assert "×" in shown(triangle.table())
 
 
@@ -276,4 +285,4 @@ def test_runs_that_are_wanted_twice_are_planned_once(tmp_path):
     first = several.plan(settings(method="sgd", lr="0.1"))
     assert several.plan(settings(method="sgd@0.1")) is first
     assert several.plan(replace(settings(), seed=1)) is not first
-    assert len(several.directories) == 2
+    assert len(several.runs) == 2

@@ -4,6 +4,7 @@ import pytest
 from support.needs import CHROMIUM, needs_chromium
 from support.report_runs import full_experiment, make_run
 
+from alrao.lab.reading import read_runs
 from alrao.lab.report import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
@@ -32,7 +33,7 @@ def page_file(tmp_path_factory):
     root = full_experiment(place / "runs")
     (root / "broken").mkdir()
     (root / "broken" / "config.json").write_text("{")
-    write_report([root], place / "report.html")
+    write_report(read_runs([root]), place / "report.html")
     return place / "report.html"
 
 
@@ -225,8 +226,9 @@ def test_hostile_names_run_nothing(open_page, tmp_path):
     layer = {"name": hostile, "rates": [0.1, 1], "start": [1, 1], "moved": [0.1, 1]}
     make_run(root, "alrao", task="digits", model=hostile, features=[layer])
     make_run(root, hostile, task="digits", model=hostile)
-    make_run(root, "sgd@1" + hostile, task="digits", model=hostile, finished=False)
-    write_report([root], tmp_path / "report.html")
+    make_run(root, "sgd@1", task="digits", model=hostile, finished=False)
+    make_run(root, "sgd@1" + hostile, task="digits", model=hostile)
+    write_report(read_runs([root]), tmp_path / "report.html")
     page = open_page(tmp_path / "report.html")
     draw_all(page)
     assert page.evaluate("window.hacked") is None

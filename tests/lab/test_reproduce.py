@@ -11,9 +11,10 @@ from support.report_runs import SGD_RATES, full_experiment, make_run
 from alrao.lab.cli.app import cli
 from alrao.lab.cli.paper import NAMES
 from alrao.lab.errors import LabError
+from alrao.lab.paper import checks, export, make, theorem
+from alrao.lab.paper.exhibits import EXHIBITS, Plan
+from alrao.lab.reading import read_runs
 from alrao.lab.report import Report
-from alrao.lab.reproduce import EXHIBITS, checks, export, make, theorem
-from alrao.lab.reproduce.exhibits import Plan
 from alrao.lab.settings import Settings
 
 
@@ -31,7 +32,7 @@ def read_csv(path):
 
 
 def verdict_of(name, root):
-    (section,) = Report.read([root]).sections
+    (section,) = Report.of(read_runs([root])).sections
     return checks.CHECKS[name](section.experiment, {figure.name: figure for figure in section.figures})
 
 
@@ -175,7 +176,7 @@ def test_runs_are_made_once_and_end_as_files(tmp_path, no_images, monkeypatch):
     ran = []
 
     def run(runs):
-        ran.append(sum(directory.result is None for directory in runs.directories))
+        ran.append(sum(one.result is None for one in runs.runs))
         runs.run(jobs=2)
 
     def again():
@@ -189,7 +190,7 @@ def test_runs_are_made_once_and_end_as_files(tmp_path, no_images, monkeypatch):
     assert no_images == ["curves-digits-mlp.svg", "curves-digits-mlp-valley.svg"]
     rows = read_csv(tmp_path / "figures" / "curves-digits-mlp.csv")
     assert rows[0] == ["method", "seed", "epoch", "train loss", "test loss"]
-    assert {row[0] for row in rows[1:]} >= {"alrao", "sgd@0.1"}
+    assert {row[0] for row in rows[1:]} >= {"Alrao", "SGD 0.1"}
     again()
     assert ran == [8, 0]
 
@@ -232,7 +233,7 @@ def test_a_run_that_fails_is_named(tmp_path, no_images, monkeypatch):
     monkeypatch.setitem(EXHIBITS, "curves", replace(EXHIBITS["curves"], mini=(small,)))
 
     def run(runs):
-        runs.failed = {directory.path: "MemoryError: all of it" for directory in runs.directories}
+        runs.failed = {one.path: "MemoryError: all of it" for one in runs.runs}
 
     places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
     made = make.reproduce(["curves"], "mini", Settings(), *places, run)

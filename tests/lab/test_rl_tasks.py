@@ -13,9 +13,11 @@ pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
 
 from alrao.lab import loop
 from alrao.lab.compare import Comparison
-from alrao.lab.display import TrainingBar, cells, comparison_table
 from alrao.lab.errors import LabError
-from alrao.lab.markdown import page
+from alrao.lab.reading import read
+from alrao.lab.render.cells import cells
+from alrao.lab.render.markdown import page
+from alrao.lab.render.terminal import TrainingBar, comparison_table
 from alrao.lab.resolve import resolve
 from alrao.lab.rl.agent import Agent, Episodes, make_environment, play
 from alrao.lab.rl.recipe import Recipe
@@ -24,7 +26,7 @@ from alrao.lab.run import run
 from alrao.lab.seeds import seed_of
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
-from alrao.lab.table import groups
+from alrao.lab.table import experiments
 from alrao.lab.tasks.task import Budget
 
 CPU = torch.device("cpu")
@@ -199,18 +201,16 @@ def test_event_files(tmp_path):
 def test_the_best_rate_is_the_one_of_the_highest_return(tmp_path):
     comparison = Comparison(settings(epochs=1), ["alrao", "sgd"], seeds=1, grid_seeds=1, roots=[tmp_path])
     comparison.run()
-    (group,) = groups(comparison.directories)[0]
-    good = [row for row in group.grid if row.good]
-    best = max(good, key=lambda row: row.values("valid", "return")[0])
-    assert str(comparison.best_rate()) == best.label
+    (group,) = experiments(read(comparison.runs))
+    best = group.grid["valid return"].idxmax()
+    assert comparison.best_rate() == group.grid.loc[best, "spec"]
     assert comparison_table(group).row_count == 2 + len(group.grid)
-    sgd = next(row for row in group.rows if row.label == best.label)
-    alrao_row = next(row for row in group.rows if row.label == "alrao")
-    behind = sgd.values("test", "return")[0] - alrao_row.values("test", "return")[0]
+    sgd, own = group.rows.loc[best], group.rows.loc["Alrao"]
+    behind = sgd["test return"] - own["test return"]
     text = page([group])
     assert f"| {behind:+.1f} |" in text
     assert "−371 ± 36" in text
-    assert cells(sgd, ["return"]) == [f"{sgd.values('test', 'return')[0]:.1f}"]
+    assert cells(sgd, ["return"]) == [f"{sgd['test return']:.1f}"]
 
 
 def test_lines_for_reading(tmp_path, capsys):

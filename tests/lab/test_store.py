@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import json
 import os
 import resource
 import signal
@@ -15,11 +14,11 @@ from support.lab_runs import in_child, outcome, settings, strict, tiny
 
 from alrao.lab import store
 from alrao.lab.errors import LabError
-from alrao.lab.keep import keep
+from alrao.lab.records import find_runs, locate
 from alrao.lab.resolve import resolve
 from alrao.lab.run import run
 from alrao.lab.settings import Settings, option
-from alrao.lab.store import RunDirectory, find_runs, locate, replace_file
+from alrao.lab.store import RunDirectory, replace_file
 
 CPU = torch.device("cpu")
 
@@ -265,32 +264,6 @@ def test_runs_are_found_once_and_finished_if_they_are_so_anywhere(tmp_path):
     assert {directory.path for directory in find_runs([tmp_path / "runs"])} == {cut.path, other.path}
     assert run(settings(epochs=3), [tmp_path / "runs", tmp_path / "results"]).path == whole.path
     assert list(find_runs([tmp_path / "none"])) == []
-
-
-def test_keeping_copies_what_is_small_and_finished(tmp_path):
-    first = tiny(tmp_path / "runs", seed=1)
-    interrupted(tmp_path / "other" / "runs")
-    roots = [tmp_path / "runs", tmp_path / "other" / "runs"]
-    assert keep(roots, tmp_path / "results") == (1, [])
-    assert keep(roots, tmp_path / "results") == (0, [])
-    [kept] = find_runs([tmp_path / "results"])
-    assert sorted(os.listdir(kept.path)) == ["config.json", "features.json", "metrics.jsonl", "result.json"]
-    assert kept.result == first.result
-    assert json.loads((kept.path / "config.json").read_text()) == first.config
-    # Where the run is gone, the kept one is found in its place.
-    assert run(settings(seed=1), [tmp_path / "new", tmp_path / "results"]).path == kept.path
-
-
-def test_keep_goes_on_past_a_damaged_run(tmp_path):
-    for name, result in (("a", b"{"), ("b", b'{"status": "finished"}')):
-        run = tmp_path / "runs" / "digits" / "mlp" / name
-        run.mkdir(parents=True)
-        (run / "config.json").write_bytes(b"{}")
-        (run / "result.json").write_bytes(result)
-    count, damaged = keep([tmp_path / "runs"], tmp_path / "results")
-    assert count == 1
-    assert len(damaged) == 1
-    assert "mlp/a/result.json is damaged" in damaged[0].replace("\\", "/")
 
 
 def test_ctrl_c_during_a_write_comes_after_it(tmp_path):

@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from io import StringIO
 from math import inf
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -12,14 +14,16 @@ from rich.console import Console
 
 from alrao.lab.cli.app import cli
 from alrao.lab.errors import LabError
+from alrao.lab.reading import Record
+from alrao.lab.records import find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
-from alrao.lab.store import find_runs
-from alrao.lab.suite import ABLATIONS, CONTENDERS, WORKLOADS, Standing, Suite, markdown, standings, table
+from alrao.lab.store import RunDirectory
+from alrao.lab.suite import ABLATIONS, CONTENDERS, WORKLOADS, Standings, Suite, markdown, table
 from alrao.lab.suite.contenders import Contender
 from alrao.lab.suite.gaps import differences
 from alrao.lab.suite.workloads import Workload
-from alrao.lab.table import Finished, Row
+from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
 
 QUICK = Workload("quick", "digits for two epochs", "digits", "mlp", {"epochs": 2, "train_size": 96})
@@ -29,98 +33,90 @@ PLAIN = Contender("plain", "adam")
 ZOOM = Contender("zoom", "alrao-zoom", "cosine")
 
 
-def a_row(label, tests, valid=1.0, failed=0):
-    runs = [
-        Finished(
-            {"seed": seed},
-            {
-                "status": "finished",
-                "measures": ["loss"],
-                "steps": 6,
-                "valid": {"loss": valid},
-                "test": {"loss": test},
-            },
-            {},
-        )
-        for seed, test in enumerate(tests)
-    ]
-    lost = {"status": "diverged", "measures": ["loss"], "valid": None, "test": None}
-    return Row(label, runs + [Finished({"seed": 90 + i}, lost, {}) for i in range(failed)])
+CONTENDED = [RATES, PLAIN, ZOOM]
 
 
-class Told:
-    """A suite whose runs are made up."""
+def runs(workload, contender, method, tests, valid=1.0, failed=(), searched=True):
+    """The frame of made-up runs: a test loss for each seed; of the other rates of a grid, one each, worse."""
 
-    def __init__(self, rows):
-        self.rows = rows
-        self.workloads = [QUICK, OTHER]
-        self.contenders = [RATES, PLAIN, ZOOM]
+    def record(spec, seed, test, loss=valid, status="finished"):
+        result = {
+            "status": status, "measures": ["loss"], "steps": 6, "seconds": 1.0, "diverged_at": None,
+            "train": {}, "valid": {"loss": loss}, "test": {"loss": test},
+        }  # fmt: skip
+        path = Path("digits", "mlp", f"{spec}-{seed}")
+        return Record(RunDirectory(path), Settings(method=spec, seed=seed), {}, result, [])
 
-    def chosen(self, workload, contender):
-        row = self.rows.get((workload.name, contender.name))
-        return row and replace(row, searched=len(contender.methods))
+    found = [record(method, seed, test) for seed, test in enumerate(tests)]
+    found += [record(method, seed, None, None, "diverged") for seed in failed]
+    if searched:
+        others = [spec for spec in contender.methods if str(spec) != method]
+        found += [record(spec, 0, 90.0, 90.0) for spec in others]
+    return frame(found).assign(workload=workload.name, contender=contender.name)
 
-    def finished(self, workload, contender):
-        return self.rows[workload.name, contender.name].runs
 
-
-def told():
-    return Told(
-        {
-            ("quick", "rates"): a_row("sgd@0.5", [1.0, 3.0]),
-            ("quick", "plain"): a_row("adam", [2.5]),
-            ("quick", "zoom"): a_row("alrao-zoom", [1.0]),
-            ("other", "rates"): a_row("sgd@0.5", [4.0]),
-            ("other", "plain"): a_row("adam", [4.0], failed=1),
-        }
+def told(searched=True):
+    return pd.concat(
+        [
+            runs(QUICK, RATES, "sgd@0.5", [1.0, 3.0], searched=searched),
+            runs(QUICK, PLAIN, "adam", [2.5]),
+            runs(QUICK, ZOOM, "alrao-zoom", [1.0]),
+            runs(OTHER, RATES, "sgd@0.5", [4.0], searched=searched),
+            runs(OTHER, PLAIN, "adam", [4.0], failed=[1]),
+        ]
     )
 
 
+def gaps(standings, contender):
+    return standings.gaps.loc[contender.name].dropna().to_dict()
+
+
+def losses(*arguments, **changes):
+    """Runs of one contender, as the standings have them."""
+    contender = arguments[1]
+    return Standings(runs(*arguments, **changes), [contender]).of(contender.name, arguments[0].name)
+
+
 def test_gaps_are_parts_of_the_best_tuned_mean():
-    by_name = {standing.contender.name: standing for standing in standings(told())}
-    assert by_name["rates"].gaps == {"quick": 0.0, "other": 0.0}
-    assert by_name["plain"].gaps == {"quick": 0.25, "other": inf}
-    assert by_name["zoom"].gaps == {"quick": -0.5}
-    assert by_name["plain"].failed([QUICK, OTHER]) == 1
-    assert by_name["plain"].failed([QUICK]) == 0
-    assert by_name["plain"].over([QUICK]) == (0.25, 0.25)
-    assert by_name["plain"].over([QUICK, OTHER]) == (inf, inf)
-    assert by_name["zoom"].over([QUICK, OTHER]) is None, "it has not run on both"
+    found = Standings(told(), CONTENDED)
+    assert gaps(found, RATES) == {"quick": 0.0, "other": 0.0}
+    assert gaps(found, PLAIN) == {"quick": 0.25, "other": inf}
+    assert gaps(found, ZOOM) == {"quick": -0.5}
+    assert found.failed(PLAIN, [QUICK, OTHER]) == 1
+    assert found.failed(PLAIN, [QUICK]) == 0
+    assert found.over(PLAIN, [QUICK]) == (0.25, 0.25)
+    assert found.over(PLAIN, [QUICK, OTHER]) == (inf, inf)
+    assert found.over(ZOOM, [QUICK, OTHER]) is None, "it has not run on both"
 
 
 def test_differences_are_between_runs_of_one_seed():
-    ours, theirs = a_row("alrao-zoom", [1.0, 3.0, 5.0]), a_row("sgd@0.5", [2.0, 2.0])
+    ours = losses(QUICK, ZOOM, "alrao-zoom", [1.0, 3.0, 5.0])
+    theirs = losses(QUICK, PLAIN, "adam", [2.0, 2.0])
     assert differences(ours, theirs) == [-0.5, 0.5]
     assert differences(theirs, ours) == [1.0, pytest.approx(-1 / 3)]
-    assert differences(a_row("alrao-zoom", [1.0], failed=1), a_row("sgd@0.5", [1.0], failed=1)) == [0.0]
-    lost = a_row("alrao-zoom", [], failed=1)
-    lost.runs[0].settings["seed"] = 0
-    assert differences(lost, theirs) == [inf]
+    some, others = (losses(QUICK, PLAIN, "adam", [1.0], failed=[1]) for _ in range(2))
+    assert differences(some, others) == [0.0], "where theirs failed, nothing can be said"
+    assert differences(losses(QUICK, PLAIN, "adam", [], failed=[0]), theirs) == [inf]
 
 
 def test_the_page_pairs_zoom_with_the_best_constant_rate():
-    suite = told()
-    suite.contenders = [replace(RATES, name="sgd"), replace(ZOOM, name="alrao-zoom")]
-    suite.rows = {
-        ("quick", "sgd"): a_row("sgd@0.5", [1.0, 4.0]),
-        ("quick", "alrao-zoom"): a_row("alrao-zoom", [0.9, 4.2]),
-    }
-    page = markdown(standings(suite), suite.workloads)
+    sgd, zoom = replace(RATES, name="sgd"), replace(ZOOM, name="alrao-zoom")
+    found = [runs(QUICK, sgd, "sgd@0.5", [1.0, 4.0]), runs(QUICK, zoom, "alrao-zoom", [0.9, 4.2])]
+    page = markdown(Standings(pd.concat(found), [sgd, zoom]), [QUICK, OTHER])
     assert "| quick | no | -2.5 ± 10.6 | 2 | 1 |" in page
-    assert "seed by seed" not in markdown(standings(told()), suite.workloads)
+    assert "seed by seed" not in markdown(Standings(told(), CONTENDED), [QUICK, OTHER])
 
 
 def test_names_are_not_cut_in_a_narrow_terminal():
     console = Console(width=60, file=StringIO())
     long = replace(ZOOM, name="a-name-of-some-length")
-    suite = Told({("quick", long.name): a_row("alrao-zoom", [1.0])})
-    suite.contenders = [long]
-    console.print(table(standings(suite), [replace(QUICK, name=f"workload-{i}") for i in range(5)], "title"))
+    found = Standings(runs(QUICK, long, "alrao-zoom", [1.0]), [long])
+    console.print(table(found, [replace(QUICK, name=f"workload-{i}") for i in range(5)], "title"))
     assert long.name in console.file.getvalue()
 
 
 def test_the_page_has_both_groups_apart():
-    page = markdown(standings(told()), [QUICK, OTHER])
+    page = markdown(Standings(told(), CONTENDED), [QUICK, OTHER])
     first, second = (
         page.index("## Workloads not used for choosing"),
         page.index("## Workloads used for choosing"),
@@ -129,31 +125,41 @@ def test_the_page_has_both_groups_apart():
     assert page.index("| plain | failed | failed | failed | 1 | 1 |") > second
     assert "| rates at 0.5 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
     assert "the best tuned one (`rates`)" in page
+    assert "historical" not in page
+
+
+def test_the_page_says_what_rests_on_historical_runs():
+    page = markdown(Standings(told().assign(historical=True), CONTENDED), [QUICK])
+    assert f"{len(told())} of these {len(told())} runs are historical" in page
 
 
 def test_there_are_no_gaps_before_the_search_is_over():
-    suite = told()
-    suite.chosen = lambda workload, contender: suite.rows.get((workload.name, contender.name))  # one rate
-    assert [standing.gaps for standing in standings(suite)] == [{}, {}, {}]
-    assert "| zoom | – | – | – | 0 | 1 |" in markdown(standings(suite), [QUICK])
+    found = Standings(told(searched=False), CONTENDED)
+    assert found.gaps.size == 0
+    assert "| zoom | – | – | – | 0 | 1 |" in markdown(found, [QUICK])
 
 
 def test_a_run_that_ends_without_a_test_loss_has_failed():
-    suite = told()
-    suite.rows["quick", "zoom"] = a_row("alrao-zoom", [None, 1.0])
-    rates, _, zoom = standings(suite)
-    assert zoom.gaps == {"quick": inf}
-    assert zoom.failed([QUICK]) == 1
-    assert differences(zoom.rows["quick"], rates.rows["quick"]) == [inf, pytest.approx(-2 / 3)]
-    assert differences(rates.rows["quick"], zoom.rows["quick"]) == [2.0]
-    assert "| zoom | failed | failed | failed | 1 | 1 |" in markdown([rates, zoom], [QUICK])
+    lost = runs(QUICK, ZOOM, "alrao-zoom", [None, 1.0])
+    found = Standings(pd.concat([runs(QUICK, RATES, "sgd@0.5", [1.0, 3.0]), lost]), [RATES, ZOOM])
+    assert gaps(found, ZOOM) == {"quick": inf}
+    assert found.failed(ZOOM, [QUICK]) == 1
+    rates, zoom = (found.of(contender.name, "quick") for contender in (RATES, ZOOM))
+    assert differences(zoom, rates) == [inf, pytest.approx(-2 / 3)]
+    assert differences(rates, zoom) == [2.0]
+    assert "| zoom | failed | failed | failed | 1 | 1 |" in markdown(found, [QUICK])
 
 
-def test_a_standing_without_runs_is_left_out():
-    suite = told()
-    suite.rows = {key: row for key, row in suite.rows.items() if key[1] != "zoom"}
-    assert [standing.contender.name for standing in standings(suite)] == ["rates", "plain"]
-    assert isinstance(standings(suite)[0], Standing)
+def test_a_contender_without_runs_is_left_out():
+    found = told()
+    standings = Standings(found[found["contender"] != "zoom"], CONTENDED)
+    assert standings.contenders == [RATES, PLAIN]
+
+
+def test_a_suite_without_any_run():
+    found = Standings(frame([]).assign(workload="", contender=""), CONTENDED)
+    assert found.contenders == []
+    assert markdown(found, [QUICK]).startswith("# The suite")
 
 
 def test_its_workloads_are_of_many_kinds_and_half_of_them_held_out():
@@ -201,15 +207,15 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
         ("sgd@10000", "none", 0),
     ]
     assert ran.missing == 0
-    tuned, zoom = standings(ran)
-    assert tuned.gaps == {"quick": 0.0}
-    row = tuned.rows["quick"]
-    assert row.label == "sgd@0.5"
-    assert tuned.failed([QUICK]) == 1, "sgd@10000, of the search"
+    found = Standings(ran.frame(), ran.contenders)
+    assert gaps(found, RATES) == {"quick": 0.0}
+    assert set(found.of("rates", "quick")["label"]) == {"SGD 0.5"}
+    assert found.failed(RATES, [QUICK]) == 1, "sgd@10000, of the search"
     files = [json.loads((d.path / "result.json").read_text()) for d in find_runs([tmp_path])]
     steps = {result["steps"] for result in files if result["status"] == "finished"}
     assert steps == {6}, "all methods take the same number of steps"
-    assert zoom.rows["quick"].runs[0].result["test"]["loss"] > 0
+    assert (found.of("zoom", "quick")["test loss"] > 0).all()
+    assert {run.config["settings"]["experiment"] for run in find_runs([tmp_path])} == {"suite-quick"}
 
 
 def test_nothing_is_trained_twice(ran, tmp_path):
@@ -217,11 +223,13 @@ def test_nothing_is_trained_twice(ran, tmp_path):
     again = Suite([QUICK], [RATES, ZOOM], Settings(threads=1), seeds=2, roots=[tmp_path])
     again.run(lambda runs: runs.run())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
-    assert [s.gaps for s in standings(again)] == [s.gaps for s in standings(ran)]
+    before = Standings(ran.frame(), ran.contenders)
+    assert Standings(again.frame(), ran.contenders).gaps.equals(before.gaps)
     shown = Suite([QUICK], [RATES, ZOOM], Settings(threads=1), seeds=2, roots=[tmp_path])
     shown.choose()
-    assert [len(s.rows["quick"].runs) for s in standings(shown)] == [2, 2], "of the best rate, all seeds"
-    assert [s.gaps for s in standings(shown)] == [s.gaps for s in standings(ran)]
+    found = Standings(shown.frame(), ran.contenders)
+    assert [len(found.of(name, "quick")) for name in ("rates", "zoom")] == [2, 2], "all seeds"
+    assert found.gaps.equals(before.gaps)
 
 
 def test_the_command(tmp_path):

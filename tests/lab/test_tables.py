@@ -9,11 +9,13 @@ import pytest
 from rich.console import Console
 from support.lab_runs import settings
 
-from alrao.lab.display import comparison_table
-from alrao.lab.markdown import page
+from alrao.lab.reading import read_runs
+from alrao.lab.records import locate
+from alrao.lab.render.markdown import page
+from alrao.lab.render.terminal import comparison_table
 from alrao.lab.resolve import resolve
-from alrao.lab.store import RunDirectory, find_runs, locate
-from alrao.lab.table import groups, spread
+from alrao.lab.store import RunDirectory
+from alrao.lab.table import experiments, spread
 
 DIGITS = {"source": "scikit-learn", "classes": 10, "train": 200, "valid": 397, "test": 400}
 
@@ -39,8 +41,14 @@ def make(tmp_path):
         return directory
 
     make.root = tmp_path
-    make.groups = lambda: groups(find_runs([tmp_path]))
+    make.groups = lambda: grouped([tmp_path])
     return make
+
+
+def grouped(roots):
+    """The experiments, and what is left out."""
+    reading = read_runs(roots)
+    return experiments(reading), reading.left_out
 
 
 DIVERGED = {"status": "diverged", "diverged_at": 17, "best_epoch": None, "valid": None, "test": None}
@@ -65,21 +73,22 @@ def test_mean_and_deviation(make):
     for seed, loss in enumerate(losses):
         make("adam", seed, test=loss)
     [group], left_out = make.groups()
-    [row] = group.rows
     mean, deviation = statistics.mean(losses), statistics.stdev(losses)
     right = [100 * (1 - loss / 4) for loss in losses]
     assert left_out == []
-    assert row.values("test", "loss") == losses
+    assert list(group.runs["test loss"]) == losses
+    assert group.rows.loc["Adam", "test loss"] == pytest.approx(mean)
     assert f"{mean:.3f} ± {deviation:.3f}" in shown(group)
     assert f"{statistics.mean(right):.1f} ± {statistics.stdev(right):.1f}" in shown(group)
-    assert row.seconds == 61.0
+    assert group.rows.loc["Adam", "seconds"] == 61.0
 
 
 def test_spread():
-    assert spread([]) == "–"
-    assert spread([0.12345]) == "0.123"
-    assert spread([1.0, 3.0], 2) == "2.00 ± 1.41"
-    assert spread([0.5, 0.7], 1, 100.0) == "60.0 ± 14.1"
+    nan = float("nan")
+    assert spread({"x": nan, "x ±": nan}, "x") == spread({}, "x") == "–"
+    assert spread({"x": 0.12345, "x ±": nan}, "x") == "0.123"
+    assert spread({"x": 2.0, "x ±": 2**0.5}, "x", 2) == "2.00 ± 1.41"
+    assert spread({"x": 0.6, "x ±": 0.02**0.5}, "x", 1, 100.0) == "60.0 ± 14.1"
 
 
 def test_the_best_rate_is_chosen_on_validation(make):
@@ -89,12 +98,12 @@ def test_the_best_rate_is_chosen_on_validation(make):
     make("sgd@1", seed=1, valid=0.1, test=0.1)  # not a seed that both have
     make("alrao", test=0.95)
     [group], _ = make.groups()
-    best, alrao = group.rows
-    assert (best.label, best.searched, best.values("test", "loss")) == ("sgd@0.1", 3, [0.9])
-    assert best.search_seconds == 180.0
-    assert alrao.label == "alrao"
-    assert [row.label for row in group.grid] == ["sgd@0.1", "sgd@1", "sgd@10"]
-    assert "sgd@0.1, best of 3" in shown(group)
+    assert list(group.rows.index) == ["Alrao", "SGD 0.1"]
+    best = group.rows.loc["SGD 0.1"]
+    assert (best["rate"], best["searched"], best["test loss"]) == (0.1, 3, 0.9)
+    assert best["search_seconds"] == 180.0
+    assert list(group.grid.index) == ["SGD 0.1", "SGD 1", "SGD 10"]
+    assert "SGD 0.1, best of 3" in shown(group)
 
 
 def test_a_rate_that_fails_with_one_seed_is_not_the_best(make):
@@ -103,7 +112,7 @@ def test_a_rate_that_fails_with_one_seed_is_not_the_best(make):
     for seed in (0, 1):
         make("sgd@0.1", seed=seed, valid=0.2)
     [group], _ = make.groups()
-    assert group.rows[0].label == "sgd@0.1"
+    assert list(group.rows.index) == ["SGD 0.1"]
 
 
 def test_failures_are_never_hidden(make):
@@ -112,10 +121,10 @@ def test_failures_are_never_hidden(make):
     make("sgd@0.1", result={**DIVERGED, "diverged_at": None})
     [group], _ = make.groups()
     assert group.failures == [
-        "sgd@0.1, seed 0: diverged (no finite validation loss)",
-        "adam, seed 0: diverged at step 17",
+        "SGD 0.1, seed 0: diverged (no finite validation loss)",
+        "Adam, seed 0: diverged at step 17",
     ]
-    assert group.rows[-1].values("test", "loss") == [1.0]
+    assert group.rows.loc["Adam", "test loss"] == 1.0
     assert "diverged" in shown(group)
     assert "Failed: " + "; ".join(group.failures) in page([group])
 
@@ -129,15 +138,16 @@ def test_order_and_labels(make):
     make("adam")
     make("sgd@0.1")
     [group], _ = make.groups()
-    assert [row.label for row in group.rows] == [
-        "sgd@0.1",
-        "adam",
-        "alrao",
-        "alrao (0.001:1, 4 copies)",
-        "alrao (averaging bayes, theta 0.5)",
-        "alrao-adam",
-        "prodigy",
+    assert list(group.rows.index) == [
+        "Alrao",
+        "Alrao (averaging bayes, theta 0.5)",
+        "Alrao (0.001:1, 4 copies)",
+        "SGD 0.1",
+        "Adam",
+        "Alrao-Adam",
+        "Prodigy",
     ]
+    assert list(group.rows["varied"]) == ["", "averaging,theta", "lr,copies", "", "", "", ""]
 
 
 def test_runs_that_differ_in_more_than_method_and_seed_are_apart(make):
@@ -147,7 +157,7 @@ def test_runs_that_differ_in_more_than_method_and_seed_are_apart(make):
     make("adam", about={**DIGITS, "train": 100})
     found, _ = make.groups()
     assert len(found) == 4
-    assert {len(group.rows[0].runs) for group in found} == {1}
+    assert {len(group.runs) for group in found} == {1}
     assert sum("momentum 0.5" in group.title for group in found) == 1
 
 
@@ -167,38 +177,38 @@ def test_an_older_run_has_the_defaults_of_settings_that_came_later(make):
     older.write_config(config)
     [group], left_out = make.groups()
     assert left_out == []
-    assert len(group.rows[0].runs) == 2
+    assert len(group.runs) == 2
     assert whole.config["settings"]["theta"] == 0.999
 
 
 @pytest.mark.parametrize(
     ("config", "result", "message"),
     [
-        ({"warmup": 3}, {}, "made by another version, whose settings have warmup"),
-        ({"task": None}, {}, "does not say the run's task"),
-        ({"method": None, "seed": None}, {}, "does not say the run's method, seed"),
-        ({"task": "mnist"}, {}, "unknown task 'mnist'"),
+        ({"warmup": 3}, {}, "made by another version, whose settings have 'warmup'"),
+        ({"task": None}, {}, "does not have the run's task"),
+        ({"method": None, "seed": None}, {}, "does not have the run's method, seed"),
+        ({"method": {"name": "sgd", "speed": 1}}, {}, "is no MethodSpec"),
     ],
 )
 def test_runs_that_cannot_be_understood_are_left_out(make, config, result, message):
     make("alrao")
     foreign = make("adam", config=config, result=result)
     [group], [said] = make.groups()
-    assert [row.label for row in group.rows] == ["alrao"]
-    assert said.startswith(str(foreign.path))
+    assert list(group.rows.index) == ["Alrao"]
+    assert said.startswith(f"{foreign.path}: left out: ")
     assert message in said
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("result.json", None, "not finished"),
-        ("result.json", "{", "result.json is damaged"),
-        ("result.json", "{}", "result.json does not say the run's status"),
+        ("result.json", None, "not finished (epoch 0 of 2): in the curves, not in the tables"),
+        ("result.json", "{", "its result is left out: result.json is damaged"),
+        ("result.json", "{}", "result.json lacks the measures or the status"),
         ("config.json", "[", "config.json is damaged"),
         ("config.json", "{}", "config.json has no settings"),
         ("config.json", '{"settings": 3}', "config.json has no settings"),
-        ("config.json", '{"settings": {"task": "digits"}}', "does not say the run's model"),
+        ("config.json", '{"settings": {"task": "digits"}}', "does not have the run's method, seed"),
     ],
 )
 def test_damaged_runs_are_left_out(make, name, content, message):
@@ -208,8 +218,15 @@ def test_damaged_runs_are_left_out(make, name, content, message):
     if content is not None:
         path.write_text(content)
     [group], [said] = make.groups()
-    assert [row.label for row in group.rows] == ["alrao"]
+    assert list(group.rows.index) == ["Alrao"]
     assert message in said
+
+
+def test_a_task_of_another_version_is_shown(make):
+    make("adam", config={"task": "mnist"})
+    [group], left_out = make.groups()
+    assert left_out == []
+    assert "## mnist, mlp" in page([group])
 
 
 def test_a_run_that_is_kept_too_counts_once(make, tmp_path):
@@ -218,7 +235,7 @@ def test_a_run_that_is_kept_too_counts_once(make, tmp_path):
     copy.write_config(directory.config)
     copy.write_result(directory.result)
     [group], _ = make.groups()
-    assert len(group.rows[0].runs) == 1
+    assert len(group.runs) == 1
 
 
 # The Markdown page.
@@ -248,11 +265,11 @@ def test_the_page_has_tables_of_as_many_columns_everywhere(full):
 def test_the_page_says_how_far_behind(full):
     table, grid = cells(page(full.groups()[0]))
     rows = {row[0]: dict(zip(table[0], row, strict=True)) for row in table[2:]}
-    assert rows["sgd@0.1, best of 3"]["behind SGD"] == ""
-    assert rows["**alrao**"]["behind SGD"] == "+0.100"
-    assert rows["adam"]["behind SGD"] == "-0.100"
-    assert rows["dog"]["failed"] == "1"
-    assert rows["dog"]["test loss"] == "–"
+    assert rows["SGD 0.1, best of 3"]["behind SGD"] == ""
+    assert rows["**Alrao**"]["behind SGD"] == "+0.100"
+    assert rows["Adam"]["behind SGD"] == "-0.100"
+    assert rows["DoG"]["failed"] == "1"
+    assert rows["DoG"]["test loss"] == "diverged"
     assert [row[:2] for row in grid[2:]] == [["0.1", "0.400 ± 0.000"], ["1", "1.000"], ["10", "diverged"]]
 
 
@@ -265,7 +282,7 @@ def test_the_page_s_command_gives_the_same_runs(full, monkeypatch, tmp_path):
     wanted = []
 
     class Recorded:
-        failed, directories = {}, []
+        failed, runs = {}, []
 
         def __init__(self, settings, methods, *, seeds, grid_seeds, roots):
             wanted.append((settings, methods, seeds))
@@ -316,4 +333,4 @@ def test_tables_fit_into_a_terminal(full):
 
 def test_nothing_is_a_page_too():
     assert page([]).startswith("# Results")
-    assert groups([]) == ([], [])
+    assert grouped([]) == ([], [])

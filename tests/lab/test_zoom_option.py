@@ -107,14 +107,14 @@ def test_the_interval_narrows_during_its_part_of_the_training(method):
 
 def test_tables_say_how():
     def named(**settings):
-        return label(resolve(Settings(**settings))[1].words())
+        return label(resolve(Settings(**settings))[1])
 
-    assert named(method="alrao-zoom") == "alrao-zoom"
-    assert named(method="alrao-zoom", zoom="width=10") == "alrao-zoom (zoom width=10)"
-    assert named(method="alrao", zoom="default") == "alrao (zoom default)"
-    assert named(method="alrao") == "alrao"
-    assert named(method="alrao", body_lr="1e-3:1.0") == "alrao (body 0.001:1)"
-    assert named(method="alrao", normalise="layer") == "alrao (unit layer)"
+    assert named(method="alrao-zoom") == "Alrao-Zoom"
+    assert named(method="alrao-zoom", zoom="width=10") == "Alrao-Zoom (zoom width=10)"
+    assert named(method="alrao", zoom="default") == "Alrao (zoom default)"
+    assert named(method="alrao") == "Alrao"
+    assert named(method="alrao", body_lr="1e-3:1.0") == "Alrao (body 0.001:1)"
+    assert named(method="alrao", normalise="layer") == "Alrao (unit layer)"
 
 
 def test_copies_may_keep_their_rates():

@@ -23,7 +23,7 @@ for package in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
 DOCS = ROOT / "docs"
 
 
-docs_site, docs_griffe, comparison = tool("docs_site"), tool("docs_griffe"), tool("comparison")
+docs_site, docs_griffe = tool("docs_site"), tool("docs_griffe")
 
 
 # The site.
@@ -194,25 +194,45 @@ def test_links_that_leave_the_docs_lead_to_pages():
     )
 
 
-def test_the_comparison_shows_the_results_as_they_are():
-    page, results = ((DOCS / name).read_text("utf-8") for name in ("comparison.md", "results.md"))
-    assert comparison.renewed(page, results) == page, "run: python tools/comparison.py"
+@pytest.fixture
+def comparison():
+    pytest.importorskip("pandas", reason="the workbench needs alrao[lab]")
+    return tool("comparison")
 
 
-def test_the_comparison_says_of_the_results_what_is_true():
-    results = (DOCS / "results.md").read_text("utf-8")
-    ours = [comparison.cells(line) for line in results.splitlines() if line.startswith("| **alrao")]
-    assert {row[-3] for row in ours} == {"0"}, "no run of Alrao failed"
-    found = comparison.read(results)
-    assert {"cifar10", "ptb", "regression"} <= set(found)
-    behind = {task: {method: float(x[0]) for method, x in rows.items()} for task, rows in found.items()}
-    for rows in behind.values():
-        for method in ("dog", "schedulefree"):
-            assert rows.get(method, -float("inf")) < rows["alrao"]
-    for task in ("cifar10", "ptb"):
-        assert behind[task]["prodigy"] < behind[task]["alrao"]
-    for method in ("dadapt-sgd", "dadapt-adam"):
-        ahead = {rows[method] < rows["alrao"] for rows in behind.values() if method in rows}
+def test_the_comparison_shows_the_results_as_they_are(comparison):
+    page = (DOCS / "comparison.md").read_text("utf-8")
+    assert comparison.renewed(page) == page, "run: make pages"
+
+
+def test_the_page_of_results_shows_the_records_as_they_are():
+    pytest.importorskip("pandas", reason="the workbench needs alrao[lab]")
+    from alrao.lab.reading import read_runs
+    from alrao.lab.render.markdown import page
+    from alrao.lab.table import experiments
+
+    names = re.search(r"^PAGE := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.M)[1].split()
+    reading = read_runs(ROOT / "results" / f"{name}.jsonl.xz" for name in names)
+    assert page(experiments(reading)) == (DOCS / "results.md").read_text("utf-8"), "run: make pages"
+
+
+def test_the_comparison_says_of_the_results_what_is_true(comparison):
+    found = comparison.found()
+    rows = {name: experiment.rows for name, experiment in found.items()}
+    for each in rows.values():
+        assert (each.loc[each["method"].str.startswith("alrao"), "failed"] == 0).all(), (
+            "no run of Alrao failed"
+        )
+    behind = {
+        name: {k: float(gap) for k, gap in comparison.behind(each).items()} for name, each in found.items()
+    }
+    for gaps in behind.values():
+        for method in ("DoG", "Schedule-Free"):
+            assert gaps.get(method, -float("inf")) < gaps["Alrao"]
+    for name in ("cifar10-small", "ptb-lstm"):
+        assert behind[name]["Prodigy"] < behind[name]["Alrao"]
+    for method in ("D-Adapt SGD", "D-Adapt Adam"):
+        ahead = {gaps[method] < gaps["Alrao"] for gaps in behind.values() if method in gaps}
         assert ahead == {True, False}
 
 

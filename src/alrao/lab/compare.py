@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from .errors import LabError
 from .methods import expand
+from .reading import read
 from .resolve import of_alrao
 from .runset import RunSet, Tell
 from .settings import Settings
-from .table import groups
+from .table import experiments
 from .values import MethodSpec
 
 __all__ = ["Comparison"]
@@ -21,22 +23,22 @@ class Comparison(RunSet):
 
     Args:
         settings: of every run; method and seed are replaced. ``lr`` is for the methods that take an interval.
-        methods: names; ``sgd`` is the grid of seven rates.
-        seeds: how many runs of each method.
-        grid_seeds: how many runs of each rate of the grid; the best one on validation gets all seeds.
-        roots: where runs are: new ones go to the first, finished ones are looked for in all.
+        methods: names as the command line spells them; ``sgd`` is the grid of seven rates.
+        seeds: the number of runs of each method.
+        grid_seeds: the number of runs of each rate of the grid; the best one on validation gets all seeds.
+        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
     """
 
     def __init__(
-        self, settings: Settings, methods: list[str], *, seeds: int, grid_seeds: int, roots: list[Path]
+        self, settings: Settings, methods: Sequence[str], *, seeds: int, grid_seeds: int, roots: list[Path]
     ) -> None:
-        self.seeds, self.grid = seeds, "sgd" in methods
+        self.seeds = seeds
         specs = list(dict.fromkeys(spec for method in methods for spec in expand(method)))
         if settings.lr is not None and not any(map(of_alrao, specs)):
             raise LabError(
                 "--lr is for the methods of Alrao; the rates of the others go to their names: adam@0.01"
             )
-        self._rates = [spec for spec in specs if self.grid and spec.name == "sgd"]
+        self._rates = [spec for spec in specs if spec.name == "sgd"] if "sgd" in methods else []
         super().__init__(_with(settings, specs[0], 0), roots)
         self.settings = settings
         for seed in range(max(seeds, grid_seeds)):
@@ -45,7 +47,7 @@ class Comparison(RunSet):
                     self.plan(_with(settings, spec, seed))
 
     def run(self, jobs: int = 1, tell: Tell | None = None) -> None:
-        """Run what is missing: first every method and every rate, then the best rate with all seeds."""
+        """Train the missing runs: first every method and every rate, then the best rate with all seeds."""
         super().run(jobs, tell)
         best = self.best_rate()
         if best is not None:
@@ -55,9 +57,11 @@ class Comparison(RunSet):
 
     def best_rate(self) -> MethodSpec | None:
         """Return SGD at the rate that is best on validation so far."""
-        rates = [p.directory for p in self.planned.values() if p.settings.method in self._rates]
-        found, _ = groups(rates)
-        return MethodSpec.parse(found[0].rows[0].label) if found and found[0].rows[0].good else None
+        found = experiments(read(p.run for p in self.planned.values() if p.settings.method in self._rates))
+        if not found or found[0].ended.empty:
+            return None
+        best = found[0].rows.iloc[0]
+        return best["spec"] if best["failed"] < best["seeds"] else None
 
 
 def _with(settings: Settings, method: MethodSpec, seed: int) -> Settings:

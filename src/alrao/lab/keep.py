@@ -1,38 +1,68 @@
-"""Keeping finished runs: their small files, without checkpoints, in a directory under version control."""
+"""Keeping finished runs: a row per run in the file of its experiment, to be committed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from .errors import LabError
-from .store import find_runs, replace_file
+from .provenance import unclean
+from .reading import read
+from .records import SUFFIX, Row, files_in, find_runs, read_rows, write_rows
+from .settings import Settings
+from .store import Run
 
-__all__ = ["keep"]
+__all__ = ["experiment_file", "keep"]
 
-KEPT = ("config.json", "metrics.jsonl", "features.json", "result.json")
+
+def experiment_file(settings: Settings) -> str:
+    """Return the name of the file that holds the runs of an experiment."""
+    name = settings.experiment or f"{settings.task}-{settings.model}"
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") + SUFFIX
 
 
 def keep(roots: Iterable[Path], results: Path) -> tuple[int, list[str]]:
-    """Copy what the finished runs below some directories say of themselves.
+    """Add a row for each finished run below some directories that has none yet.
 
     Returns:
-        how many were new, and a sentence for each that cannot be read.
+        The number of new rows, and a sentence for each finished run that is refused.
     """
-    count, damaged = 0, []
-    for root in roots:
-        for directory in find_runs([root]):
-            target = results / directory.path.relative_to(root)
-            try:
-                if directory.result is None or (target / "result.json").exists():
-                    continue
-            except LabError as error:
-                damaged.append(str(error))
-                continue
-            for name in KEPT:
-                source = directory.path / name
-                if source.exists():
-                    content = source.read_bytes()
-                    replace_file(target / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
-            count += 1
-    return count, damaged
+    known = {name for file in files_in(results) for name in read_rows(file)}
+    new: dict[Path, dict[str, Row]] = {}
+    refused: list[str] = []
+    for run in find_runs(roots, refused):
+        try:
+            if run.result is not None and "/".join(run.path.absolute().parts[-3:]) not in known:
+                row, settings = _row(run)
+                new.setdefault(results / experiment_file(settings), {})[row["run"]] = row
+        except LabError as error:
+            refused.append(str(error))
+    for file, rows in new.items():
+        write_rows(file, {**read_rows(file), **rows})
+    return sum(map(len, new.values())), refused
+
+
+def _row(run: Run) -> tuple[Row, Settings]:
+    """The row of a finished run.
+
+    Raises:
+        LabError: the run is damaged, or its code is not known exactly.
+    """
+    reading = read([run])
+    if reading.left_out:
+        raise LabError(reading.left_out[0])
+    config, settings = run.config or {}, reading.records[0].settings
+    if (why := unclean(config.get("commit"), config.get("modified"))) is not None:
+        remedy = "commit all changes, delete its directory and run it again with --to-keep"
+        raise LabError(f"{run.path} is not kept: {why}; {remedy}")
+    row: Row = {
+        "run": "/".join(run.path.absolute().parts[-3:]),
+        "historical": False,
+        "config": {**config, "settings": asdict(settings)},
+        "result": run.result,
+        "metrics": run.metrics(),
+        "features": run.features(),
+    }
+    return row, settings

@@ -40,6 +40,8 @@ class Method:
     methods, which take an interval."""
     momentum: str = "optional"
     """Whether it takes a momentum: ``"optional"``, ``"positive"`` or ``"never"``."""
+    default_rate: float | None = None
+    """The rate of its optimizer where the name has none, of methods that are compared rate by rate."""
     evidence: str = "mean"
     """What a batch counts for in the posterior, unless another is asked for."""
 
@@ -196,7 +198,9 @@ METHODS: dict[str, Method] = {
         "SGD", "SGD at a rate; in a comparison, the best of seven on validation",
         _plain("torch.optim", "SGD"), "needed",
     ),
-    "adam": Method("Adam", "Adam, at 0.001 or at a rate", _plain("torch.optim", "Adam", betas=True)),
+    "adam": Method(
+        "Adam", "Adam, at 0.001 or at a rate", _plain("torch.optim", "Adam", betas=True), default_rate=0.001
+    ),
     "alrao-adam": Method("Alrao-Adam", "Alrao on Adam (appendix E)", _alrao_adam, "never"),
     "alrao-zoom": Method(
         "Alrao-Zoom", "Alrao on Adam, its interval narrowing around the posterior", _alrao_adam, "never",
@@ -204,7 +208,7 @@ METHODS: dict[str, Method] = {
     ),
     "adamw": Method(
         "AdamW", "AdamW, at 0.001 or at a rate; weight decay 0.01 unless another is given",
-        _plain("torch.optim", "AdamW", betas=True, weight_decay=0.01),
+        _plain("torch.optim", "AdamW", betas=True, weight_decay=0.01), default_rate=0.001,
     ),
     "frozen": Method(
         "Frozen", "SGD on a random fraction of the features, frozen@RATE:P (appendix G)", _frozen, "needed"

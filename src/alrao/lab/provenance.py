@@ -1,9 +1,10 @@
-"""What a run was made with: versions, commit, machine."""
+"""What a run was made with: versions, commit, machine; and whether that can be kept."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,8 +15,11 @@ import torch
 
 import alrao
 
-__all__ = ["provenance"]
+from .errors import LabError
 
+__all__ = ["provenance", "require_clean", "source_state", "unclean"]
+
+COMMIT = re.compile("[0-9a-f]{12}")
 PACKAGES = (
     "torch",
     "torchvision",
@@ -31,7 +35,8 @@ PACKAGES = (
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """The part of ``config.json`` that the settings do not determine."""
+    """Return the part of ``config.json`` that the settings do not determine, taken when the run starts."""
+    commit, modified = source_state()
     versions = {"alrao": alrao.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -40,7 +45,8 @@ def provenance(device: torch.device) -> dict[str, Any]:
             continue
     return {
         "versions": versions,
-        "commit": _commit(),
+        "commit": commit,
+        "modified": modified,
         "device": str(device) if device.type != "cuda" else torch.cuda.get_device_name(device),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -49,19 +55,43 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit of the source tree that is running, with ``+`` if it was changed since."""
-    source = Path(__file__).parent.parent
+def source_state(source: Path = Path(__file__)) -> tuple[str | None, bool]:
+    """Return the commit of the code that runs, and whether a tracked file of its repository differs from it.
+
+    The commit is None where the code is no clone, such as an installed package.
+
+    Args:
+        source: a file of the code.
+    """
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(source), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip()
+        command = ["git", "-C", str(source.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        if not git("ls-files", __file__):  # installed inside somebody else's repository
-            return None
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
+        if not git("ls-files", str(source)):  # installed inside another repository
+            return None, False
+        changed = git("status", "--porcelain", "--untracked-files=no", ":/")
+        return git("rev-parse", "--short=12", "HEAD"), bool(changed)
     except (OSError, subprocess.SubprocessError):
-        return None
+        return None, False
+
+
+def unclean(commit: object, modified: object) -> str | None:
+    """Return why a run of this state of the code cannot be kept, or None if it can."""
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+        return "it was not run from a clone of the repository, so its commit is unknown"
+    return None if modified is False else f"tracked files differed from the commit {commit} when it started"
+
+
+def require_clean() -> None:
+    """Refuse to start runs that could not be kept.
+
+    Raises:
+        LabError: the code is no clone, or a tracked file is modified.
+    """
+    commit, modified = source_state()
+    if commit is None:
+        raise LabError("--to-keep needs the code of a git clone: install alrao with pip install -e .")
+    if modified:
+        raise LabError(f"--to-keep needs tracked files as in commit {commit}: commit or stash the changes")

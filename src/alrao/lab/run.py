@@ -11,9 +11,11 @@ import torch
 from .errors import LabError
 from .events import EventFiles
 from .loop import train
+from .provenance import require_clean
+from .records import locate
 from .resolve import resolve
 from .settings import Settings
-from .store import RunDirectory, locate
+from .store import Run, RunDirectory
 from .training import Watch
 
 __all__ = ["pick_device", "run"]
@@ -37,8 +39,8 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> RunDirectory:
-    """Return the directory of a finished run: train it, resume it, or find it.
+def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Run:
+    """Return a finished run: train it, resume it, or find it.
 
     Args:
         settings: as the user gave them.
@@ -50,14 +52,18 @@ def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Ru
     with _threads(settings.threads):
         problem = task.load(settings, device)
         directory = locate(settings, problem.identity, roots)
-        if directory.result is None:
+        if isinstance(directory, RunDirectory) and directory.result is None:
+            if settings.to_keep:
+                require_clean()
             lock = directory.lock()
             try:
                 train(problem, settings, directory, device, watch)
             finally:
                 lock.release()
-        elif settings.tensorboard and not EventFiles.exist(directory.path):
-            EventFiles(directory.path, directory.metrics()).close()
+        elif settings.tensorboard:
+            place = roots[0].joinpath(*directory.path.parts[-3:])  # of a run that is kept, too
+            if not EventFiles.exist(place):
+                EventFiles(place, directory.metrics()).close()
     return directory
 
 

@@ -1,4 +1,4 @@
-"""Many runs: in parallel where asked, nothing done twice, a failure in one no matter to the others."""
+"""Sets of runs: trained in parallel, none twice; the failure of one leaves the others alone."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from joblib.externals.loky.process_executor import (  # type: ignore[import-unty
 )
 
 from .errors import LabError
+from .provenance import require_clean
+from .records import locate
 from .resolve import resolve
 from .run import pick_device, run
 from .settings import Settings
-from .store import RunDirectory, locate
+from .store import Run
 
 __all__ = ["Planned", "RunSet", "Tell"]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that is wanted."""
+    """A run of the set."""
 
     settings: Settings
-    directory: RunDirectory
+    run: Run
 
 
 Tell: TypeAlias = Callable[[Planned, str | None], None]
-"""Is called with each run that ended, and what went wrong if something did."""
+"""Called with each run that ended, and the error if there was one."""
 
 
 class RunSet:
@@ -38,7 +40,7 @@ class RunSet:
 
     Args:
         settings: what they have in common.
-        roots: where runs are: new ones go to the first, finished ones are looked for in all.
+        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
     """
 
     def __init__(self, settings: Settings, roots: list[Path]) -> None:
@@ -49,22 +51,24 @@ class RunSet:
         self.failed: dict[Path, str] = {}
 
     def plan(self, settings: Settings) -> Planned:
-        """Want a run."""
+        """Queue a run."""
         resolved = resolve(settings)[1]
-        directory = locate(resolved, self._identity, self.roots)
-        return self.planned.setdefault(directory.path, Planned(resolved, directory))
+        found = locate(resolved, self._identity, self.roots)
+        return self.planned.setdefault(found.path, Planned(resolved, found))
 
     def run(self, jobs: int = 1, tell: Tell | None = None) -> None:
-        """Run what is missing.
+        """Train the missing runs.
 
         Args:
-            jobs: runs at a time, each in a process of its own.
-            tell: is told of each run that ended.
+            jobs: the number of runs at a time, each in its own process.
+            tell: called with each run that ended.
         """
+        if self.settings.to_keep:
+            require_clean()
         open_runs = [
             planned
             for path, planned in self.planned.items()
-            if path not in self.failed and planned.directory.result is None
+            if path not in self.failed and planned.run.result is None
         ]
         threads = self.settings.threads or (1 if jobs > 1 else None)
         work = (
@@ -75,23 +79,23 @@ class RunSet:
             for number, error in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work):
                 planned = open_runs[number]
                 if error is not None:
-                    self.failed[planned.directory.path] = error
+                    self.failed[planned.run.path] = error
                 if tell is not None:
                     tell(planned, error)
         except TerminatedWorkerError:
             raise LabError(
-                "a process that trained was killed, perhaps for lack of memory: try fewer --jobs; "
-                "the same command goes on from here"
+                "a training process was killed, perhaps for lack of memory: try fewer --jobs; "
+                "run the same command to resume"
             ) from None
 
     @property
-    def directories(self) -> list[RunDirectory]:
-        """Of all runs that were asked for."""
-        return [planned.directory for planned in self.planned.values()]
+    def runs(self) -> list[Run]:
+        """All runs of the set."""
+        return [planned.run for planned in self.planned.values()]
 
 
 def _run_one(number: int, settings: Settings, roots: list[Path]) -> tuple[int, str | None]:
-    """Run, and say in a sentence what went wrong."""
+    """Run, and return the error in a sentence if there was one."""
     try:
         run(settings, roots)
     except LabError as error:

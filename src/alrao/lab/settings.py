@@ -79,6 +79,10 @@ class Settings:
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
     tensorboard: bool = option(False, "write TensorBoard event files too", repeats=False)
+    experiment: str | None = option(
+        None, "the file of results/ that `alrao keep` adds the run to (default: TASK-MODEL)", repeats=False
+    )
+    to_keep: bool = option(False, "refuse to start unless every tracked file is committed", repeats=False)
     workers: int | None = option(None, "processes that read images (image folders)", repeats=False)
 
     def __post_init__(self) -> None:

@@ -22,9 +22,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from .errors import LabError
-from .settings import Settings
 
-__all__ = ["RunDirectory", "find_runs", "locate", "replace_file"]
+__all__ = ["Run", "RunDirectory", "encode", "replace_file"]
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -78,19 +77,59 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _encode(value: Any, indent: int | None = None) -> bytes:
-    return (json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n").encode()
+def encode(value: Any, indent: int | None = None) -> bytes:
+    """Return a value as JSON, with null for numbers that are not finite."""
+    separators = (",", ":") if indent is None else None
+    return (json.dumps(_plain(value), indent=indent, allow_nan=False, separators=separators) + "\n").encode()
 
 
-class RunDirectory:
-    """One run on the disk.
+class Run:
+    """A run as the workbench reads it; subclasses say where from.
 
     Args:
-        path: the directory; it need not exist yet.
+        path: names the run in messages; its last three parts are the task, the network and the run.
     """
+
+    historical = False
+    """Whether the run was kept before runs recorded a clean commit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def _read(self, name: str) -> Any:
+        """Return what a file of the run holds: its config, result, metrics or features."""
+        raise NotImplementedError
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a result."""
+        return self.result is not None
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """What defines the run, or None before it has begun."""
+        return self._read("config")
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What came out, or None while it has not ended."""
+        return self._read("result")
+
+    def features(self) -> list[dict[str, Any]]:
+        """Return what became of the features of each layer, where that was recorded."""
+        return self._read("features") or []
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of the epochs so far; one that cannot be read ends the list."""
+        return self.readable_metrics()[0]
+
+    def readable_metrics(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the lines that can be read, and whether these are all."""
+        return self._read("metrics"), True
+
+
+class RunDirectory(Run):
+    """A run on the disk; the directory need not exist yet."""
 
     def lock(self) -> FileLock:
         """Hold the run, or say that another process does. Released when the process ends, however it does."""
@@ -109,27 +148,51 @@ class RunDirectory:
         return lock
 
     @property
-    def config(self) -> dict[str, Any] | None:
-        """What defines the run, or None before it has begun."""
-        return self._read("config.json")
+    def ended(self) -> bool:
+        """Whether it has a result, which may be damaged."""
+        return (self.path / "result.json").exists()
 
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """What came out, or None while it has not ended."""
-        return self._read("result.json")
-
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name: str) -> Any:
+        file = f"{name}.json"
         try:
-            found = json.loads((self.path / name).read_text("utf-8"))
+            found = json.loads((self.path / file).read_text("utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise LabError(f"{self.path / name} could not be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise self._damaged(name, error) from None
+            raise LabError(f"{self.path / file} could not be read: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(file, error) from None
         if not isinstance(found, dict):
-            raise self._damaged(name, "it holds no object")
-        return found
+            raise self._damaged(file, "it holds no object")
+        return found["layers"] if name == "features" and "layers" in found else found
+
+    def readable_metrics(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the lines that can be read, and whether these are all."""
+        lines: list[dict[str, Any]] = []
+        try:
+            with (self.path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    entry = json.loads(line)
+                    if not isinstance(entry, dict):
+                        return lines, False
+                    lines.append(entry)
+        except (ValueError, RecursionError):
+            return lines, False
+        except OSError:  # there is none yet
+            pass
+        return lines, True
+
+    def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
+        """Return the lines of the epochs so far; one that cannot be read ends the list.
+
+        Args:
+            epochs: the number of epochs that are done, and must be there.
+        """
+        lines, _ = self.readable_metrics()
+        if epochs is not None and len(lines) < epochs:
+            why = f"{epochs} epochs are done, and it can be read up to {len(lines)}"
+            raise self._damaged("metrics.jsonl", why)
+        return lines[:epochs]
 
     def _damaged(self, name: str, why: object) -> LabError:
         return LabError(f"{self.path / name} is damaged ({why}): delete the run's directory to run it again")
@@ -143,46 +206,20 @@ class RunDirectory:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Store what defines the run."""
-        replace_file(self.path / "config.json", lambda file: file.write(_encode(config, 2)))
+        replace_file(self.path / "config.json", lambda file: file.write(encode(config, 2)))
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Store what came out; the run has ended."""
-        replace_file(self.path / "result.json", lambda file: file.write(_encode(result, 2)))
-
-    def features(self) -> list[dict[str, Any]]:
-        """What became of the features of each layer, where that was recorded."""
-        found = self._read("features.json")
-        return found["layers"] if found else []
+        replace_file(self.path / "result.json", lambda file: file.write(encode(result, 2)))
 
     def write_features(self, layers: list[dict[str, Any]]) -> None:
         """Store what became of the features of each layer."""
         if layers:
-            replace_file(self.path / "features.json", lambda file: file.write(_encode({"layers": layers})))
-
-    def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
-        """The lines of the epochs so far; one that cannot be read ends the list.
-
-        Args:
-            epochs: as many are wanted, and must be there.
-        """
-        lines: list[dict[str, Any]] = []
-        try:
-            with (self.path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    entry = json.loads(line)
-                    if not isinstance(entry, dict):
-                        break
-                    lines.append(entry)
-        except (OSError, ValueError):
-            pass
-        if epochs is not None and len(lines) < epochs:
-            why = f"{epochs} epochs are done, and it can be read up to {len(lines)}"
-            raise self._damaged("metrics.jsonl", why)
-        return lines[:epochs]
+            replace_file(self.path / "features.json", lambda file: file.write(encode({"layers": layers})))
 
     def write_metrics(self, lines: Iterable[dict[str, Any]]) -> None:
         """Store the lines of all epochs."""
-        content = b"".join(_encode(line) for line in lines)
+        content = b"".join(encode(line) for line in lines)
         replace_file(self.path / "metrics.jsonl", lambda file: file.write(content))
 
     def save(self, state: dict[str, Any]) -> None:
@@ -218,26 +255,3 @@ class RunDirectory:
             f"{path} is not of this run or of this version ({type(error).__name__}): "
             "delete it to start the run again"
         )
-
-
-def locate(settings: Settings, data: str, roots: Iterable[Path]) -> RunDirectory:
-    """The directory of a run: the first among the roots that has a result, else in the first root."""
-    method = str(settings.method).replace(":", "_")  # no file system forbids that one
-    name = Path(settings.task, settings.model or "", f"{method}-{settings.seed}-{settings.digest(data)}")
-    candidates = [RunDirectory(root / name) for root in roots]
-    return next((run for run in candidates if run.result is not None), candidates[0])
-
-
-def find_runs(roots: Iterable[Path]) -> Iterator[RunDirectory]:
-    """All runs below some directories, in the order of their names.
-
-    A run that is there several times comes once, finished if it is so anywhere: its name, with that of its
-    task and of its network, says what it is.
-    """
-    found: dict[tuple[str, ...], Path] = {}
-    for root in roots:
-        for config in sorted(root.rglob("config.json")):
-            name, path = config.parent.absolute().parts[-3:], config.parent
-            if name not in found or not (found[name] / "result.json").exists():
-                found[name] = path
-    return (RunDirectory(path) for path in found.values())

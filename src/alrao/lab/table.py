@@ -1,269 +1,293 @@
-"""Tables of runs: one group for each experiment, one row for each method, mean and deviation over seeds."""
+"""One frame of results, a row per run; tables are group-bys over it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from statistics import mean, stdev
+from collections.abc import Iterable
+from functools import cached_property
+from math import inf, isnan, nan
 from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
 
 from .errors import LabError
 from .methods import METHODS
+from .reading import PARTS, Reading, Record
 from .resolve import OF_ALRAO
 from .settings import Settings
-from .store import RunDirectory
 from .tasks import Task, get_task
+from .values import Interval, MethodSpec
 
 __all__ = [
-    "HIGHER_IS_BETTER",
-    "Finished",
-    "Group",
-    "Row",
-    "best_of",
-    "experiment",
-    "group",
-    "groups",
+    "Experiment",
+    "best_rate",
+    "experiments",
+    "failure",
+    "frame",
+    "historical_note",
     "label",
     "spread",
-    "title",
+    "summary",
+    "varied",
 ]
 
 OF_METHOD = ("method", "lr", *OF_ALRAO)
-NEEDED = ("task", "model", "method", "seed", "budget", "epochs")
-RESULT = ("status", "diverged_at", "measures", "seconds", "valid", "test")
-ORDER = ("sgd", "adam", "alrao", "alrao-adam", "alrao-zoom")
 HIGHER_IS_BETTER = ("return", "accuracy")
+TYPED = ["spec", "method", "rate", "fraction", "low", "high", "varied"]
+"""The columns of a method and its settings."""
+COLUMNS = ["experiment", "label", *TYPED, "seed", "ended", "diverged", "diverged_at", "seconds", *PARTS]
+COLUMNS += ["historical", "record"]
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A run that has ended."""
-
-    settings: dict[str, Any]
-    result: dict[str, Any]
-    about: dict[str, Any]
-
-    @property
-    def diverged(self) -> bool:
-        """Whether it failed."""
-        return bool(self.result["status"] != "finished")
+# What a run is called.
 
 
-@dataclass
-class Row:
-    """A method, with all its seeds."""
-
-    label: str
-    runs: list[Finished] = field(default_factory=list)
-    searched: int = 1
-    """Runs that it takes to find its rate."""
-    search_seconds: float = 0.0
-    """What these took, with one seed each."""
-
-    @property
-    def good(self) -> list[Finished]:
-        """The runs that did not fail."""
-        return [run for run in self.runs if not run.diverged]
-
-    @property
-    def failures(self) -> list[str]:
-        """A sentence for each run that failed."""
-        said = []
-        for run in self.runs:
-            if run.diverged:
-                step = run.result["diverged_at"]
-                when = f"at step {step}" if step else "(no finite validation loss)"
-                said.append(f"{self.label}, seed {run.settings['seed']}: diverged {when}")
-        return said
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Of the first measure."""
-        result = self.runs[0].result
-        return bool(result.get("higher_is_better", result["measures"][0] in HIGHER_IS_BETTER))
-
-    def values(self, part: str, measure: str) -> list[float]:
-        """A measure of every run that did not fail."""
-        return [run.result[part][measure] for run in self.good if run.result[part][measure] is not None]
-
-    @property
-    def seconds(self) -> float:
-        """Mean time of a run."""
-        return mean(run.result["seconds"] for run in self.runs)
-
-
-@dataclass
-class Group:
-    """Runs that differ in method and seed alone."""
-
-    task: str
-    model: str
-    title: str
-    measures: list[str]
-    about: dict[str, Any]
-    rows: list[Row]
-    """The methods, SGD at its best rate only."""
-    grid: list[Row]
-    """SGD at every rate that was tried."""
-
-    @property
-    def failures(self) -> list[str]:
-        """A sentence for each run that failed."""
-        said = [failure for row in [*self.grid, *self.rows] for failure in row.failures]
-        return list(dict.fromkeys(said))
-
-
-def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0) -> str:
-    """Mean ± standard deviation."""
-    if not values:
-        return "–"
-    scaled = [scale * value for value in values]
-    deviation = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-    return f"{mean(scaled):.{digits}f}{deviation}"
-
-
-def groups(directories: Iterable[RunDirectory]) -> tuple[list[Group], list[str]]:
-    """The experiments among some runs, and a sentence for each run that had to be left out."""
-    found: dict[tuple[Any, ...], list[Finished]] = {}
-    left_out = []
-    for directory in directories:
-        try:
-            config, result = directory.config, directory.result
-            if config is None or result is None:
-                left_out.append(f"{directory.path}: not finished")
-                continue
-            run = _finished(config, result)
-            key = (*experiment(run.settings), json.dumps(run.about, sort_keys=True))
-        except LabError as error:
-            left_out.append(f"{directory.path}: {error}")
-            continue
-        found.setdefault(key, []).append(run)
-    return [group(runs) for _, runs in sorted(found.items(), key=lambda item: repr(item[0]))], left_out
-
-
-def _finished(config: dict[str, Any], result: dict[str, Any]) -> Finished:
-    """A run as its files tell it.
-
-    Settings that came after it have their defaults, as it had them.
-
-    Raises:
-        LabError: something is missing, or unknown here.
-    """
-    settings, about = config.get("settings"), config.get("data", {})
-    if not isinstance(settings, dict) or not isinstance(about, dict):
-        raise LabError("config.json has no settings")
-    if lacking := [name for name in NEEDED if settings.get(name) is None]:
-        raise LabError(f"config.json does not say the run's {', '.join(lacking)}")
-    known = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
-    if foreign := sorted(set(settings) - set(known)):
-        raise LabError(f"made by another version, whose settings have {', '.join(foreign)}")
-    if lacking := [name for name in RESULT if name not in result]:
-        raise LabError(f"result.json does not say the run's {', '.join(lacking)}")
-    get_task(settings["task"])
-    return Finished(Settings(**settings).words(), result, about)
-
-
-def experiment(settings: dict[str, Any]) -> tuple[Any, ...]:
-    """What the runs of a group have in common: everything but method and seed."""
-    known = Settings(
-        **{name: value for name, value in settings.items() if name in Settings.__dataclass_fields__}
-    )
-    return tuple((name, value) for name, value in known.key().items() if name not in (*OF_METHOD, "seed"))
-
-
-def group(runs: Sequence[Finished]) -> Group:
-    """The table of runs that differ in method and seed alone."""
-    first = runs[0].settings
-    rows: dict[str, Row] = {}
-    for run in sorted(runs, key=lambda run: run.settings["seed"]):
-        name = label(run.settings)
-        rows.setdefault(name, Row(name)).runs.append(run)
-    grid = sorted((row for name, row in rows.items() if name.startswith("sgd@")), key=_rate)
-    shown = [row for row in rows.values() if row not in grid]
-    if grid:
-        shown.append(best_of(grid))
-    shown.sort(key=lambda row: (_place(row.label), row.label))
-    return Group(
-        first["task"], first["model"], title(first), runs[0].result["measures"], runs[0].about, shown, grid
-    )
-
-
-def label(settings: dict[str, Any]) -> str:
-    """The method, and what was chosen for it that is not the default."""
-    name: str = settings["method"]
-    task = _task(settings["task"])
-    if name.startswith("alrao") and task is not None:
-        low, high = task.interval_of(name)
-        said = []
-        if settings["lr"] != f"{low:g}:{high:g}":
-            said.append(settings["lr"])
-        if settings["copies"] != task.copies:
-            said.append(f"{settings['copies']} copies")
-        said += [
-            f"{option} {settings[option]}"
-            for option in ("averaging", "theta")
-            if settings[option] != Settings.__dataclass_fields__[option].default
-        ]
-        usual = METHODS[name].evidence if name in METHODS else "mean"
-        evidence = settings["evidence"] or usual
-        said += [f"evidence {evidence}"] if evidence != usual else []
-        zoom = settings.get("zoom")  # which older runs do not have
-        said += [f"zoom {zoom}"] if zoom and (name != "alrao-zoom" or zoom != "default") else []
-        said += [f"body {settings['body_lr']}"] if settings.get("body_lr") else []
-        said += [f"unit {settings['normalise']}"] if settings.get("normalise") else []
-        name += f" ({', '.join(said)})" if said else ""
-    return name
-
-
-def _task(name: str) -> Task | None:
-    """A task, or None if this version has none of that name."""
+def task_of(settings: Settings) -> Task | None:
+    """Return the task, or None if this version has none of that name."""
     try:
-        return get_task(name)
+        return get_task(settings.task)
     except LabError:
         return None
 
 
-def title(settings: dict[str, Any]) -> str:
-    """What the runs of a group have in common, and is not the default."""
-    said = [
-        f"{settings['task']}, {settings['model']}, budget {settings['budget']}, {settings['epochs']} epochs"
-    ]
-    plain = (*OF_METHOD, "task", "model", "budget", "epochs", "batch", "seed")
-    usual = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
-    task = _task(settings["task"])
-    usual |= task.defaults if task is not None else {}
-    said += [
-        f"{name.replace('_', ' ')} {settings[name]}"
+def varied(settings: Settings) -> dict[str, str]:
+    """Return the settings of an Alrao run that are not its method's defaults, as they are shown."""
+    name, task = settings.method.name, task_of(settings)
+    if name not in METHODS or METHODS[name].rate != "never" or task is None:
+        return {}
+    shown: dict[str, str] = {}
+    if settings.lr is not None and settings.lr != Interval(*task.interval_of(name)):
+        shown["lr"] = str(settings.lr)
+    if settings.copies not in (None, task.copies):
+        shown["copies"] = f"{settings.copies} copies"
+    for option in ("averaging", "theta"):
+        if getattr(settings, option) != Settings.__dataclass_fields__[option].default:
+            shown[option] = f"{option} {getattr(settings, option)}"
+    if settings.evidence not in (None, METHODS[name].evidence):
+        shown["evidence"] = f"evidence {settings.evidence}"
+    if settings.zoom is not None and (name != "alrao-zoom" or str(settings.zoom) != "default"):
+        shown["zoom"] = f"zoom {settings.zoom}"
+    if settings.body_lr is not None:
+        shown["body_lr"] = f"body {settings.body_lr}"
+    if settings.normalise is not None:
+        shown["normalise"] = f"unit {settings.normalise}"
+    return shown
+
+
+def label(settings: Settings) -> str:
+    """Return the name of a method in every table: ``SGD 0.1``, ``Alrao (0.001:1, 4 copies)``."""
+    spec, shown = settings.method, varied(settings)
+    name = METHODS[spec.name].title if spec.name in METHODS else spec.name
+    return f"{name} {spec.rates}".strip() + (f" ({', '.join(shown.values())})" if shown else "")
+
+
+def title(settings: Settings) -> str:
+    """Return what the runs of an experiment have in common, and is not the default."""
+    task = task_of(settings)
+    usual = dict(task.defaults) if task is not None else {}
+    shown = [f"{settings.task}, {settings.model}, budget {settings.budget}, {settings.epochs} epochs"]
+    shown += [
+        f"{name.replace('_', ' ')} {getattr(settings, name)}"
         for name, field in Settings.__dataclass_fields__.items()
-        if name not in plain and field.metadata["repeats"] and settings.get(name, usual[name]) != usual[name]
+        if name not in (*OF_METHOD, "task", "model", "budget", "epochs", "batch", "seed")
+        and field.metadata["repeats"]
+        and getattr(settings, name) != usual.get(name, field.default)
     ]
-    return ", ".join(said)
+    return ", ".join(shown)
 
 
-def _rate(row: Row) -> float:
-    try:
-        return float(row.label.partition("@")[2])
-    except ValueError:  # no rate of ours
-        return float("inf")
+def failure(name: str, seed: int, step: float | None) -> str:
+    """Return a sentence about a run that failed, at a step or without a finite validation loss."""
+    when = f"at step {step:.0f}" if step and not isnan(step) else "(no finite validation loss)"
+    return f"{name}, seed {seed}: diverged {when}"
 
 
-def _place(label: str) -> int:
-    name = label.replace("(", "@").split("@")[0].strip()
-    return ORDER.index(name) if name in ORDER else len(ORDER)
+# The frame.
 
 
-def best_of(grid: list[Row]) -> Row:
-    """The row of a grid that fails least and then has the best validation loss, over the seeds all have."""
-    common = set.intersection(*({run.settings["seed"] for run in row.runs} for row in grid))
-    measure = grid[0].runs[0].result["measures"][0]
+def frame(records: Iterable[Record]) -> pd.DataFrame:
+    """Return a row per run, in the order of methods, rates and seeds.
 
-    def validation(row: Row) -> tuple[int, float]:
-        runs = [run for run in row.runs if run.settings["seed"] in common or not common]
-        values = [run.result["valid"][measure] for run in runs if not run.diverged]
-        sign = -1 if row.higher_is_better else 1
-        return len(runs) - len(values), sign * mean(values) if values else float("inf")
+    Its columns: the experiment, the method and its settings (``TYPED``), the label, how the run ended, and
+    its figures, without a value where it failed: ``test`` is the first measure on the test data, whatever its
+    name, ``test accuracy`` that measure.
+    """
+    rows = sorted(map(_row, records), key=lambda row: row["order"])
+    typed = dict.fromkeys(("rate", "fraction", "low", "high", "seconds", "diverged_at", *PARTS), float)
+    found = pd.DataFrame(rows) if rows else pd.DataFrame(columns=COLUMNS)
+    return found.astype(typed)
 
-    best = min(grid, key=validation)
-    seconds = sum(row.runs[0].result["seconds"] for row in grid)
-    return Row(best.label, best.runs, searched=len(grid), search_seconds=seconds)
+
+def _row(record: Record) -> dict[str, Any]:
+    settings, result = record.settings, record.result
+    spec, interval = settings.method, settings.lr
+    method = METHODS.get(spec.name)
+    rate = spec.lr if spec.lr is not None or method is None else method.default_rate
+    low, high = (interval.low, interval.high) if interval is not None else (nan, nan)
+    names, shown = list(METHODS), ",".join(varied(settings))
+    place = names.index(spec.name) if spec.name in names else len(names)
+    order = (place, spec.name, spec.lr or 0.0, spec.fraction or 0.0, shown != "", low, high)
+    figures: dict[str, float | None] = {}
+    for part in PARTS if record.ended else ():
+        values = {} if record.diverged else result[part]
+        figures |= {f"{part} {measure}": values.get(measure) for measure in result[part]}
+        figures[part] = values.get(record.measures[0])
+    return {
+        "experiment": _experiment_of(record),
+        "label": label(settings),
+        "spec": spec,
+        "method": spec.name,
+        "rate": rate,
+        "fraction": spec.fraction,
+        "low": low,
+        "high": high,
+        "varied": shown,
+        "seed": settings.seed,
+        "ended": record.ended,
+        "diverged": record.diverged,
+        "diverged_at": result.get("diverged_at"),
+        "seconds": result.get("seconds"),
+        "historical": record.run.historical,
+        "record": record,
+        **dict.fromkeys(PARTS),
+        "order": (*(0.0 if value != value else value for value in order), label(settings), settings.seed),
+        **figures,
+    }
+
+
+def _experiment_of(record: Record) -> str:
+    """What the runs of an experiment have in common: everything but method and seed."""
+    key = record.settings.key().items()
+    common = [item for item in key if item[0] not in (*OF_METHOD, "seed")]
+    return repr((*common, json.dumps(record.about, sort_keys=True, default=str)))
+
+
+def summary(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per method: its typed columns, seeds, failures, time, and the mean of every measure.
+
+    The deviation of ``test loss`` over the seeds is the column ``test loss ±``.
+    """
+    by = runs.groupby("label", sort=False)
+    figures = [column for column in runs.columns if column.startswith(PARTS)]
+    numbers = runs[figures].astype(float).groupby(runs["label"], sort=False)
+    found = by[TYPED].first()
+    found["seeds"], found["failed"], found["seconds"] = by.size(), by["diverged"].sum(), by["seconds"].mean()
+    found["historical"] = by["historical"].sum()
+    found["searched"], found["search_seconds"] = 1, nan
+    return found.join(numbers.mean()).join(numbers.std().add_suffix(" ±"))
+
+
+def best_rate(runs: pd.DataFrame, *, higher: bool = False) -> str:
+    """Return the label that fails least and is then best on validation, over the seeds that all have."""
+    seeds = runs.groupby("label")["seed"].agg(set)
+    common = set.intersection(*seeds)
+    by = (runs[runs["seed"].isin(common)] if common else runs).groupby("label", sort=False)
+    loss = by["valid"].mean() * (-1 if higher else 1)
+    found = pd.DataFrame({"failed": by["diverged"].sum(), "loss": loss.fillna(inf)})
+    return str(found.sort_values(["failed", "loss"], kind="stable").index[0])
+
+
+def best_of(runs: pd.DataFrame, *, higher: bool = False) -> pd.DataFrame:
+    """Return the summary of the best rate alone, with the number and the time of the runs that found it."""
+    best = best_rate(runs, higher=higher)
+    found = summary(runs[runs["label"] == best])
+    found["searched"] = runs["label"].nunique()
+    found["search_seconds"] = runs.groupby("label")["seconds"].first().sum()  # one seed of each
+    return found
+
+
+def spread(row: Any, column: str, digits: int = 3, scale: float = 1.0) -> str:
+    """Return the mean ± standard deviation of a column of a summary."""
+    mean, deviation = (scale * row.get(name, nan) for name in (column, f"{column} ±"))
+    if isnan(mean):
+        return "–"
+    return f"{mean:.{digits}f}" + ("" if isnan(deviation) else f" ± {deviation:.{digits}f}")
+
+
+def historical_note(runs: pd.DataFrame) -> str:
+    """Return a sentence about the historical runs among some, or nothing."""
+    count = int(runs["historical"].sum())
+    if not count:
+        return ""
+    are = "run is" if len(runs) == 1 else "runs are" if count > 1 else "runs is"
+    return f"{count} of these {len(runs)} {are} historical: no clean commit was recorded at their start."
+
+
+class Experiment:
+    """Runs that differ in method and seed only.
+
+    Args:
+        runs: their frame, which may have runs that have not ended.
+    """
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        self.runs = runs
+        self.ended = runs[runs["ended"]]
+        first: Record = runs["record"].iloc[0]
+        self.settings, self.about, self.title = first.settings, first.about, title(first.settings)
+        measures = next((record.measures for record in runs["record"] if record.measures), ["loss"])
+        self.measures: list[str] = measures
+        self.measure = measures[0]
+        said = [record.result.get("higher_is_better") for record in self.ended["record"]]
+        self.higher = bool(said and said[0]) or self.measure in HIGHER_IS_BETTER
+
+    @cached_property
+    def methods(self) -> pd.DataFrame:
+        """The summary of all runs, of those in progress too."""
+        return summary(self.runs)
+
+    @cached_property
+    def every(self) -> pd.DataFrame:
+        """The summary of the runs that ended, SGD at every rate."""
+        return summary(self.ended)
+
+    @property
+    def grid(self) -> pd.DataFrame:
+        """Those of SGD."""
+        return self.every[self.every["method"] == "sgd"]
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The same as ``every``, SGD at its best rate only."""
+        of_sgd = self.ended["method"] == "sgd"
+        if not of_sgd.any():
+            return self.every
+        best = best_of(self.ended[of_sgd], higher=self.higher)
+        shown = self.every[(self.every["method"] != "sgd") | self.every.index.isin(best.index)].copy()
+        shown.loc[best.index, ["searched", "search_seconds"]] = best[["searched", "search_seconds"]]
+        return shown
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each run that failed."""
+        lost = self.ended[self.ended["diverged"]]
+        return [failure(*row) for row in zip(lost["label"], lost["seed"], lost["diverged_at"], strict=True)]
+
+    def records(self, name: str) -> list[Record]:
+        """Return the runs of a label."""
+        return list(self.runs.loc[self.runs["label"] == name, "record"])
+
+    def plain(self, method: str) -> str | None:
+        """Return the label of a method at its defaults, if it was run."""
+        found = self.methods[(self.methods["spec"] == MethodSpec(method)) & (self.methods["varied"] == "")]
+        return None if found.empty else str(found.index[0])
+
+
+def experiments(reading: Reading) -> list[Experiment]:
+    """Sort runs into experiments; those that measure something else than the others are left out."""
+    made = []
+    every = frame(reading.records)
+    for _, runs in every.groupby("experiment"):
+        kinds = runs["record"].map(lambda record: tuple(record.measures) if record.ended else None)
+        known = kinds.dropna()
+        usual = known.mode().iloc[0] if len(known) else None
+        for record, kind in zip(runs["record"], kinds, strict=True):
+            if kind not in (None, usual):
+                own, others = ", ".join(kind), ", ".join(usual or ())
+                reading.left_out.append(
+                    f"{record.run.path}: left out: it measures {own}, the others {others}"
+                )
+        kept = runs[[kind in (None, usual) for kind in kinds]]
+        if len(kept):
+            made.append(Experiment(kept))
+    return made

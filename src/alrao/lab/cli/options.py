@@ -60,7 +60,7 @@ def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
 def common(command: Any) -> Any:
     """Add the options of commands that train many networks: the budget, and where and how to compute."""
     every = {field.name for field in dataclasses.fields(Settings)}
-    return settings_options(skip=every - {"budget", "data", "device", "threads"})(command)
+    return settings_options(skip=every - {"budget", "data", "device", "threads", "to_keep"})(command)
 
 
 jobs_option = click.option(
@@ -68,18 +68,18 @@ jobs_option = click.option(
 )
 
 
-def out_option(default: str = "runs") -> Callable[[Any], Any]:
+def out_option() -> Callable[[Any], Any]:
     """Add ``--out``."""
     return click.option(
-        "--out", "out_dir", default=default, show_default=True, metavar="DIR",
+        "--out", "out_dir", default="runs", show_default=True, metavar="DIR",
         help="where run directories are written",
     )  # fmt: skip
 
 
-def results_option(default: str = "results") -> Callable[[Any], Any]:
+def results_option() -> Callable[[Any], Any]:
     """Add ``--results``."""
     return click.option(
-        "--results", default=default, show_default=True, metavar="DIR",
+        "--results", default="results", show_default=True, metavar="DIR",
         help="where finished runs are looked up as well, if it exists",
     )  # fmt: skip
 

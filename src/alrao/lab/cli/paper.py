@@ -33,7 +33,7 @@ def reproduce(
     Finished runs are not repeated. The budget mini trains small networks and takes under three hours on two
     cores for everything; the budget paper trains the paper's networks.
     """
-    from ..reproduce import reproduce as make
+    from ..paper.make import reproduce as make
 
     picked = pick(",".join(names), {name: name for name in (*NAMES, "all")}, "table or figure")
     wanted = list(NAMES) if "all" in picked else picked
@@ -66,8 +66,8 @@ def reproduce(
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page as well")
 @click.option("--title", default="The suite", show_default=True, help="title of that page")
 @common
-@out_option("suite/runs")
-@results_option("suite/results")
+@out_option()
+@results_option()
 def suite(
     workloads: str | None,
     contenders: str | None,
@@ -86,7 +86,7 @@ def suite(
     Rates are chosen on validation data. Finished runs are not repeated.
     """
     from ..store import replace_file
-    from ..suite import ABLATIONS, CONTENDERS, WORKLOADS, Suite, standings, table
+    from ..suite import ABLATIONS, CONTENDERS, WORKLOADS, Standings, Suite, table
     from ..suite import markdown as page
 
     runs = Suite(
@@ -100,7 +100,7 @@ def suite(
         runs.run(lambda some: train_missing(some, jobs))
     else:
         runs.choose()
-    found = standings(runs)
+    found = Standings(runs.frame(), runs.contenders)
     for which, chosen_on in (("not used for choosing", False), ("used for choosing", True)):
         some = [workload for workload in runs.workloads if workload.chosen_on == chosen_on]
         if some:
@@ -116,6 +116,6 @@ def suite(
 @click.command()
 def params() -> None:
     """Count the parameters of the paper's networks, plain and with Alrao, beside the paper's figures."""
-    from ..params import table
+    from ..paper.params import table
 
     out.print(table())

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import LabError
 from .terminal import out, say, warn
 
+if TYPE_CHECKING:
+    from ..reading import Reading
+
 __all__ = ["command_line", "keep", "make_report", "report", "table"]
 
-paths_argument = click.argument(
-    "paths", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
+paths_argument = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 
 
 def _places(paths: tuple[Path, ...]) -> list[Path]:
@@ -31,11 +32,11 @@ def command_line() -> str:
     return shlex.join(["alrao", *sys.argv[1:]])
 
 
-def make_report(roots: Sequence[Path], target: Path, command: str = "") -> None:
+def make_report(reading: Reading, target: Path, command: str) -> None:
     """Write the report and print its path."""
     from ..report import write_report
 
-    made = write_report(roots, target, command=command)
+    made = write_report(reading, target, command=command)
     if made.left_out:
         warn(f"{len(made.left_out)} remarks about what is left out are at the end of the report")
     say(f"report: {target}")
@@ -45,21 +46,23 @@ def make_report(roots: Sequence[Path], target: Path, command: str = "") -> None:
 @paths_argument
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page instead")
 def table(paths: tuple[Path, ...], markdown: str | None) -> None:
-    """Print the tables of all finished runs below PATHS (default: runs and results)."""
-    from ..display import comparison_table
-    from ..markdown import page
-    from ..store import find_runs, replace_file
-    from ..table import groups
+    """Print the tables of all finished runs below PATHS, which may be files (default: runs and results)."""
+    from ..reading import read_runs
+    from ..render.markdown import page
+    from ..render.terminal import comparison_table
+    from ..store import replace_file
+    from ..table import experiments
 
-    found, left_out = groups(find_runs(_places(paths)))
+    reading = read_runs(_places(paths))
+    found = [experiment for experiment in experiments(reading) if len(experiment.ended)]
     if markdown is not None:
         content = page(found).encode()
         replace_file(Path(markdown), lambda file: file.write(content))
     else:
-        for group in found:
-            out.print(comparison_table(group))
-    for line in left_out:
-        warn(f"left out: {line}")
+        for experiment in found:
+            out.print(comparison_table(experiment))
+    for line in reading.left_out:
+        warn(line)
 
 
 @click.command()
@@ -74,17 +77,22 @@ def report(paths: tuple[Path, ...], target: Path) -> None:
     Nothing is trained; unfinished runs are shown as far as they got. The page is a single file and needs no
     network.
     """
-    make_report(_places(paths), target)
+    from ..reading import read_runs
+
+    make_report(read_runs(_places(paths)), target, command_line())
 
 
 @click.command()
 @paths_argument
 @click.option("--results", default="results", show_default=True, metavar="DIR", help="where they are kept")
 def keep(paths: tuple[Path, ...], results: str) -> None:
-    """Copy finished runs below PATHS (default: runs), without checkpoints, to a directory to commit."""
-    from ..keep import keep as copy
+    """Add finished runs below PATHS (default: runs) to the files of results, to commit them.
 
-    count, damaged = copy(paths or [Path("runs")], Path(results))
-    say(f"{count} runs copied to {results}")
-    for line in damaged:
-        warn(f"left out: {line}")
+    A run is kept if it started from a clone whose tracked files were committed: train it with --to-keep.
+    """
+    from ..keep import keep as add
+
+    count, refused = add(paths or [Path("runs")], Path(results))
+    say(f"{count} runs added to {results}")
+    for line in refused:
+        warn(line)

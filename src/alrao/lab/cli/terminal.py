@@ -29,7 +29,7 @@ def warn(line: str, style: str | None = None) -> None:
 
 def train_missing(runs: RunSet, jobs: int) -> None:
     """Train every run of a set that has no result yet, and show the progress."""
-    from ..display import run_shown
+    from ..render.terminal import run_shown
 
     run_shown(runs, jobs, out)
 

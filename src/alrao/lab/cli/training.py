@@ -24,7 +24,7 @@ __all__ = ["compare", "train", "triangle"]
 @results_option()
 def train(task: str, out_dir: str, results: str, **values: Any) -> None:
     """Train one network on TASK. Run the same command again to resume an interrupted run."""
-    from ..display import TrainingBar, describe
+    from ..render.terminal import TrainingBar, describe
     from ..resolve import refuse_idle
     from ..run import run
 
@@ -38,7 +38,7 @@ def train(task: str, out_dir: str, results: str, **values: Any) -> None:
     result = directory.result
     assert result is not None
     describe(out, result)
-    say(f"run directory: {directory.path}")
+    say(f"run: {directory.path}")
 
 
 @click.command()
@@ -71,9 +71,10 @@ def compare(
     the test data. Finished runs are not repeated.
     """
     from ..compare import Comparison
-    from ..display import comparison_table
+    from ..reading import read
+    from ..render.terminal import comparison_table
     from ..resolve import resolve
-    from ..table import groups
+    from ..table import experiments
 
     settings = collect({"task": task, **values})
     names = words_of(methods)
@@ -84,13 +85,12 @@ def compare(
     roots = roots_of(out_dir, results)
     comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
     train_missing(comparison, jobs)
-    found, _ = groups(comparison.directories)
-    for group in found:
-        out.print(comparison_table(group))
-        for failure in group.failures:
+    reading = read(comparison.runs)
+    for experiment in experiments(reading):
+        out.print(comparison_table(experiment))
+        for failure in experiment.failures:
             out.print(failure, style="red", markup=False)
-    directories = [directory.path for directory in comparison.directories]
-    make_report(directories, Path(out_dir) / f"report-{settings.task}.html", command_line())
+    make_report(reading, Path(out_dir) / f"report-{settings.task}.html", command_line())
     fail_if(comparison.failed)
 
 
@@ -104,7 +104,7 @@ def compare(
 def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str, **values: Any) -> None:
     """Train Alrao on TASK in every interval of a grid of rates; where both ends are equal, train SGD."""
     from ..methods import GRID
-    from ..triangle import Triangle
+    from ..paper.triangle import Triangle
     from ..values import parse_rate
 
     settings = collect({"task": task, **values})

@@ -6,17 +6,38 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median
 from typing import Any
 
+from ..reading import Record
+from ..render.cells import is_alrao
+from ..render.commands import compare_command
+from ..table import Experiment
+from ..values import MethodSpec
 from .captions import caption
-from .commands import compare_command
-from .experiments import Experiment, rate, spoken
 from .figure import FEW, Control, Figure, axes_control, paint, panels, plain, rounded
-from .records import Record
 
-__all__ = ["Curve", "adam_curves", "curve", "learning_curves", "mean_curve"]
+__all__ = ["Curve", "adam_curves", "compared", "curve", "learning_curves", "mean_curve"]
 
 Curve = list[tuple[int, float | None]]
 """Epochs and values."""
 SAID = {"train": "training", "valid": "evaluation", "test": "test"}
+MANY = 3
+"""From this number of intervals on, they are for the triangle and not for the curves."""
+
+
+def _intervals(experiment: Experiment) -> set[str]:
+    """The labels of Alrao in an interval that is not the default, if there are many."""
+    methods = experiment.methods
+    found = methods[methods["method"].isin(["alrao", "alrao-adam"]) & (methods["varied"] == "lr")]
+    return set(found.index) if len(found) >= MANY else set()
+
+
+def compared(experiment: Experiment) -> list[str]:
+    """Return the labels that are compared with one another: not Adam's rates, fractions, many intervals."""
+    methods, aside = experiment.methods, _intervals(experiment)
+    return [
+        name
+        for name, row in methods.iterrows()
+        if name not in aside and not (row["method"] in ("adam", "frozen") and row["spec"].lr is not None)
+    ]
 
 
 def curve(record: Record, part: str, measure: str) -> Curve:
@@ -43,7 +64,7 @@ def thinned(one: Curve, most: int) -> Curve:
 
 def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
     """Alrao among SGD's rates, Adam and whatever else was run."""
-    names = experiment.compared()
+    names = compared(experiment)
     returns = experiment.measure == "return"
     figure = _curves(experiment, names, "sgd", detail)
     if figure is None:
@@ -52,21 +73,18 @@ def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
     what = "return of an episode" if returns else experiment.measure
     better = "Higher" if experiment.higher else "Lower"
     figure.look_for = caption("curves", what=what, better=better)
-    aside = experiment.intervals()
-    if aside:
+    if aside := _intervals(experiment):
         figure.notes.append(f"{len(aside)} other intervals of Alrao are in the triangle, not here.")
     return figure
 
 
 def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
     """Alrao-Adam among Adam's rates."""
-    names = [
-        name for name in experiment.methods if name.split("@")[0].split(" ")[0] in ("adam", "alrao-adam")
-    ]
-    names = [name for name in names if name not in experiment.intervals()]
-    if not any(name.startswith("alrao-adam") for name in names) or len(names) < 3:
+    methods = experiment.methods[experiment.methods["method"].isin(["adam", "alrao-adam"])]
+    methods = methods[~methods.index.isin(_intervals(experiment))]
+    if "alrao-adam" not in set(methods["method"]) or len(methods) < 3:
         return None
-    names.sort(key=lambda name: rate(name, "adam") or 0.0)
+    names = list(methods.sort_values("rate", na_position="first").index)
     figure = _curves(experiment, names, "adam", detail)
     if figure is None:
         return None
@@ -78,16 +96,18 @@ def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
 def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: int) -> Figure | None:
     measure = experiment.measure
     parts = _parts(experiment)
-    lines = paint(names, [name for name in names if rate(name, scaled) is not None and len(names) > 1])
+    methods = experiment.methods.loc[list(names)]
+    lines = paint(methods, scaled)
     plot, wide, narrow = panels(2)
     rows: list[list[Any]] = []
     drawn: list[list[float | None]] = [[], []]
     missing: list[str] = []
     dropped = 0
     first: list[list[float]] = [[], []]
-    for rank, name in sorted(enumerate(names), key=lambda item: item[1].startswith("alrao")):
-        records = experiment.methods[name]
-        shown = plain("Adam 0.001 (default)" if scaled == name == "adam" else spoken(name))
+    for rank, (name, row) in sorted(enumerate(methods.iterrows()), key=lambda item: is_alrao(item[1][1])):
+        records = experiment.records(name)
+        default = scaled == "adam" and row["spec"] == MethodSpec("adam")
+        shown = plain("Adam 0.001 (default)" if default else name)
         any_line = False
         for panel, (part, of) in enumerate(parts):
             suffix = "" if panel == 0 else "2"
@@ -124,10 +144,10 @@ def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: i
                     plot.data.append(_cross(last, where, lines[name], at))
                 if panel:
                     train = dict(curve(record, *parts[0]))
-                    rows += [[name, record.settings["seed"], e, train.get(e), value] for e, value in one]
+                    rows += [[name, record.settings.seed, e, train.get(e), value] for e, value in one]
         if not any_line:
             lost = all(record.diverged for record in records)
-            missing.append(f"{spoken(name)} ({'diverged' if lost else 'not there yet'})")
+            missing.append(f"{name} ({'diverged' if lost else 'not there yet'})")
     if not rows:
         return None
     plot.lay(
@@ -148,7 +168,7 @@ def _curves(experiment: Experiment, names: Sequence[str], scaled: str, detail: i
 def _parts(experiment: Experiment) -> list[tuple[str, str]]:
     """What the panels show: of games, where tests are played once at the end, training and evaluation."""
     measure = experiment.measure
-    lines = [line for record in experiment.records for line in record.lines]
+    lines = [line for record in experiment.runs["record"] for line in record.lines]
     tested = any(line["test"].get(measure) is not None for line in lines)
     trained = measure == "return" and any(line["train"].get(measure) is not None for line in lines)
     return [("train", measure if trained else "loss"), ("test" if tested or not lines else "valid", measure)]
@@ -170,7 +190,7 @@ def _line(one: Curve, where: dict[str, Any], line: dict[str, Any], record: Recor
         type="scatter",
         x=[epoch for epoch, _ in one], y=[rounded(value, 4) for _, value in one],
         mode="lines", line={"color": line["color"], "width": 1}, opacity=0.4, showlegend=False,
-        hovertemplate=f"epoch %{{x}}: %{{y:.4~g}}, seed {record.settings['seed']}", **where,
+        hovertemplate=f"epoch %{{x}}: %{{y:.4~g}}, seed {record.settings.seed}", **where,
     )  # fmt: skip
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ..errors import LabError
+from ..reading import Record, number
+from ..render.cells import is_alrao
+from ..render.commands import compare_command
+from ..table import Experiment
 from .captions import caption
-from .commands import compare_command
-from .experiments import Experiment, spoken
 from .figure import BASELINE, FEW, Figure, ordered, panels, plain, rounded
-from .records import Record, number
 
-__all__ = ["Layer", "features_figure", "health", "read_layers"]
+__all__ = ["Layer", "features_figure", "health", "shown_layers"]
 
 FEW_POINTS, MANY_LAYERS = 1500, 12
 STILL, WILD = 1e-2, 1e1
@@ -38,20 +38,26 @@ class Layer:
         return [slow, len(found) - slow - wild, wild, len(self.moved) - len(found)]
 
 
-def read_layers(path: Path) -> list[Layer]:
-    """What became of a run's features; nothing where that was not recorded.
+Layers = tuple[str, Record, list[Layer]]
+"""The layers of a run, with its label."""
 
-    Raises:
-        ValueError: the file is damaged.
-    """
-    try:
-        found = json.loads((path / "features.json").read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    layers = found.get("layers") if isinstance(found, dict) else None
-    if not isinstance(layers, list):
-        raise ValueError("features.json has no layers")
-    return [layer for entry in layers if (layer := _layer(entry)) is not None]
+
+def shown_layers(experiment: Experiment, left_out: list[str]) -> Layers | None:
+    """Return what became of the features in the first run of Alrao that recorded it, the default first."""
+    methods = experiment.methods[[is_alrao(row) for _, row in experiment.methods.iterrows()]]
+    for name in methods.sort_values("varied", key=lambda varied: varied != "", kind="stable").index:
+        for record in experiment.records(name):
+            try:
+                found = record.run.features()
+                if not isinstance(found, list):
+                    raise LabError("features.json has no layers")
+            except LabError as error:
+                left_out.append(f"{record.run.path}: its features are left out: {error}")
+                continue
+            layers = [layer for entry in found if (layer := _layer(entry)) is not None]
+            if layers:
+                return name, record, layers
+    return None
 
 
 def _layer(entry: Any) -> Layer | None:
@@ -71,18 +77,9 @@ def _layer(entry: Any) -> Layer | None:
     return Layer(str(entry.get("name", "?")), rates, moved, known)
 
 
-def features_figure(experiment: Experiment, detail: int, left_out: list[str]) -> Figure | None:
+def features_figure(experiment: Experiment, detail: int, found: Layers | None) -> Figure | None:
     """Rate against movement, a point for each feature, a colour for each layer, of one run."""
-    for name in ("alrao", "alrao-adam", *experiment.methods):
-        for record in experiment.methods.get(name, ()) if name.startswith("alrao") else ():
-            try:
-                layers = read_layers(record.path)
-            except (OSError, ValueError, RecursionError) as error:
-                left_out.append(f"{record.path}: its features are left out: {error}")
-                continue
-            if layers:
-                return _figure(experiment, name, record, layers, FEW_POINTS if detail > FEW else 200)
-    return None
+    return None if found is None else _figure(experiment, *found, FEW_POINTS if detail > FEW else 200)
 
 
 def _figure(experiment: Experiment, name: str, record: Record, layers: list[Layer], most: int) -> Figure:
@@ -132,7 +129,7 @@ def _figure(experiment: Experiment, name: str, record: Record, layers: list[Laye
         sum(column) for column in zip(*(layer.counts() for layer in layers), strict=True)
     )
     words = caption(
-        "features", method=spoken(name), seed=record.settings["seed"], still=STILL, wild=WILD, slow=slow,
+        "features", method=name, seed=record.settings.seed, still=STILL, wild=WILD, slow=slow,
         learning=learning, fast=wild,
     )  # fmt: skip
     return Figure(
@@ -150,24 +147,19 @@ def _figure(experiment: Experiment, name: str, record: Record, layers: list[Laye
 
 
 def _name(layer: Layer, record: Record) -> str:
-    copies = record.settings["copies"]
+    copies = record.settings.copies
     return f"{layer.name} (the copies)" if copies and len(layer.rates) == copies else layer.name
 
 
-def health(experiment: Experiment) -> tuple[list[str], list[list[Any]]]:
+def health(found: Layers | None) -> tuple[list[str], list[list[Any]]]:
     """For each layer, how many features moved how; how many are dead or saturated, where recorded."""
-    for name in ("alrao", "alrao-adam", *experiment.methods):
-        for record in experiment.methods.get(name, ()) if name.startswith("alrao") else ():
-            try:
-                layers = read_layers(record.path)
-            except (OSError, ValueError, RecursionError):
-                continue
-            if layers:
-                known = [key for key in HEALTH if any(key in layer.health for layer in layers)]
-                heads = ["layer", "features", "hardly moved", "learnt", "ran wild", "not finite", *known]
-                rows = [
-                    [layer.name, len(layer.rates), *layer.counts(), *(layer.health.get(k, "") for k in known)]
-                    for layer in layers
-                ]
-                return heads, rows
-    return [], []
+    if found is None:
+        return [], []
+    layers = found[2]
+    known = [key for key in HEALTH if any(key in layer.health for layer in layers)]
+    heads = ["layer", "features", "hardly moved", "learnt", "ran wild", "not finite", *known]
+    rows = [
+        [layer.name, len(layer.rates), *layer.counts(), *(layer.health.get(k, "") for k in known)]
+        for layer in layers
+    ]
+    return heads, rows

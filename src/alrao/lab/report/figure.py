@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from html import escape
@@ -10,6 +10,9 @@ from math import inf, log10
 from typing import Any
 
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
+
+from ..render.cells import is_alrao
+from ..values import MethodSpec
 
 __all__ = [
     "ALRAO", "FEW", "THEMES", "Control", "Figure", "Plot", "axes_control", "ordered", "paint", "panels",
@@ -106,24 +109,25 @@ def ordered(count: int) -> list[str]:
     return ["#" + "".join(f"{round(255 * part):02x}" for part in colour) for colour in found]
 
 
-def paint(names: Sequence[str], rates: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The line of each method: Alrao stands out, the rates of one method are an ordered scale.
+def paint(methods: Any, scaled: str) -> dict[str, dict[str, Any]]:
+    """Return the line of each method: Alrao stands out, the rates of one method are an ordered scale.
 
     Args:
-        names: labels of the methods.
-        rates: those of them that are on the scale, in its order.
+        methods: a summary of the runs.
+        scaled: the method whose rates are on the scale.
     """
+    rates = methods[(methods["method"] == scaled) & methods["rate"].notna()].sort_values("rate").index
     scale = dict(zip(rates, ordered(len(rates)), strict=True))
     lines: dict[str, dict[str, Any]] = {}
     peers = 0
-    for name in names:
-        if name in scale:
+    for name, row in methods.iterrows():
+        if name in scale and len(methods) > 1:
             lines[name] = {"color": scale[name], "width": 2}
-        elif name == "alrao":
+        elif row["spec"] == MethodSpec("alrao") and not row["varied"]:
             lines[name] = {"color": ALRAO, "width": 4}
-        elif name.startswith("alrao"):
+        elif is_alrao(row):
             lines[name] = {"color": ALRAO, "width": 2.5, "dash": DASHES[len(lines) % 4]}
-        elif name.startswith("adam"):
+        elif row["method"] in ("adam", "adamw"):
             lines[name] = {"color": ADAM, "width": 2.5}
         else:
             lines[name] = {"color": PEERS[peers % len(PEERS)], "width": 2, "dash": DASHES[peers % 4]}

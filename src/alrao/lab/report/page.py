@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,8 +12,9 @@ from typing import Any
 
 from ... import __version__
 from ..errors import missing
+from ..reading import Reading
 from ..store import replace_file
-from .records import Reading, read_runs
+from ..table import Experiment, experiments, historical_note
 
 try:
     import jinja2
@@ -24,12 +24,11 @@ except ImportError as error:
     raise missing(str(error.name), "lab", "the report") from None
 
 from .curves import adam_curves, learning_curves
-from .experiments import Experiment, experiments
-from .features import features_figure, health
+from .features import features_figure, health, shown_layers
 from .figure import FEW, THEMES, Figure
 from .posterior import posterior_figure
 from .rates import frozen, triangle, valley
-from .tables import Comparison, compared
+from .tables import Comparison, comparison
 
 __all__ = ["Report", "Section", "write_report"]
 
@@ -45,9 +44,13 @@ LISTED = 200
 class Section:
     """What the page shows of one experiment."""
 
+    name: str
+    """For its address."""
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
+    note: str = ""
+    """About historical runs."""
     health_heads: list[str] = field(default_factory=list)
     health: list[list[Any]] = field(default_factory=list)
 
@@ -59,31 +62,28 @@ class Report:
     sections: list[Section]
     left_out: list[str]
     runs: int
-    roots: list[Path]
+    command: str
+    """What made the page."""
     extra: list[Figure] = field(default_factory=list)
-    """Figures that come from no run directory."""
-    command: str = ""
-    """What made the page, where it was not ``alrao report``."""
+    """Figures that come from no run."""
 
     @classmethod
-    def read(cls, roots: Sequence[Path], detail: int = DETAIL[0]) -> Report:
-        """The report of all runs below some directories."""
-        reading = read_runs(roots)
-        return cls.of(reading, list(roots), detail)
-
-    @classmethod
-    def of(cls, reading: Reading, roots: list[Path], detail: int = DETAIL[0]) -> Report:
-        """The report of runs that were read; ``detail`` seeds of each method are drawn one by one."""
-        left_out = _copy(reading)
-        sections = [_section(experiment, detail, left_out.left_out) for experiment in experiments(left_out)]
-        return cls(sections, left_out.left_out, len(reading.records), roots)
+    def of(cls, reading: Reading, command: str = "alrao report", detail: int = DETAIL[0]) -> Report:
+        """Return the report of runs that were read; ``detail`` seeds of each method are drawn one by one."""
+        own = Reading(reading.records, list(reading.left_out))
+        sections = [
+            _section(f"e{number}", experiment, detail, own.left_out)
+            for number, experiment in enumerate(experiments(own), 1)
+        ]
+        return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
         """The page."""
         return _render(self)
 
 
-def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Section:
+def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]) -> Section:
+    layers = shown_layers(experiment, left_out)
     makers: dict[str, Callable[[], Figure | None]] = {
         "learning curves": lambda: learning_curves(experiment, detail),
         "the valley": lambda: valley(experiment),
@@ -92,39 +92,39 @@ def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Sectio
         "the triangle of Alrao-Adam": lambda: triangle(experiment, "alrao-adam"),
         "the rates of Adam": lambda: adam_curves(experiment, detail),
         "trained fractions": lambda: frozen(experiment),
-        "features": lambda: features_figure(experiment, detail, left_out),
+        "features": lambda: features_figure(experiment, detail, layers),
     }
     figures: list[Figure] = []
-    for name, make in makers.items():
+    for what, make in makers.items():
         try:
             figure = make()
         except Exception as error:  # runs of any origin must not keep the rest from being shown
-            left_out.append(f"{experiment.title}: {name}: {type(error).__name__}: {error}")
+            left_out.append(f"{experiment.title}: {what}: {type(error).__name__}: {error}")
         else:
             figures += [figure] if figure is not None else []
     for number, figure in enumerate(figures, 1):
-        figure.id = f"{experiment.name}-{number}-{figure.name}"
-    return Section(experiment, compared(experiment), figures, *health(experiment))
+        figure.id = f"{name}-{number}-{figure.name}"
+    note = historical_note(experiment.ended)
+    return Section(name, experiment, comparison(experiment), figures, note, *health(layers))
 
 
 def write_report(
-    roots: Sequence[Path], target: Path, extra: Sequence[Figure] = (), command: str = ""
+    reading: Reading, target: Path, extra: Sequence[Figure] = (), command: str = "alrao report"
 ) -> Report:
-    """Write the page about all runs below some directories.
+    """Write the page about some runs.
 
     Args:
-        roots: directories with runs, or runs.
+        reading: the runs.
         target: the file.
         extra: figures to show as well.
-        command: what made the page, where it is not ``alrao report``.
+        command: what made the page.
 
     Returns:
         What is in it.
     """
-    reading = read_runs(roots)
     for detail in DETAIL:
-        report = Report.of(reading, list(roots), detail)
-        report.extra, report.command = list(extra), command
+        report = Report.of(reading, command, detail)
+        report.extra = list(extra)
         content = report.html().encode()
         if len(content) <= LIMIT:
             break
@@ -149,10 +149,6 @@ def _shorten(report: Report, excess: int) -> None:
         section = report.sections.pop()
         excess -= 2000
         report.left_out.append(f"{section.experiment.title}: the whole experiment, {reason} it")
-
-
-def _copy(reading: Reading) -> Reading:
-    return Reading(reading.records, list(reading.left_out))
 
 
 def _script_json(value: Any) -> str:
@@ -182,11 +178,9 @@ def _render(report: Report) -> str:
     figures = [figure for section in report.sections for figure in section.figures] + report.extra
     for number, figure in enumerate(report.extra, 1):
         figure.id = f"x{number}-{figure.name}"
-    command = report.command or shlex.join(["alrao", "report", *(str(root) for root in report.roots)])
     source = files(__package__)
     return environment.get_template("page.html.j2").render(
         report=report,
-        command=command,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         listed=report.left_out[:LISTED],

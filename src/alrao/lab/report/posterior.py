@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from math import log10
 
-from ..errors import LabError
-from ..values import Interval
+from ..reading import Record, number
+from ..render.commands import compare_command
+from ..table import Experiment
 from .captions import caption
-from .commands import compare_command
-from .experiments import Experiment
 from .figure import ALRAO, FEW, Control, Figure, ordered, panels, rounded
-from .records import Record, number
 
 __all__ = ["copy_rates", "posterior_figure", "trace", "winners"]
 
@@ -31,9 +29,8 @@ def copy_rates(record: Record, count: int) -> list[float]:
     rates = [rate for rate in given if rate]
     if len(rates) == count:
         return rates
-    try:
-        interval = Interval.parse(record.settings["lr"] or "")
-    except LabError:
+    interval = record.settings.lr
+    if interval is None:
         return [float(i + 1) for i in range(count)]
     low, high = interval.low, interval.high
     return [low * (high / low) ** (i / max(1, count - 1)) for i in range(count)]
@@ -51,10 +48,11 @@ def winners(record: Record) -> list[tuple[int, float]]:
     return changes
 
 
-def posterior_figure(experiment: Experiment, detail: int, name: str = "alrao") -> Figure | None:
+def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
     """As the paper's figure of appendix C: one line for each copy, time on a logarithmic axis."""
-    records = [record for record in experiment.methods.get(name, ()) if trace(record)]
-    if not records:
+    name = experiment.plain("alrao")
+    records = [record for record in experiment.records(name or "") if trace(record)]
+    if name is None or not records:
         return None
     first = records[0]
     found = trace(first)
@@ -72,7 +70,7 @@ def posterior_figure(experiment: Experiment, detail: int, name: str = "alrao") -
     for record in records[:MOST_SEEDS]:
         changes = winners(record)
         end = trace(record)[-1][0]
-        seed = record.settings["seed"]
+        seed = record.settings.seed
         plot.add(
             "scatter",
             x=[step for step, _ in changes] + [end],
@@ -94,12 +92,12 @@ def posterior_figure(experiment: Experiment, detail: int, name: str = "alrao") -
         },
         legend={"title": {"text": "rate of the copy"}},
     )  # fmt: skip
-    seed = first.settings["seed"]
+    seed = first.settings.seed
     shown = min(len(records), MOST_SEEDS)
     seeds = ", this seed thick, the others thin" if shown > 1 else ""
     return Figure(
         "posterior",
-        "Which copy of the output layer is believed",
+        "The weights of the copies of the head",
         caption("posterior", copies=len(rates), seed=seed, seeds=seeds),
         compare_command(experiment, [name]),
         plot,

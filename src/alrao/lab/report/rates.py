@@ -2,74 +2,77 @@
 
 from __future__ import annotations
 
-from math import log10
-from statistics import mean, median, stdev
+from math import isnan, log10
+from statistics import median
 from typing import Any
 
-from ..table import Row
+from ..methods import METHODS
+from ..render.cells import is_alrao
+from ..render.commands import compare_command, triangle_command
+from ..table import Experiment
+from ..values import spelled
 from .captions import caption
-from .commands import compare_command, triangle_command
-from .experiments import Experiment, interval, positive, rate, spoken
 from .figure import ADAM, ALRAO, BASELINE, SCALE, Figure, Plot, axes_control, ordered, panels, plain, rounded
 
 __all__ = ["frozen", "triangle", "valley"]
 
 
-def _summary(row: Row, part: str, measure: str) -> tuple[float | None, float]:
-    values = row.values(part, measure)
-    return (mean(values) if values else None), (stdev(values) if len(values) > 1 else 0.0)
+def _summary(row: Any, part: str, measure: str) -> tuple[float | None, float]:
+    """The mean, None where every run failed, and the deviation, 0 where there is one run."""
+    mean, deviation = (row.get(f"{part} {measure}{sign}", float("nan")) for sign in ("", " ±"))
+    return None if isnan(mean) else mean, 0.0 if isnan(deviation) else deviation
 
 
-def _rated(rows: dict[str, Row], method: str) -> list[tuple[float, Row]]:
+def _rated(experiment: Experiment, method: str) -> Any:
     """The rows of one method at several rates, in their order."""
-    found = [(value, row) for row in rows.values() if (value := rate(row.label, method))]
-    return sorted(found, key=lambda pair: pair[0]) if len(found) > 1 else []
+    every = experiment.every
+    found = every[(every["method"] == method) & every["rate"].notna()].sort_values("rate")
+    return found if len(found) > 1 else found.iloc[:0]
 
 
 def valley(experiment: Experiment) -> Figure | None:
     """Final loss against the learning rate, with Alrao as a line across."""
-    rows, measure = experiment.rows(), experiment.measure
+    measure = experiment.measure
     plot, wide, narrow = panels(1)
     table: list[list[Any]] = []
-    drawn: list[float | None] = []
+    drawn: list[float] = []
     found: list[float] = []
     used: list[str] = []
     lost: list[tuple[float, str]] = []
     for method, colour in (("sgd", SCALE[1]), ("adam", ADAM)):
-        points = _rated(rows, method)
         good = []
-        for value, row in points:
+        title = METHODS[method].title
+        for name, row in _rated(experiment, method).iterrows():
             at, deviation = _summary(row, "test", measure)
-            table.append([method, value, at, deviation, len(row.runs), len(row.failures)])
-            used.append(row.label)
-            found.append(value)
+            table.append([title, row["rate"], at, deviation, row["seeds"], row["failed"]])
+            used.append(name)
+            found.append(row["rate"])
             if at is None:
-                lost.append((value, spoken(method)))
+                lost.append((row["rate"], title))
             else:
-                good.append((value, at, deviation))
+                good.append((row["rate"], at, deviation))
                 drawn.append(at)
         if good:
             plot.add(
                 "scatter",
                 x=[value for value, _, _ in good], y=[rounded(at) for _, at, _ in good],
                 error_y={"array": [rounded(deviation) for _, _, deviation in good], "thickness": 1.2},
-                name=plain(f"{spoken(method)} at one rate"), mode="lines+markers",
+                name=f"{title} at one rate", mode="lines+markers",
                 line={"color": colour, "width": 2.5}, marker={"size": 8},
                 hovertemplate="rate %{x:.2~g}: %{y:.4~g}<extra></extra>",
             )  # fmt: skip
     if not found or not drawn:
         return None
     ends = [min(found), max(found)]
-    for name, row in rows.items():
-        if name not in ("alrao", "alrao-adam") or (at := _summary(row, "test", measure)[0]) is None:
+    for name, row in experiment.every.iterrows():
+        at, deviation = _summary(row, "test", measure)
+        if not is_alrao(row) or row["varied"] or at is None:
             continue
-        deviation = _summary(row, "test", measure)[1]
-        table.append([name, "", at, deviation, len(row.runs), len(row.failures)])
+        table.append([name, "", at, deviation, row["seeds"], row["failed"]])
         used.append(name)
         drawn.append(at)
-        _across(plot, name, ends, at, deviation)
-    known = [value for value in drawn if value is not None]
-    top = min(known) if experiment.higher else min(max(known), 8 * median(known))
+        _across(plot, name, ends, at, deviation, main=row["method"] == "alrao")
+    top = min(drawn) if experiment.higher else min(max(drawn), 8 * median(drawn))
     if lost:
         plot.add(
             "scatter",
@@ -82,7 +85,7 @@ def valley(experiment: Experiment) -> Figure | None:
         xaxis={"type": "log", "title": {"text": "learning rate"}, "dtick": 1, "exponentformat": "power"},
         yaxis={"title": {"text": f"test {measure}"}},
     )  # fmt: skip
-    control = axes_control("vertical axis", {"yaxis": drawn}, {"yaxis": 8 * median(known)})
+    control = axes_control("vertical axis", {"yaxis": drawn}, {"yaxis": 8 * median(drawn)})
     return Figure(
         "valley",
         "What the choice of a learning rate costs",
@@ -97,8 +100,7 @@ def valley(experiment: Experiment) -> Figure | None:
     )
 
 
-def _across(plot: Plot, name: str, ends: list[float], at: float, deviation: float) -> None:
-    main = name == "alrao"
+def _across(plot: Plot, name: str, ends: list[float], at: float, deviation: float, *, main: bool) -> None:
     if deviation and main:
         plot.add(
             "scatter",
@@ -109,41 +111,34 @@ def _across(plot: Plot, name: str, ends: list[float], at: float, deviation: floa
         )  # fmt: skip
     plot.add(
         "scatter",
-        x=ends, y=[rounded(at)] * 2, name=f"{spoken(name)}, no rate chosen", mode="lines",
+        x=ends, y=[rounded(at)] * 2, name=f"{name}, no rate chosen", mode="lines",
         legendgroup=name,
         line={"color": ALRAO, "width": 4 if main else 2.5, "dash": "solid" if main else "dash"},
-        hovertemplate=f"{spoken(name)}: %{{y:.4~g}}<extra></extra>",
+        hovertemplate=f"{name}: %{{y:.4~g}}<extra></extra>",
     )  # fmt: skip
 
 
 def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
     """The loss for every interval of rates, plain SGD (or Adam) on the diagonal."""
     base, measure = ("adam" if method == "alrao-adam" else "sgd"), experiment.measure
-    cells: dict[tuple[str, str], Row] = {}
-    for name, row in experiment.rows().items():
-        at = interval(name, row.runs[0].settings)
-        if at is not None and at[0] == method:
-            cells[at[1], at[2]] = row
-    if len(cells) < 3:
+    every = experiment.every
+    of_intervals = every[(every["method"] == method) & every["varied"].isin(["", "lr"])].dropna(subset="low")
+    if len(of_intervals) < 3:
         return None
-    ends = {end for cell in cells for end in cell}
-    for name, row in experiment.rows().items():
-        single = rate(name, base)
-        if single is not None and f"{single:g}" in ends:
-            cells[f"{single:g}", f"{single:g}"] = row
-    rates = sorted(ends, key=float)
+    cells = {(row["low"], row["high"]): row for _, row in of_intervals.iterrows()}
+    rates = sorted({end for cell in cells for end in cell})
+    singles = every[(every["method"] == base) & every["rate"].isin(rates)]
+    cells |= {(row["rate"], row["rate"]): row for _, row in singles.iterrows()}
     parts = ["train", "test"] if measure == "loss" else ["test"]  # others have another unit in training
     plot, wide, narrow = panels(len(parts), height=440, legend=False)
     table: list[list[Any]] = []
     for panel, part in enumerate(parts):
         values = {cell: _summary(row, part, measure)[0] for cell, row in cells.items()}
-        _heat(plot, panel, rates, cells, values)
-        table += [
-            [part, float(low), float(high), value, len(cells[low, high].failures)]
-            for (low, high), value in values.items()
-        ]
+        _heat(plot, panel, rates, values)
+        table += [[part, *cell, value, cells[cell]["failed"]] for cell, value in values.items()]
     _shading(plot, [line[3] for line in table if line[3] is not None], measure, experiment.higher)
-    kind = {"type": "category", "categoryorder": "array", "categoryarray": rates, "showgrid": False}
+    names = [spelled(rate) for rate in rates]
+    kind = {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False}
     for panel, part in enumerate(parts):
         suffix = "" if panel == 0 else "2"
         side = "training" if part == "train" else "test"
@@ -153,7 +148,7 @@ def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
     return Figure(
         "triangle",
         "Which interval of rates to give it",
-        caption("triangle", method=spoken(method), base=spoken(base), sides=sides),
+        caption("triangle", method=METHODS[method].title, base=METHODS[base].title, sides=sides),
         triangle_command(experiment, method, rates),
         plot,
         ["part", "lowest rate", "highest rate", "value", "failed"],
@@ -164,32 +159,30 @@ def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
 
 
 def _heat(
-    plot: Plot,
-    panel: int,
-    rates: list[str],
-    cells: dict[tuple[str, str], Row],
-    values: dict[tuple[str, str], float | None],
+    plot: Plot, panel: int, rates: list[float], values: dict[tuple[float, float], float | None]
 ) -> None:
     suffix = "" if panel == 0 else "2"
+    names = [spelled(rate) for rate in rates]
 
-    def said(low: str, high: str) -> str:
+    def said(low: float, high: float) -> str:
         value = values.get((low, high))
         return "" if value is None else f"{value:.2f}" if 0.095 <= abs(value) < 100 else f"{value:.1g}"
 
     plot.add(
         "heatmap",
-        x=rates, y=rates, z=[[rounded(values.get((low, high))) for low in rates] for high in rates],
+        x=names, y=names, z=[[rounded(values.get((low, high))) for low in rates] for high in rates],
         text=[[said(low, high) for low in rates] for high in rates], texttemplate="%{text}",
         xaxis=f"x{suffix}", yaxis=f"y{suffix}", xgap=2, ygap=2, coloraxis="coloraxis",
         hovertemplate="from %{x} to %{y}: %{text}<extra></extra>", hoverongaps=False,
     )  # fmt: skip
-    diverged = [cell for cell in cells if values[cell] is None]
+    diverged = [cell for cell, value in values.items() if value is None]
     if diverged:
         plot.add(
             "scatter",
-            x=[low for low, _ in diverged], y=[high for _, high in diverged], mode="markers",
-            marker={"symbol": "x", "size": 11, "color": BASELINE}, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
-            name="diverged", hovertemplate="from %{x} to %{y}: diverged<extra></extra>",
+            x=[spelled(low) for low, _ in diverged], y=[spelled(high) for _, high in diverged],
+            mode="markers", name="diverged", marker={"symbol": "x", "size": 11, "color": BASELINE},
+            xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+            hovertemplate="from %{x} to %{y}: diverged<extra></extra>",
         )  # fmt: skip
 
 
@@ -211,32 +204,26 @@ def _shading(plot: Plot, known: list[float], name: str, higher: bool) -> None:
 
 def frozen(experiment: Experiment) -> Figure | None:
     """Loss against the fraction of features that are trained at all."""
-    measure = experiment.measure
-    lines: dict[float, list[tuple[float, Row]]] = {}
-    for name, row in experiment.rows().items():
-        method, _, value = name.partition("@")
-        at, _, fraction = value.partition(":")
-        eta, p = positive(at), 0.0 if fraction == "0" else positive(fraction)
-        if method == "frozen" and eta is not None and p is not None:
-            lines.setdefault(eta, []).append((p, row))
+    measure, every = experiment.measure, experiment.every
+    found = every[(every["method"] == "frozen") & every["fraction"].notna()].sort_values("fraction")
+    lines = dict(iter(found.groupby("rate")))
     if not any(len(points) > 1 for points in lines.values()):
         return None
     plot, wide, narrow = panels(1, height=380)
     table: list[list[Any]] = []
     drawn: list[float | None] = []
-    for (eta, points), colour in zip(sorted(lines.items()), ordered(len(lines)), strict=True):
-        points.sort(key=lambda point: point[0])
+    for (rate, points), colour in zip(lines.items(), ordered(len(lines)), strict=True):
         for part, of, dash in (("test", measure, "solid"), ("train", "loss", "dot")):
-            found = [(fraction, *_summary(row, part, of)) for fraction, row in points]
-            good = [(fraction, value, spread) for fraction, value, spread in found if value is not None]
+            values = [(row["fraction"], *_summary(row, part, of)) for _, row in points.iterrows()]
+            good = [(fraction, value, spread) for fraction, value, spread in values if value is not None]
             drawn += [value for _, value, _ in good]
-            table += [[eta, part, *point] for point in found]
+            table += [[rate, part, *point] for point in values]
             said = "training" if part == "train" else part
             plot.add(
                 "scatter",
                 x=[fraction for fraction, _, _ in good], y=[rounded(value) for _, value, _ in good],
                 error_y={"array": [rounded(spread) for _, _, spread in good], "thickness": 1.2},
-                name=f"{said} {of}, rate {eta:g}", mode="lines+markers",
+                name=f"{said} {of}, rate {rate:g}", mode="lines+markers",
                 line={"color": colour, "width": 2.5, "dash": dash},
                 hovertemplate="fraction %{x}: %{y:.4~g}<extra></extra>",
             )  # fmt: skip
@@ -245,12 +232,11 @@ def frozen(experiment: Experiment) -> Figure | None:
         xaxis={"title": {"text": "fraction of features trained"}, "range": [-0.03, 1.03]},
         yaxis={"title": {"text": measure}},
     )  # fmt: skip
-    used = [row.label for points in lines.values() for _, row in points]
     return Figure(
         "frozen",
         "Training only some of the features",
         caption("frozen"),
-        compare_command(experiment, used),
+        compare_command(experiment, found.index),
         plot,
         ["rate", "part", "fraction", "value", "deviation"],
         table,

@@ -1,11 +1,11 @@
-"""Methods without a learning rate against tuned ones, on small workloads that differ in kind.
+"""Learning-rate-free methods and tuned ones, on small workloads of different kinds.
 
-``workloads`` are what is learnt, ``contenders`` what learns it, ``plan`` the runs, ``gaps`` what they show,
-``page`` how it is shown.
+``workloads`` are the networks and tasks, ``contenders`` the ways to train, ``plan`` the runs, ``gaps`` what
+they show, ``page`` how it is shown.
 """
 
 from .contenders import ABLATIONS, CONTENDERS, Contender
-from .gaps import Standing, standings
+from .gaps import Standings
 from .page import markdown, table
 from .plan import Suite
 from .workloads import WORKLOADS, Workload
@@ -15,10 +15,9 @@ __all__ = [
     "CONTENDERS",
     "WORKLOADS",
     "Contender",
-    "Standing",
+    "Standings",
     "Suite",
     "Workload",
     "markdown",
-    "standings",
     "table",
 ]

@@ -1,85 +1,75 @@
-"""How far every contender is behind the best tuned run of each workload."""
+"""By how much every contender is worse than the best tuned one, on each workload."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from math import inf
-from statistics import mean
 
-from ..table import Finished, Row
+import pandas as pd  # type: ignore[import-untyped]
+
+from ..table import best_rate
 from .contenders import Contender
-from .plan import Suite
 from .workloads import Workload
 
-__all__ = ["Standing", "differences", "standings"]
+__all__ = ["Standings", "differences"]
 
 
-@dataclass
-class Standing:
-    """What a contender achieved."""
+class Standings:
+    """What the contenders achieved.
 
-    contender: Contender
-    rows: dict[str, Row] = field(default_factory=dict)
-    """Its finished runs, by workload."""
-    gaps: dict[str, float] = field(default_factory=dict)
-    """By how much of the loss it is behind the best tuned contender; infinite where a run failed.
-
-    Of the workloads where the search for all rates is over."""
-    lost: dict[str, int] = field(default_factory=dict)
-    """Runs that failed, those of the search for its rate included."""
-
-    def failed(self, workloads: list[Workload]) -> int:
-        """Runs that failed on some workloads."""
-        return sum(self.lost.get(workload.name, 0) for workload in workloads)
-
-    def over(self, workloads: list[Workload]) -> tuple[float, float] | None:
-        """The worst and the mean gap on some workloads; None where it has not run on all of them."""
-        found = [self.gaps[workload.name] for workload in workloads if workload.name in self.gaps]
-        return (max(found), mean(found)) if found and len(found) == len(workloads) else None
-
-
-def loss_of(run: Finished) -> float:
-    """The test loss of a run; infinite if it failed."""
-    value = None if run.diverged else run.result["test"][run.result["measures"][0]]
-    return inf if value is None else float(value)
-
-
-def loss(row: Row) -> float:
-    """Mean test loss over the seeds; infinite if one of them failed."""
-    return mean(map(loss_of, row.runs))
-
-
-def differences(row: Row, other: Row) -> list[float]:
-    """By how much of the other's test loss a method is above it, for each seed that both have.
-
-    Infinite where it failed alone, and left out where the other did.
+    Args:
+        runs: the frame of a suite.
+        contenders: in their order; those without a run are left out.
     """
-    known = {run.settings["seed"]: loss_of(run) for run in other.runs}
-    return [
-        loss_of(run) / known[run.settings["seed"]] - 1
-        for run in row.runs
-        if known.get(run.settings["seed"], inf) < inf
-    ]
+
+    def __init__(self, runs: pd.DataFrame, contenders: Sequence[Contender]) -> None:
+        runs = runs.assign(loss=runs["test"].fillna(inf))
+        by = [runs["contender"], runs["workload"]]
+        self.contenders = [contender for contender in contenders if contender.name in set(runs["contender"])]
+        self.every = runs
+        self.lost: pd.DataFrame = (runs["loss"] == inf).groupby(by).sum().unstack(fill_value=0)
+        """The number of runs that failed, those of the search for a rate included."""
+        tuned = {contender.name: len(contender.rates) for contender in contenders if contender.tuned}
+        chosen = [
+            group[group["label"] == best_rate(group)] if who in tuned else group
+            for (who, _), group in runs.groupby(["contender", "workload"], sort=False)
+        ]
+        self.runs: pd.DataFrame = pd.concat(chosen) if chosen else runs
+        """The runs at the best rates."""
+        losses = self.runs.groupby(["contender", "workload"])["loss"].mean().unstack()
+        searched = runs.groupby(["contender", "workload"])["label"].nunique().unstack(fill_value=0)
+        over = [
+            name
+            for name in losses.columns
+            if all(who in searched.index and searched.loc[who, name] == count for who, count in tuned.items())
+        ]
+        reference = losses[losses.index.isin(tuned)].min()[over]
+        self.gaps: pd.DataFrame = losses[over] / reference[reference < inf] - 1
+        """By how much of the best tuned loss each contender is above it; infinite where a run failed.
+
+        It has no value for workloads where the search for a rate is not over."""
+
+    def over(self, contender: Contender, workloads: Sequence[Workload]) -> tuple[float, float] | None:
+        """Return the worst and the mean gap on some workloads; None where it has not run on all of them."""
+        names = [workload.name for workload in workloads]
+        gaps = self.gaps.reindex(index=[contender.name], columns=names).iloc[0]
+        return None if gaps.isna().any() else (float(gaps.max()), float(gaps.mean()))
+
+    def failed(self, contender: Contender, workloads: Sequence[Workload]) -> int:
+        """Return the number of failed runs on some workloads."""
+        names = [workload.name for workload in workloads]
+        return int(self.lost.reindex(index=[contender.name], columns=names, fill_value=0).iloc[0].sum())
+
+    def of(self, contender: str, workload: str) -> pd.DataFrame:
+        """Return the runs of a contender on a workload, at its best rate."""
+        return self.runs[(self.runs["contender"] == contender) & (self.runs["workload"] == workload)]
 
 
-def standings(suite: Suite) -> list[Standing]:
-    """Of every contender that has a finished run, in their order."""
-    found = {contender.name: Standing(contender) for contender in suite.contenders}
-    for workload in suite.workloads:
-        rows = {
-            contender: row
-            for contender in suite.contenders
-            if (row := suite.chosen(workload, contender)) is not None
-        }
-        tuned = {contender: rows.get(contender) for contender in suite.contenders if contender.tuned}
-        over = all(row is not None and row.searched == len(c.methods) for c, row in tuned.items())
-        best = min((loss(row) for row in tuned.values() if row is not None), default=inf) if over else inf
-        for contender, row in rows.items():
-            standing = found[contender.name]
-            standing.rows[workload.name] = row
-            standing.lost[workload.name] = sum(
-                loss_of(run) == inf for run in suite.finished(workload, contender)
-            )
-            if best < inf:
-                standing.gaps[workload.name] = loss(row) / best - 1
-    return [standing for standing in found.values() if standing.rows]
+def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[float]:
+    """Return by how much of the other's test loss a run is above it, for each seed that both have.
+
+    It is infinite where only ours failed; seeds where theirs failed are left out.
+    """
+    both = ours.merge(theirs, on="seed", suffixes=("", " theirs"))
+    both = both[both["loss theirs"] < inf]
+    return list(both["loss"] / both["loss theirs"] - 1)

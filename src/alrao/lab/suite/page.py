@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
 from statistics import mean, stdev
 from typing import Literal
@@ -9,8 +10,11 @@ from typing import Literal
 from rich import box
 from rich.table import Table
 
-from ..table import Row, spread
-from .gaps import Standing, differences
+from ..render import markdown as md
+from ..table import historical_note, spread, summary
+from ..values import spelled
+from .contenders import Contender
+from .gaps import Standings, differences
 from .workloads import Workload
 
 __all__ = ["markdown", "table"]
@@ -22,31 +26,28 @@ def _percent(gap: float) -> str:
     return f"{100 * gap:+.1f}" if abs(gap) < 1 else f"{100 * gap:+.0f}"
 
 
-def _columns(workloads: list[Workload]) -> list[str]:
+def _columns(workloads: Sequence[Workload]) -> list[str]:
     return ["contender", *(workload.name for workload in workloads), "worst", "mean", "failed", "runs"]
 
 
-def _cells(standing: Standing, workloads: list[Workload]) -> list[str]:
-    gaps = [
-        _percent(standing.gaps[workload.name]) if workload.name in standing.gaps else "–"
-        for workload in workloads
-    ]
-    over = standing.over(workloads)
-    worst_and_mean = ["–", "–"] if over is None else [_percent(gap) for gap in over]
+def _cells(standings: Standings, contender: Contender, workloads: Sequence[Workload]) -> list[str]:
+    names = [workload.name for workload in workloads]
+    gaps = standings.gaps.reindex(index=[contender.name], columns=names).iloc[0]
+    over = standings.over(contender, workloads) or (None, None)
+    failed = standings.failed(contender, workloads)
     return [
-        standing.contender.name,
-        *gaps,
-        *worst_and_mean,
-        str(standing.failed(workloads)),
-        str(len(standing.contender.methods)),
+        contender.name,
+        *("–" if gap != gap else _percent(gap) for gap in gaps),
+        *("–" if gap is None else _percent(gap) for gap in over),
+        *map(str, (failed, len(contender.methods))),
     ]
 
 
-def table(standings: list[Standing], workloads: list[Workload], title: str) -> Table:
-    """Gaps in per cent."""
+def table(standings: Standings, workloads: Sequence[Workload], title: str) -> Table:
+    """Return the gaps in per cent, for the terminal."""
     caption = "per cent behind the best tuned test loss; runs: to find the rate"
     shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
-    rows = [_cells(standing, workloads) for standing in standings]
+    rows = [_cells(standings, contender, workloads) for contender in standings.contenders]
     for i, column in enumerate(_columns(workloads)):
         # Long heads are folded, so that the table fits 80 columns; what stands below is whole.
         width = max((len(row[i]) for row in rows), default=0)
@@ -58,16 +59,14 @@ def table(standings: list[Standing], workloads: list[Workload], title: str) -> T
     return shown
 
 
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _rate(row: Row, standing: Standing) -> str:
-    return f" at {row.label.partition('@')[2]}" if standing.contender.tuned else ""
-
-
+HEAD = """
+How far the test loss of each contender is behind the best tuned one ({}), in per cent of
+that; a minus is ahead. *Worst* and *mean* are over the workloads of the table; *failed* counts runs that
+diverged, those of the search for the rate included; *runs* is what this search takes. Rates are chosen on
+validation data, with one seed each, and so is the epoch; the means are over the seeds that stand below. All
+contenders take the same number of steps.
+"""
 PAIR = ("alrao-zoom", "sgd")
-
 PAIRED = """\
 ## Zoom and the best constant rate, seed by seed
 
@@ -77,64 +76,53 @@ the seeds, and on how many of them it is below.
 """
 
 
-def _paired(standings: list[Standing], workloads: list[Workload]) -> list[str]:
-    rows = {standing.contender.name: standing.rows for standing in standings}
-    if not rows.keys() >= set(PAIR):
-        return []
-    ours, theirs = (rows[name] for name in PAIR)
-    columns = ["workload", "used for choosing", "difference", "seeds", "below"]
-    said = [PAIRED.format(*PAIR), _line(columns), "| --- | --- | ---: | ---: | ---: |"]
-    for name, chosen_on in ((workload.name, workload.chosen_on) for workload in workloads):
-        found = differences(ours[name], theirs[name]) if name in ours and name in theirs else []
-        if found:
-            spread_of = f" ± {100 * stdev(found):.1f}" if len(found) > 1 and isfinite(sum(found)) else ""
-            below = sum(difference < 0 for difference in found)
-            cells = [name, "yes" if chosen_on else "no", _percent(mean(found)) + spread_of]
-            said.append(_line([*cells, str(len(found)), str(below)]))
-    return [*said, ""]
-
-
-HEAD = """
-How far the test loss of each contender is behind the best tuned one ({}), in per cent of
-that; a minus is ahead. *Worst* and *mean* are over the workloads of the table; *failed* counts runs that
-diverged, those of the search for the rate included; *runs* is what this search takes. Rates are chosen on
-validation data, with one seed each, and so is the epoch; the means are over the seeds that stand below. All
-contenders take the same number of steps.
-"""
-
-
-def markdown(standings: list[Standing], workloads: list[Workload], title: str = "The suite") -> str:
-    """Gaps on the workloads that defaults were not chosen on, and on the others; then the losses."""
-    tuned = ", ".join(f"`{s.contender.name}`" for s in standings if s.contender.tuned)
-    said = [f"# {title}", HEAD.format(tuned)]
-    for title, chosen_on in (
-        ("not used for choosing", False),
-        ("used for choosing", True),
-    ):
+def markdown(standings: Standings, workloads: Sequence[Workload], title: str = "The suite") -> str:
+    """Return a page: gaps on the workloads that defaults were not chosen on, on the others, and losses."""
+    tuned = ", ".join(f"`{contender.name}`" for contender in standings.contenders if contender.tuned)
+    lines = [f"# {title}", HEAD.format(tuned)]
+    if note := historical_note(standings.every):
+        lines += [note, ""]
+    for heading, chosen_on in (("not used for choosing", False), ("used for choosing", True)):
         some = [workload for workload in workloads if workload.chosen_on == chosen_on]
         if some:
-            columns = _columns(some)
-            said += [
-                f"## Workloads {title}",
-                "",
-                _line(columns),
-                _line(["---"] + ["---:"] * (len(columns) - 1)),
-            ]
-            said += [_line(_cells(standing, some)) for standing in standings] + [""]
-    said += _paired(standings, workloads)
-    said += ["## Losses", ""]
+            rows = [_cells(standings, contender, some) for contender in standings.contenders]
+            lines += [f"## Workloads {heading}", "", *md.table(_columns(some), rows), ""]
+    lines += [*_paired(standings, workloads), "## Losses", ""]
     for workload in workloads:
-        rows = [(s, s.rows[workload.name]) for s in standings if workload.name in s.rows]
-        if not rows:
+        lines += _losses(standings, workload)
+    return "\n".join(lines)
+
+
+def _paired(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
+    if not {contender.name for contender in standings.contenders} >= set(PAIR):
+        return []
+    rows = []
+    for workload in workloads:
+        found = differences(*(standings.of(name, workload.name) for name in PAIR))
+        if found:
+            deviation = f" ± {100 * stdev(found):.1f}" if len(found) > 1 and isfinite(sum(found)) else ""
+            chosen, below = "yes" if workload.chosen_on else "no", sum(gap < 0 for gap in found)
+            gap = _percent(mean(found)) + deviation
+            rows.append([workload.name, chosen, gap, str(len(found)), str(below)])
+    heads = ["workload", "used for choosing", "difference", "seeds", "below"]
+    return [PAIRED.format(*PAIR), *md.table(heads, rows, left=2), ""]
+
+
+def _losses(standings: Standings, workload: Workload) -> list[str]:
+    rows, first = [], None
+    for contender in standings.contenders:
+        runs = standings.of(contender.name, workload.name)
+        if runs.empty:
             continue
-        measure = rows[0][1].runs[0].result["measures"][0]
-        steps = rows[0][1].runs[0].result["steps"]
-        said += [f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", ""]
-        columns = ["contender", f"validation {measure}", f"test {measure}", "seeds"]
-        said += [_line(columns), "| --- | ---: | ---: | ---: |"]
-        for standing, row in rows:
-            name = standing.contender.name + _rate(row, standing)
-            losses = [spread(row.values(part, measure), 4) for part in ("valid", "test")]
-            said.append(_line([name, *losses, str(len(row.runs))]))
-        said.append("")
-    return "\n".join(said)
+        first = runs["record"].iloc[0] if first is None else first
+        row = summary(runs).iloc[0]
+        name = f"{contender.name} at {spelled(row['rate'])}" if contender.tuned else contender.name
+        losses = [spread(row, part, 4) for part in ("valid", "test")]
+        rows.append([name, *losses, str(row["seeds"])])
+    if first is None:
+        return []
+    measure, steps = first.measures[0], first.result["steps"]
+    heads = ["contender", f"validation {measure}", f"test {measure}", "seeds"]
+    return [
+        f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", "", *md.table(heads, rows), "",
+    ]  # fmt: skip

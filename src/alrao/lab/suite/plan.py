@@ -1,14 +1,18 @@
-"""The runs of the suite: a workload after the other, grids with one seed, what counts with several."""
+"""The runs of the suite: one workload after the other, grids with one seed, the rest with several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import pandas as pd  # type: ignore[import-untyped]
+
+from ..reading import read
 from ..runset import Planned, RunSet
 from ..settings import Settings
-from ..table import Finished, Row, best_of
+from ..table import best_rate, frame
 from ..values import MethodSpec
 from .contenders import Contender
 from .workloads import Workload
@@ -20,11 +24,11 @@ class Suite:
     """Every contender on every workload.
 
     Args:
-        workloads: what is learnt.
-        contenders: what learns it.
+        workloads: the networks and tasks.
+        contenders: the ways to train.
         common: the budget, where the data is, on what device, with how many threads.
-        seeds: runs of what is not tuned, and of the best rate of what is.
-        roots: where runs are: new ones go to the first, finished ones are looked for in all.
+        seeds: the number of runs of each contender, at its best rate if it is tuned.
+        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
     """
 
     def __init__(
@@ -37,78 +41,59 @@ class Suite:
         roots: list[Path],
     ) -> None:
         self.workloads, self.contenders, self.seeds = workloads, contenders, seeds
-        self._runs: dict[tuple[str, str], dict[MethodSpec, list[Planned]]] = {}
+        self._planned: dict[tuple[str, str], dict[Path, Planned]] = {}
         self.sets: dict[str, RunSet] = {}
         for workload in workloads:
-            settings = workload.settings(common)
-            runs = self.sets[workload.name] = RunSet(settings, roots)
+            self.sets[workload.name] = RunSet(workload.settings(common), roots)
             for contender in contenders:
-                count = 1 if contender.tuned else seeds
-                for method in contender.methods:
-                    self._plan(runs, workload, contender, method, range(count))
+                self._plan(workload, contender, contender.methods, 1 if contender.tuned else seeds)
 
     def _plan(
-        self, runs: RunSet, workload: Workload, contender: Contender, method: MethodSpec, seeds: range
+        self, workload: Workload, contender: Contender, methods: Iterable[MethodSpec], seeds: int
     ) -> None:
-        by_method = self._runs.setdefault((workload.name, contender.name), {})
-        by_method[method] = [
-            runs.plan(
-                replace(
-                    runs.settings, method=method, schedule=contender.schedule, seed=seed, **contender.settings
-                )
-            )
-            for seed in seeds
-        ]
+        runs = self.sets[workload.name]
+        planned = self._planned.setdefault((workload.name, contender.name), {})
+        for method in methods:
+            own = replace(runs.settings, method=method, schedule=contender.schedule, **contender.settings)
+            for seed in range(seeds):
+                one = runs.plan(replace(own, seed=seed))
+                planned[one.run.path] = one
 
     def run(self, run: Callable[[RunSet], None]) -> None:
-        """Run what is missing.
+        """Train the missing runs.
 
         Args:
-            run: runs what is missing of a set.
+            run: trains the missing runs of a set.
         """
         for workload in self.workloads:
-            runs = self.sets[workload.name]
-            run(runs)
+            run(self.sets[workload.name])
             self._choose(workload)
-            run(runs)
+            run(self.sets[workload.name])
 
     def choose(self) -> None:
-        """Want all seeds of the rates that are best on validation, as far as the grids have run."""
+        """Queue all seeds of the rates that are best on validation, as far as the grids have run."""
         for workload in self.workloads:
             self._choose(workload)
 
     def _choose(self, workload: Workload) -> None:
         for contender in self.contenders:
-            if contender.tuned and (best := self.chosen(workload, contender)) is not None:
-                runs = self.sets[workload.name]
-                self._plan(runs, workload, contender, MethodSpec.parse(best.label), range(self.seeds))
+            if contender.tuned and len(runs := self._frame(workload, contender)):
+                best = runs.loc[runs["label"] == best_rate(runs), "spec"].iloc[0]
+                self._plan(workload, contender, [best], self.seeds)
 
-    def chosen(self, workload: Workload, contender: Contender) -> Row | None:
-        """The finished runs of a contender: of the rate that is best on validation, where it is tuned."""
-        rows = self._rows(workload, contender)
-        return best_of(rows) if rows else None
+    def _frame(self, workload: Workload, contender: Contender) -> pd.DataFrame:
+        planned = self._planned[workload.name, contender.name].values()
+        runs = frame(record for record in read(p.run for p in planned).records if record.ended)
+        return runs.assign(workload=workload.name, contender=contender.name)
 
-    def finished(self, workload: Workload, contender: Contender) -> list[Finished]:
-        """Those of a contender, at all its rates."""
-        return [run for row in self._rows(workload, contender) for run in row.runs]
-
-    def _rows(self, workload: Workload, contender: Contender) -> list[Row]:
-        rows = []
-        for method, planned in self._runs[workload.name, contender.name].items():
-            finished = [run for each in planned if (run := _finished(each)) is not None]
-            if finished:
-                rows.append(Row(str(method), finished))
-        return rows
+    def frame(self) -> pd.DataFrame:
+        """Return the finished runs, a row each, with their workload and contender."""
+        pairs = product(self.workloads, self.contenders)
+        found = [self._frame(workload, contender) for workload, contender in pairs]
+        return pd.concat([runs for runs in found if len(runs)] or found[:1])
 
     @property
     def missing(self) -> int:
-        """Runs that are wanted and not finished."""
+        """The number of runs of the suite that are not finished."""
         planned = [p for runs in self.sets.values() for p in runs.planned.values()]
-        return sum(p.directory.result is None for p in planned)
-
-
-def _finished(planned: Planned) -> Finished | None:
-    config, result = planned.directory.config, planned.directory.result
-    if config is None or result is None:
-        return None
-    return Finished(Settings(**config["settings"]).words(), result, config.get("data", {}))
+        return sum(p.run.result is None for p in planned)

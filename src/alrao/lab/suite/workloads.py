@@ -1,4 +1,4 @@
-"""What is learnt in the suite."""
+"""The workloads of the suite: networks and tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Workload:
 
     def settings(self, common: Settings) -> Settings:
         """Of every run: always to the last epoch, so that all methods take the same number of steps."""
-        settings = replace(common, task=self.task, model=self.model)
+        settings = replace(common, task=self.task, model=self.model, experiment=f"suite-{self.name}")
         if common.budget == "mini":
             settings = replace(settings, **self.mini, patience=self.mini["epochs"])
         return settings

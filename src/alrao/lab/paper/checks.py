@@ -1,0 +1,152 @@
+"""Whether our runs agree with what the paper found: a rule for each exhibit, and the numbers behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from ..report.curves import curve, mean_curve
+from ..report.figure import Figure
+from ..report.posterior import trace, winners
+from ..table import Experiment
+from .theorem import Theorem
+
+__all__ = ["CHECKS", "Verdict", "check_theorem"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether it agrees, and why; None where there was too little to tell."""
+
+    agrees: bool | None
+    why: str
+
+
+TOO_FEW = Verdict(None, "too few runs have ended")
+
+
+def check_table(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
+    """Alrao does not fail, and is nearer to the best of SGD's rates than to the median of them."""
+    name, grid, column = experiment.plain("alrao"), experiment.grid, f"test {experiment.measure}"
+    if name not in experiment.every.index or len(grid) < 3 or grid[column].isna().all():
+        return TOO_FEW
+    row = experiment.every.loc[name]
+    own, failed = row[column], row["failed"]
+    if own != own:
+        return TOO_FEW
+    sign = -1 if experiment.higher else 1
+    losses = sign * grid[column].fillna(sign * float("inf"))
+    best, middle = sign * losses.min(), sign * losses.median()
+    beaten = int((losses > sign * own).sum())
+    near = sign * own <= sign * best or abs(own - best) < abs(own - middle)
+    return Verdict(
+        bool(failed == 0 and near and beaten >= len(grid) / 2),
+        f"test {experiment.measure} of Alrao {own:.3g}, of SGD at the best of {len(grid)} rates {best:.3g}, "
+        f"at the median rate {middle:.3g}; {beaten} of the rates do worse than Alrao or fail; {failed} runs "
+        "of Alrao failed",
+    )
+
+
+def check_triangle(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
+    """Intervals with a suitable rate work; suitable is one at which SGD alone works."""
+    if "triangle" not in figures:
+        return TOO_FEW
+    cells = {(low, high): value for part, low, high, value, _ in figures["triangle"].rows if part == "test"}
+    known = [value for value in cells.values() if value is not None]
+    limit = (min(known) * max(known)) ** 0.5
+
+    def works(cell: tuple[float, float]) -> bool:
+        value = cells[cell]
+        return value is not None and value < limit
+
+    suitable = [low for low, high in cells if low == high and works((low, high))]
+    inside = [cell for cell in cells if cell[0] < cell[1] and any(cell[0] <= s <= cell[1] for s in suitable)]
+    outside = [cell for cell in cells if cell[0] < cell[1] and cell not in inside]
+    good, lucky = sum(map(works, inside)), sum(map(works, outside))
+    return Verdict(
+        bool(inside) and good >= 0.9 * len(inside) and lucky <= 0.25 * max(1, len(outside)),
+        f"of {len(inside)} intervals that contain a rate at which SGD works (test loss below {limit:.2g}), "
+        f"{good} work; of {len(outside)} others, {lucky}",
+    )
+
+
+def check_posterior(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
+    """The fastest copy drops out early; one that is slower than an earlier winner has nearly all weight."""
+    said, right = [], []
+    for record in experiment.records(experiment.plain("alrao") or ""):
+        found = trace(record)
+        if not found:
+            continue
+        early = next((weights for step, weights in found if step >= 50), found[-1][1])
+        top = max(max(weights) for _, weights in found)
+        rates = [one for _, one in winners(record)]
+        right.append(early[-1] < 0.01 and top > 0.9 and rates[-1] < max(rates))
+        said.append(
+            f"seed {record.settings.seed}: weight of the fastest copy after 50 steps {early[-1]:.2g}, "
+            f"largest weight of any copy {top:.2f}, leading rate {max(rates):.2g} at most and "
+            f"{rates[-1]:.2g} in the end"
+        )
+    if not right:
+        return Verdict(None, "no posterior was recorded")
+    return Verdict(sum(right) > len(right) / 2, "; ".join(said))
+
+
+def check_adam(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
+    """In training it is better than the median of Adam's rates, in the test worse than the best of them."""
+    losses: dict[str, tuple[float, float]] = {}
+    for name in experiment.methods.index:
+        records = experiment.records(name)
+        ends = [mean_curve([curve(record, part, "loss") for record in records]) for part in ("train", "test")]
+        if all(ends):
+            losses[name] = (ends[0][-1][1] or 0.0, ends[1][-1][1] or 0.0)
+    methods, own = experiment.methods, experiment.plain("alrao-adam")
+    adam = [losses[name] for name in methods.index[methods["method"] == "adam"] if name in losses]
+    if own not in losses or len(adam) < 2:
+        return TOO_FEW
+    train, test = losses[own]
+    middle, best = median(pair[0] for pair in adam), min(pair[1] for pair in adam)
+    return Verdict(
+        train <= middle and test > best,
+        f"after the last epoch, training loss {train:.3g} (Adam: median of the rates {middle:.3g}), test "
+        f"loss {test:.3g} (Adam: best rate {best:.3g})",
+    )
+
+
+def check_frozen(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
+    """With half of the features, nearly all of what training gains is there."""
+    if "frozen" not in figures:
+        return TOO_FEW
+    found = {fraction: value for _, part, fraction, value, _ in figures["frozen"].rows if part == "test"}
+    none, half, full = (found.get(fraction) for fraction in (0.0, 0.5, 1.0))
+    if none is None or half is None or full is None:
+        return TOO_FEW
+    return Verdict(
+        half - full < 0.1 * (none - full),
+        f"test loss {full:.3g} with all features trained, {half:.3g} with half of them, {none:.3g} with none "
+        "(but the output layer)",
+    )
+
+
+def check_theorem(theorem: Theorem) -> Verdict:
+    """The mixture is at the optimum, the copies above the bound are not."""
+    over = theorem.mixture[-1] - theorem.optimum
+    pairs = zip(theorem.multiples, theorem.copies, strict=True)
+    wild = [own[-1] for multiple, own in pairs if multiple > 1]
+    return Verdict(
+        over < 1e-6 and min(wild) > theorem.optimum + 0.01,
+        f"after {theorem.steps[-1]} steps the mixture is {max(0.0, over):.1g} above the optimum "
+        f"{theorem.optimum:.4f}; the {len(wild)} copies with rates above 1/λ are at "
+        f"{', '.join(f'{loss:.3g}' for loss in wild)}",
+    )
+
+
+CHECKS: dict[str, Callable[[Experiment, dict[str, Figure]], Verdict]] = {
+    "table1": check_table,
+    "curves": check_table,
+    "rl": check_table,
+    "triangle": check_triangle,
+    "posterior": check_posterior,
+    "adam": check_adam,
+    "frozen": check_frozen,
+}

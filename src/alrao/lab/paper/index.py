@@ -1,0 +1,80 @@
+"""The page of Markdown beside the figures: each exhibit, what the paper found, and whether ours agrees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..render import markdown
+from ..report.figure import Figure
+from ..store import replace_file
+from .checks import Verdict
+from .exhibits import EXHIBITS, Exhibit
+
+__all__ = ["Shown", "write_index"]
+
+HEAD = """# The paper's tables and figures, made again
+
+Made by `alrao reproduce`; the numbers behind each figure and table are in the CSV file of the same name. What
+counts as agreeing is a rule in `src/alrao/lab/paper/checks.py`.
+"""
+MARK = "<!-- exhibit {} -->"
+SAID = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
+
+
+@dataclass
+class Shown:
+    """What one exhibit came to on one experiment."""
+
+    exhibit: Exhibit
+    subject: str
+    """The experiment, in words."""
+    verdict: Verdict
+    figures: dict[str, Figure] = field(default_factory=dict)
+    """By the name of their file, without its ending."""
+    table: list[list[str]] = field(default_factory=list)
+    name: str = ""
+    """Of the table's file."""
+    note: str = ""
+    """About historical runs."""
+
+
+def write_index(
+    budget: str, shown: Mapping[str, Sequence[Shown]], failed: Mapping[str, str], path: Path
+) -> None:
+    """Write the page; the parts about exhibits that were not made this time stay as they were."""
+    parts = _parts(path.read_text("utf-8")) if path.exists() else {}
+    parts |= {name: _section(EXHIBITS[name], budget, found) for name, found in shown.items()}
+    for name, why in failed.items():
+        parts.setdefault(name, f"## {EXHIBITS[name].title}\n\nNot made: {why}\n")
+    text = [HEAD, *(f"{MARK.format(name)}\n\n{parts[name].strip()}\n" for name in EXHIBITS if name in parts)]
+    replace_file(path, lambda file: file.write("\n".join(text).encode()))
+
+
+def _parts(text: str) -> dict[str, str]:
+    pieces = re.split(MARK.format(r"(\w+)"), text)
+    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _section(exhibit: Exhibit, budget: str, found: Sequence[Shown]) -> str:
+    lines = [f"## {exhibit.title}", "", f"In the paper: {exhibit.where}. {exhibit.found}", ""]
+    for shown in found:
+        verdict = f"{SAID[shown.verdict.agrees]} {_sentence(shown.verdict.why)}"
+        lines += [f"**{_sentence(shown.subject)}** {verdict}", ""]
+        if shown.table:
+            lines += [*markdown.table(shown.table[0], shown.table[1:]), ""]
+        for file, figure in shown.figures.items():
+            lines += [
+                f"![{figure.title}]({file}.svg)",
+                "",
+                f"{figure.look_for} Made by `{figure.command}`.",
+                "",
+            ]
+        lines += [shown.note, ""] if shown.note else []
+    return "\n".join([*lines, f"`alrao reproduce {exhibit.name} --budget {budget}`", ""])

@@ -1,0 +1,183 @@
+"""From an exhibit to its files: runs, figures, tables, verdict, and the page that shows all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import LabError
+from ..reading import Reading, read
+from ..report import Report, write_report
+from ..report.captions import caption
+from ..report.figure import ALRAO, BASELINE, Figure, ordered, panels, rounded
+from ..report.page import Section
+from ..runset import RunSet
+from ..settings import Settings
+from ..table import Experiment
+from .checks import CHECKS, Verdict, check_theorem
+from .exhibits import EXHIBITS, Exhibit
+from .export import file_name, write_csv, write_images
+from .index import Shown, write_index
+from .params import counts
+from .theorem import Theorem, compute
+
+__all__ = ["Reproduction", "reproduce", "theorem_figure"]
+
+
+@dataclass
+class Reproduction:
+    """What all exhibits came to."""
+
+    budget: str
+    shown: list[Shown] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Exhibits that could not be made, or not from all their runs, and why."""
+
+
+Run = Callable[[RunSet], None]
+"""Runs what is missing, before the user's eyes."""
+
+
+def reproduce(
+    names: Sequence[str],
+    budget: str,
+    common: Settings,
+    roots: list[Path],
+    figures: Path,
+    page: Path,
+    run: Run,
+) -> Reproduction:
+    """Make exhibits: their runs as far as they are missing, their files, an index, and the report.
+
+    Args:
+        names: of the exhibits.
+        budget: ``mini`` or ``paper``.
+        common: where the data is, on what device, with how many threads.
+        roots: where runs are.
+        figures: where the files go.
+        page: where the report goes.
+        run: runs what is missing.
+    """
+    made = Reproduction(budget)
+    every = Reading()
+    extra: list[Figure] = []
+    for name in names:
+        exhibit = EXHIBITS[name]
+        try:
+            if name == "theorem":
+                made.shown.append(_theorem(exhibit))
+                extra += made.shown[-1].figures.values()
+            elif name == "params":
+                made.shown.append(_params(exhibit))
+            else:
+                for plan in exhibit.plans(budget):
+                    runs = plan.runs(budget, common, roots)
+                    run(runs)
+                    if runs.failed:
+                        made.failed[name] = "; ".join(f"{path}: {why}" for path, why in runs.failed.items())
+                    found = read(some for some in runs.runs if some.config is not None)
+                    every.records += found.records
+                    every.left_out += found.left_out
+                    made.shown += [_shown(exhibit, section) for section in Report.of(found).sections]
+        except LabError as error:
+            made.failed[name] = str(error)
+    every.records = list({record.run.path: record for record in every.records}.values())
+    write_report(every, page, extra, f"alrao reproduce {' '.join(names)} --budget {budget}")
+    _write(made, figures)
+    return made
+
+
+def _shown(exhibit: Exhibit, section: Section) -> Shown:
+    experiment = section.experiment
+    named = {figure.name: figure for figure in section.figures}
+    verdict = CHECKS[exhibit.name](experiment, named)
+    wanted = {
+        file_name(exhibit.name, _subject(experiment), name if name != exhibit.name else ""): named[name]
+        for name in exhibit.figures
+        if name in named
+    }
+    shown = Shown(exhibit, section.experiment.title, verdict, wanted, note=section.note)
+    if section.comparison is not None and exhibit.name in ("table1", "rl"):
+        shown.name = file_name(exhibit.name, _subject(experiment))
+        shown.table = [section.comparison.heads, *(line.cells for line in section.comparison.main)]
+    return shown
+
+
+def _subject(experiment: Experiment) -> str:
+    settings = experiment.settings
+    width = "" if settings.width == 1 else f"-x{settings.width:g}"
+    return f"{settings.task}-{settings.model}{width}"
+
+
+def _params(exhibit: Exhibit) -> Shown:
+    heads, rows = counts()
+    same = all(row[1:3] == row[4:] for row in rows)
+    verdict = Verdict(same, "every count is the paper's" if same else "some counts differ")
+    return Shown(exhibit, "millions of parameters", verdict, table=[heads, *rows], name="params")
+
+
+def _theorem(exhibit: Exhibit) -> Shown:
+    found = compute()
+    return Shown(
+        exhibit, "softmax regression on digits", check_theorem(found), {"theorem": theorem_figure(found)}
+    )
+
+
+def theorem_figure(found: Theorem) -> Figure:
+    """Losses of the copies and of the mixture, and how far the better ones are above the optimum."""
+    plot, wide, narrow = panels(2)
+    curves = [("the mixture", ALRAO, 4.0, "solid", found.mixture)]
+    lines = zip(found.multiples, found.rates, ordered(len(found.rates)), found.copies, strict=True)
+    curves = [
+        (f"{multiple:g}/λ = {rate:.2g}", colour, 2.0, "solid", own) for multiple, rate, colour, own in lines
+    ] + curves
+    for rank, (name, colour, width, dash, values) in enumerate(curves):
+        for suffix in ("", "2"):
+            above = [rounded(max(value - found.optimum, 1e-12)) for value in values]
+            plot.add(
+                "scatter", x=found.steps, name=name,
+                y=above if suffix else [rounded(value) for value in values],
+                mode="lines", line={"color": colour, "width": width, "dash": dash}, legendgroup=name,
+                showlegend=not suffix, legendrank=len(curves) - rank, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+                hovertemplate="step %{x}: %{y:.4~g}",
+            )  # fmt: skip
+    plot.add(
+        "scatter", x=[1, found.steps[-1]], y=[rounded(found.optimum)] * 2, name="optimum", mode="lines",
+        line={"color": BASELINE, "width": 1.5, "dash": "dash"},
+        hovertemplate="optimum %{y:.4~g}<extra></extra>",
+        xaxis="x", yaxis="y", legendrank=100,
+    )  # fmt: skip
+    log = {"type": "log", "exponentformat": "power", "dtick": 1}
+    plot.lay(
+        xaxis={**log, "title": {"text": "step"}}, xaxis2={**log, "title": {"text": "step"}},
+        yaxis={"type": "log", "title": {"text": "loss"}},
+        yaxis2={**log, "title": {"text": "loss above the optimum"}, "dtick": 2},
+        legend={"title": {"text": "rate of the copy"}},
+    )  # fmt: skip
+    columns = ["step", "mixture", *(f"copy at {rate:.4g}" for rate in found.rates)]
+    rows = [list(row) for row in zip(found.steps, found.mixture, *found.copies, strict=True)]
+    words = caption("theorem", copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
+    return Figure(
+        "theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, columns, rows,
+        wide=wide, narrow=narrow,
+    )  # fmt: skip
+
+
+def _by_exhibit(made: Reproduction) -> dict[str, list[Shown]]:
+    found: dict[str, list[Shown]] = {}
+    for shown in made.shown:
+        found.setdefault(shown.exhibit.name, []).append(shown)
+    return found
+
+
+def _write(made: Reproduction, place: Path) -> None:
+    images: dict[Path, Figure] = {}
+    for shown in made.shown:
+        for name, figure in shown.figures.items():
+            write_csv(place / f"{name}.csv", figure.columns, figure.rows)
+            images[place / f"{name}.svg"] = figure
+        if shown.table:
+            write_csv(place / f"{shown.name}.csv", shown.table[0], shown.table[1:])
+    write_index(made.budget, _by_exhibit(made), made.failed, place / "README.md")
+    write_images(images)

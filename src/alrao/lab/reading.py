@@ -1,0 +1,175 @@
+"""Reading runs whatever their state: what cannot be understood is left out, and a sentence says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from .errors import LabError
+from .records import find_runs
+from .settings import Settings
+from .store import Run
+
+__all__ = ["PARTS", "Reading", "Record", "number", "read", "read_runs"]
+
+PARTS = ("train", "valid", "test")
+NEEDED = {"task": str, "method": str | dict, "seed": int}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as it was read."""
+
+    run: Run
+    settings: Settings
+    about: dict[str, Any]
+    """What the data is."""
+    result: dict[str, Any]
+    """Empty while the run has not ended."""
+    lines: list[dict[str, Any]]
+    """Of each epoch: ``epoch``, ``step``, the measures of ``train``, ``valid``, ``test``, ``posterior``."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a result."""
+        return bool(self.result)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has ended, and failed."""
+        return self.ended and self.result["status"] != "finished"
+
+    @property
+    def measures(self) -> list[str]:
+        """What was measured."""
+        if self.ended:
+            return list(self.result["measures"])
+        return list(self.lines[0]["test"]) if self.lines else []
+
+
+@dataclass
+class Reading:
+    """The runs that could be read."""
+
+    records: list[Record] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """A sentence for each thing that is left out."""
+
+
+def read_runs(roots: Iterable[Path]) -> Reading:
+    """Read every run below some directories or in some files of results."""
+    reading = Reading()
+    return read(find_runs(roots, reading.left_out), reading)
+
+
+def read(runs: Iterable[Run], reading: Reading | None = None) -> Reading:
+    """Read these runs."""
+    reading = Reading() if reading is None else reading
+    for run in runs:
+        try:
+            reading.records.append(_record(run, reading.left_out))
+        except (LabError, TypeError, RecursionError) as error:
+            reading.left_out.append(f"{run.path}: left out: {_short(run, error)}")
+    return reading
+
+
+def _short(run: Run, error: Exception) -> str:
+    """An error without the path that stands before it anyway."""
+    return str(error).replace(f"{run.path}/", "")
+
+
+def _record(run: Run, notes: list[str]) -> Record:
+    config = run.config
+    if config is None:
+        raise LabError("config.json is missing")
+    settings = _settings(config.get("settings"))
+    lines = list(_lines(run, notes))
+    result: dict[str, Any] = {}
+    why = f"not finished (epoch {len(lines)} of {settings.epochs or '?'})"
+    try:
+        if (found := run.result) is not None:
+            result = _result(found)
+    except LabError as error:
+        why = f"its result is left out: {_short(run, error)}"
+    if not result:
+        notes.append(f"{run.path}: {why}: in the curves, not in the tables")
+    about = config.get("data")
+    return Record(run, settings, about if isinstance(about, dict) else {}, result, lines)
+
+
+def _settings(found: Any) -> Settings:
+    """The settings; those that came after the run have their defaults, which it had."""
+    if not isinstance(found, dict):
+        raise LabError("config.json has no settings")
+    if lacking := [name for name, kind in NEEDED.items() if not isinstance(found.get(name), kind)]:
+        raise LabError(f"config.json does not have the run's {', '.join(lacking)}")
+    if foreign := sorted(set(found) - set(Settings.__dataclass_fields__)):
+        raise LabError(f"made by another version, whose settings have {', '.join(map(repr, foreign))}")
+    settings = Settings(**found)
+    hash(settings)  # a list or an object is no value: a TypeError
+    return settings
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _numbers(found: Any) -> dict[str, float | None]:
+    return {str(name): number(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _lines(run: Run, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The epochs that can be read, up to the first that cannot."""
+    found, whole = run.readable_metrics()
+    if not whole:
+        notes.append(
+            f"{run.path}: metrics.jsonl is damaged from line {len(found) + 1} on: the rest is left out"
+        )
+    for count, line in enumerate(found, 1):
+        epoch = number(line.get("epoch"))
+        yield {
+            "epoch": count if epoch is None else int(epoch),
+            "step": number(line.get("step")),
+            **{part: _numbers(line.get(part)) for part in PARTS},
+            "posterior": list(_posterior(line.get("posterior"))),
+        }
+
+
+def _posterior(found: Any) -> Iterator[tuple[int, list[float]]]:
+    for entry in found if isinstance(found, list) else []:
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list):
+            step = number(entry[0])
+            if step is not None and step >= 1:
+                yield int(step), [number(weight) or 0.0 for weight in entry[1]]
+
+
+def _result(found: dict[str, Any]) -> dict[str, Any]:
+    """The result with every field that the tables need."""
+    measures = found.get("measures")
+    if not isinstance(measures, list) or not measures or not isinstance(found.get("status"), str):
+        raise LabError("result.json lacks the measures or the status (another version's?)")
+    measures = [str(measure) for measure in measures]
+    parts: dict[str, Any] = {}
+    for part in PARTS:
+        given = _numbers(found.get(part))
+        parts[part] = {measure: given.get(measure) for measure in [*measures, *given]}
+    finished = found["status"] == "finished" and parts["valid"][measures[0]] is not None
+    rates = found.get("copy_rates")
+    return {
+        **found,
+        **parts,
+        "measures": measures,
+        "status": "finished" if finished else "diverged",
+        "diverged_at": int(step) if (step := number(found.get("diverged_at"))) is not None else None,
+        "seconds": number(found.get("seconds")) or 0.0,
+        "copy_rates": rates if isinstance(rates, list) else None,
+    }

@@ -1,0 +1,1 @@
+"""How results are shown: cells of tables, commands, the terminal, Markdown."""

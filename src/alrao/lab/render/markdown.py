@@ -1,0 +1,94 @@
+"""Markdown: the one writer of tables, and the page of results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ..paper.reported import rows_for
+from ..table import Experiment, historical_note
+from ..values import spelled
+from .cells import behind, cells, columns, is_alrao, row_name
+from .commands import compare_command
+
+__all__ = ["escaped", "page", "table"]
+
+HEAD = """# Results
+
+Test figures of every method on every task, from the records in `results/`. `make results` trains the runs and
+writes this page; the command above a table repeats its rows. The best epoch and SGD's rate are chosen on
+validation data. Figures are means ± standard deviation over the seeds. *Behind SGD* is by how much the first
+measure is worse than that of SGD at its best rate; a minus is better. *Minutes per run* is wall time on two
+shared cores; `make bench` measures what a step costs.
+
+[The paper's tables and figures](figures/README.md) have a page of their own, with what the paper found and
+whether these runs agree.
+"""
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the lines of a table, with ``left`` columns aligned to the left and the others to the right."""
+    rule = ["---" if i < left else "---:" for i in range(len(heads))]
+    return ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
+
+
+def escaped(text: str) -> str:
+    """Return a user's words, such as the name of a file, so that no Markdown or HTML is read in them."""
+    return re.sub(r"([\\`*_\[\]<>&|#])", r"\\\1", " ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}"
+
+
+def page(found: Iterable[Experiment]) -> str:
+    """Return a page with a section for each experiment."""
+    return "\n".join([HEAD, *(_section(experiment) for experiment in found)])
+
+
+def _section(experiment: Experiment) -> str:
+    about, measures, rows = experiment.about, experiment.measures, experiment.rows
+    sizes = ", ".join(f"{about[part]:,} for {part}" for part in ("train", "valid", "test") if part in about)
+    source = escaped(str(about.get("source", experiment.settings.task)))
+    command = compare_command(experiment, experiment.every.index[experiment.every["varied"] == ""])
+    lines = [f"## {escaped(experiment.title)}", "", f"Data: {source}; {sizes}. {_code(command)}", ""]
+    gaps = behind(experiment)
+    heads = ["method", *columns(measures), "behind SGD", "seeds", "failed", "minutes per run", "runs to tune"]
+    lines += table(
+        heads,
+        [
+            [
+                f"**{row_name(name, row)}**" if is_alrao(row) else escaped(row_name(name, row)),
+                *cells(row, measures),
+                gaps.get(name, ""),
+                *map(str, (row["seeds"], row["failed"], f"{row['seconds'] / 60:.1f}", row["searched"])),
+            ]
+            for name, row in rows.iterrows()
+        ],
+    )
+    if len(experiment.grid):
+        grid = [
+            [spelled(row["rate"]), *cells(row, measures), str(row["seeds"])]
+            for _, row in experiment.grid.iterrows()
+        ]
+        lines += ["", "SGD at every rate of the grid:", ""]
+        lines += table(["rate", *columns(measures), "seeds"], grid)
+    if experiment.failures:
+        lines += ["", "Failed: " + "; ".join(map(escaped, experiment.failures)) + "."]
+    if note := historical_note(experiment.ended):
+        lines += ["", note]
+    return "\n".join([*lines, "", *_paper(experiment), ""])
+
+
+def _paper(experiment: Experiment) -> list[str]:
+    rows = rows_for(experiment.settings.task)
+    if not rows:
+        return ["The paper has no such experiment."]
+    shown = "return" if experiment.measure == "return" else "loss, accuracy in %"
+    heads = ["network", "optimal SGD (rate)", "Adam", "Alrao"]
+    return [
+        f"The paper's figures (full budget; {shown}):",
+        "",
+        *table(heads, [[row.model, row.sgd, row.adam, row.alrao] for row in rows], left=4),
+    ]

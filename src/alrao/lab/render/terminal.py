@@ -1,0 +1,175 @@
+"""What is shown in the terminal: a progress bar for a run, a live table for many, tables at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.console import Group as Stack
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+import alrao
+from alrao.model import posterior_bar
+
+from ..runset import Planned, RunSet
+from ..table import Experiment, historical_note, label
+from ..training import Moment
+from .cells import cells, columns, divergence, is_alrao, measure_text, row_name, value_text
+
+__all__ = ["TrainingBar", "comparison_table", "describe", "live_table", "run_shown"]
+
+CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
+runs to tune: runs that it takes to find the rate"""
+
+
+def _values(measures: dict[str, float | None]) -> str:
+    return ", ".join(value_text(*item) for item in measures.items())
+
+
+class TrainingBar:
+    """A progress bar over the steps of a run, with its losses and the posterior; a line for each epoch.
+
+    Args:
+        console: where it is drawn. Where that is no terminal, only the lines are printed.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar: Any = None
+        self._last: dict[str, Any] | None = None
+
+    def __enter__(self) -> TrainingBar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, moment: Moment) -> None:
+        """Show the progress of the run."""
+        if self._bar is None:
+            total = moment.epochs * moment.steps
+            self._bar = self.progress.add_task("", total=total, epoch="", state="")
+        if moment.last is not None and moment.last is not self._last:
+            self._last = moment.last
+            self.epoch(moment.last)
+        if self.console.is_terminal and not self.progress.finished:
+            state = moment.shown or f"loss {moment.loss:.4g}"
+            if moment.last is not None:
+                state += f"  valid {_values(moment.last['valid'])}"
+            if isinstance(moment.learner.model, alrao.Alrao):
+                low, *_, high = moment.learner.rates or [0.0, 0.0]
+                state += f"  {low:.3g} |{posterior_bar(moment.learner.model.posterior)}| {high:.3g}"
+            self.progress.update(
+                self._bar,
+                completed=(moment.epoch - 1) * moment.steps + moment.step,
+                epoch=f"{moment.epoch}/{moment.epochs}",
+                state=state,
+            )
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """Print the line of an epoch."""
+        parts = [f"epoch {line['epoch']:>3}", f"train {_values(line['train'])}"]
+        parts += [f"{part} {_values(line[part])}" for part in ("valid", "test")]
+        self.progress.console.print("  ".join(parts), highlight=False)
+
+
+def describe(console: Console, result: dict[str, Any]) -> None:
+    """Print the result of a run."""
+    if result["status"] != "finished":
+        console.print(divergence(result), style="red")
+    if result["test"] is not None:
+        values = ", ".join(measure_text(*item) for item in result["test"].items())
+        console.print(
+            f"test, at the best epoch on validation ({result['best_epoch']}): {values}", highlight=False
+        )
+
+
+def ended(planned: Planned, error: str | None) -> str:
+    """Return a line about a run that ended."""
+    settings, result = planned.settings, planned.run.result
+    schedule = "" if settings.schedule == "none" else f", {settings.schedule}"
+    name = f"{label(settings)}{schedule}, seed {settings.seed}"
+    if error is not None or result is None:
+        return f"{name}: failed: {error}"
+    if result["status"] != "finished":
+        return f"{name}: {divergence(result)}"
+    return f"{name}: test " + ", ".join(measure_text(*item) for item in result["test"].items())
+
+
+def live_table(runs: RunSet) -> RenderableType:
+    """Return a table of the progress of all runs, read from their directories."""
+    table = Table(title=f"{len(runs.planned)} runs")
+    for column in ("method", "seed", "epoch", "validation", "state"):
+        table.add_column(column, justify="left" if column in ("method", "state") else "right")
+    waiting = 0
+    for path, planned in list(runs.planned.items()):  # more are planned while this is drawn
+        lines, result = planned.run.metrics(), planned.run.result
+        if not lines and result is None and path not in runs.failed:
+            waiting += 1
+            continue
+        state = Text("running", "yellow")
+        if path in runs.failed:
+            state = Text("failed", "red")
+        elif result is not None:
+            failed = result["status"] != "finished"
+            state = Text(divergence(result), "red") if failed else Text("done", "green")
+        last = lines[-1]["valid"] if lines else {}
+        name, value = next(iter(last.items()), ("", None))
+        shown = measure_text(name, value) if last else ""
+        epoch = f"{len(lines)}/{planned.settings.epochs}"
+        table.add_row(label(planned.settings), str(planned.settings.seed), epoch, shown, state)
+    return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
+
+
+def run_shown(runs: RunSet, jobs: int, console: Console) -> None:
+    """Train the missing runs and show their progress: a live table, or a line for each run that ends."""
+    if console.is_terminal:
+        with Live(
+            get_renderable=lambda: live_table(runs), console=console, refresh_per_second=1, transient=True
+        ):
+            runs.run(jobs)
+    else:
+        runs.run(
+            jobs, lambda planned, error: console.print(ended(planned, error), soft_wrap=True, markup=False)
+        )
+
+
+def comparison_table(experiment: Experiment) -> Table:
+    """Return the rows of the paper's table, and every other method."""
+    note, failures = historical_note(experiment.ended), experiment.failures
+    table = Table(
+        title=Text(experiment.title),
+        padding=(0, 1, 0, 0),  # without the left side, two measures fit into 80 columns
+        caption=f"{CAPTION};\n{note}" if note else CAPTION,
+    )
+    failing = ["failed"] if failures else []  # where there is room for it, names of methods are whole
+    table.add_column("method", overflow="fold")
+    for heading in [*columns(experiment.measures), "seeds", *failing, "seconds", "runs to tune"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def add(name: str, row: Any, tuning: str, style: str | None) -> None:
+        figures = [*cells(row, experiment.measures), str(row["seeds"])]
+        lost = [str(row["failed"] or "")] if failing else []
+        table.add_row(name, *figures, *lost, f"{row['seconds']:.1f}", tuning, style=style)
+
+    for name, row in experiment.rows.iterrows():
+        add(row_name(name, row), row, str(row["searched"]), "bold green" if is_alrao(row) else None)
+    if len(experiment.grid):
+        table.add_section()
+    for name, row in experiment.grid.iterrows():
+        add(name, row, "", "dim")
+    return table
