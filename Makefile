@@ -51,6 +51,7 @@ results-rl: $(STAMP) ## train the Q-learning of docs/results.md (under three hou
 pages: $(STAMP) ## write docs/results.md, the table of docs/comparison.md and the README's figure from results/
 	$(BIN)/alrao table $(PAGE:%=results/%.jsonl.xz) --markdown docs/results.md
 	$(BIN)/python tools/comparison.py
+	$(BIN)/python tools/hero.py
 
 suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO_DATA)
 	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS) --to-keep

@@ -205,6 +205,13 @@ def test_the_comparison_shows_the_results_as_they_are(comparison):
     assert comparison.renewed(page) == page, "run: make pages"
 
 
+def test_the_figure_of_the_readme_shows_the_records_as_they_are():
+    pytest.importorskip("plotly", reason="the workbench needs alrao[lab]")
+    for path, content in tool("hero").figures().items():
+        assert path.read_text("utf-8") == content, "run: make pages"
+        assert content.count("<circle") == 7 + 5, "SGD at seven rates, Adam at five"
+
+
 def test_the_page_of_results_shows_the_records_as_they_are():
     pytest.importorskip("pandas", reason="the workbench needs alrao[lab]")
     from alrao.lab.reading import read_runs
