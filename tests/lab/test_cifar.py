@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from support.needs import DATA, needs_cifar10
-from support.pictures import BATCHES, CLASSES, as_binary, as_images, as_python, cifar, packed, python2_pickle
+from support.pictures import BATCHES, CLASSES, as_binary, as_images, as_python, cifar, packed, trusted
 
 from alrao.lab.data.cifar import load_cifar10
 from alrao.lab.errors import LabError
@@ -29,15 +29,11 @@ def check_refused(where, *words):
     return message
 
 
-def write_form(form, folder):
+def write_form(form, folder, monkeypatch):
     batches = cifar()
     match form:
         case "python" | "python.tar.gz":
-            made = as_python(batches, folder / "cifar-10-batches-py")
-        case "python 3":
-            return as_python(batches, folder / "cifar-10-batches-py", lambda batch: pickle.dumps(batch, 5))
-        case "python 2":
-            return as_python(batches, folder / "cifar-10-batches-py", python2_pickle)
+            made = trusted(as_python(batches, folder / "cifar-10-batches-py"), monkeypatch)
         case "binary" | "binary.tar.gz":
             made = as_binary(batches, folder / "cifar-10-batches-bin")
         case _:
@@ -48,7 +44,7 @@ def write_form(form, folder):
     return made
 
 
-FORMS = ["python", "python 2", "python 3", "python.tar.gz", "binary", "binary.tar.gz"]
+FORMS = ["python", "python.tar.gz", "binary", "binary.tar.gz"]
 FORMS += ["images", "images.tar", "images.tar.gz", "images.tar.xz", "images.tar.bz2"]
 
 
@@ -60,7 +56,7 @@ FORMS += ["images", "images.tar", "images.tar.gz", "images.tar.xz", "images.tar.
 def test_every_form_gives_the_same(form, by, tmp_path, monkeypatch):
     place = tmp_path / "data"
     place.mkdir()
-    made = write_form(form, place)
+    made = write_form(form, place, monkeypatch)
     if by == "environment":
         monkeypatch.setenv("ALRAO_DATA", str(place))
     arrays, source = load_cifar10({"folder": place, "name": made, "environment": None}[by])
@@ -123,20 +119,20 @@ class TestRefusals:
 
     @pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
     @pytest.mark.parametrize("form", ["python.tar.gz", "images.tar.gz", "images.tar.xz", "images.tar.bz2"])
-    def test_archive_cut_off(self, form, kept, tmp_path):
-        archive = write_form(form, tmp_path)
+    def test_archive_cut_off(self, form, kept, tmp_path, monkeypatch):
+        archive = write_form(form, tmp_path, monkeypatch)
         content = archive.read_bytes()
         archive.write_bytes(content[: int(kept * len(content))])
         check_refused(archive, str(archive), "damaged or cut off")
 
-    def test_tar_cut_off_between_members(self, tmp_path):
-        archive = write_form("images.tar", tmp_path)
+    def test_tar_cut_off_between_members(self, tmp_path, monkeypatch):
+        archive = write_form("images.tar", tmp_path, monkeypatch)
         content = archive.read_bytes().rstrip(b"\0")
         archive.write_bytes(content + b"\0" * (-len(content) % 512))
         check_refused(archive, str(archive), "its end is missing")
 
-    def test_archive_with_a_wrong_byte(self, tmp_path):
-        archive = write_form("images.tar.gz", tmp_path)
+    def test_archive_with_a_wrong_byte(self, tmp_path, monkeypatch):
+        archive = write_form("images.tar.gz", tmp_path, monkeypatch)
         content = bytearray(archive.read_bytes())
         content[len(content) // 2] ^= 0xFF
         archive.write_bytes(content)
@@ -158,59 +154,27 @@ class TestRefusals:
     def test_label_out_of_range(self, binary):
         path = binary / "test_batch.bin"
         path.write_bytes(b"\x0a" + path.read_bytes()[1:])
-        check_refused(binary, str(path), "labels from 0 to 9")
+        check_refused(binary, str(path), "labels are from 0 to 9, got 10")
 
-    @pytest.mark.parametrize(
-        ("batch", "words"),
-        [
-            ({b"data": np.zeros((2, 100), np.uint8), b"labels": [0, 1]}, "(2, 100)"),
-            ({b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]}, "float32"),
-            ({b"data": [[0] * 3072], b"labels": [0]}, "list"),
-            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]}, "as many labels"),
-            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, None]}, "labels"),
-            ({b"data": np.zeros((2, 3072), np.uint8), b"labels": 3}, "labels"),
-            ({b"data": np.zeros((2, 3072), np.uint8)}, "lacks 'labels'"),
-            ({b"labels": [0, 1]}, "lacks 'data'"),
-            ([1, 2, 3], "list"),
-        ],
-    )
-    def test_pickle_of_something_else(self, batch, words, tmp_path):
-        folder = as_python(cifar(), tmp_path / "py")
-        (folder / "data_batch_4").write_bytes(pickle.dumps(batch, 2))
-        check_refused(folder, str(folder / "data_batch_4"), words)
-
-    def test_pickle_cut_off(self, tmp_path):
-        folder = as_python(cifar(), tmp_path / "py")
+    def test_python_version_of_something_else(self, tmp_path, monkeypatch):
+        folder = trusted(as_python(cifar(), tmp_path / "py"), monkeypatch)
+        assert len(load_cifar10(folder)[0].train) == 100
         path = folder / "data_batch_5"
         path.write_bytes(path.read_bytes()[:5000])
-        check_refused(folder, str(path), "damaged")
+        check_refused(folder, str(path), "damaged", "MD5")
+        path.unlink()
+        check_refused(folder, "lacks data_batch_5")
 
-    @pytest.mark.parametrize("protocol", [0, 2, 4])
-    @pytest.mark.parametrize("inside", ["alone", "as labels"])
-    def test_pickle_that_would_run_a_program(self, protocol, inside, tmp_path):
+    @pytest.mark.parametrize("name", ["data_batch_1", "batches.meta"])
+    def test_pickle_that_would_run_a_program(self, name, tmp_path, monkeypatch):
         class Evil:
             def __reduce__(self):
                 return os.system, (f"touch {tmp_path / 'harm'}",)
 
-        folder = as_python(cifar(), tmp_path / "py")
-        value = Evil() if inside == "alone" else {b"data": np.zeros((1, 3072), np.uint8), b"labels": Evil()}
-        (folder / "data_batch_1").write_bytes(pickle.dumps(value, protocol))
-        check_refused(folder, str(folder / "data_batch_1"), "system")
+        folder = trusted(as_python(cifar(), tmp_path / "py"), monkeypatch)
+        (folder / name).write_bytes(pickle.dumps(Evil()))
+        check_refused(folder, str(folder / name), "MD5")
         assert not (tmp_path / "harm").exists()
-
-    @pytest.mark.parametrize(
-        "call",
-        [
-            b"cbuiltins\neval\n",
-            b"cnumpy\nload\n",
-            b"cnumpy.core.multiarray\nfromfile\n",
-            b"c_codecs\ndecode\n",
-        ],
-    )
-    def test_pickle_that_calls_anything_else(self, call, tmp_path):
-        folder = as_python(cifar(), tmp_path / "py")
-        (folder / "data_batch_1").write_bytes(b"\x80\x02" + call + b"U\x011\x85R.")
-        check_refused(folder, "it would call")
 
     def test_corrupt_image(self, tmp_path):
         folder = as_images(cifar(), tmp_path / "images")
@@ -219,7 +183,7 @@ class TestRefusals:
         check_refused(folder, str(path))
         path.write_bytes(b"no image")
         archive = packed(folder, tmp_path / "images.tar.xz")
-        check_refused(archive, "train/cat/0030.png in", str(archive))
+        check_refused(archive, f"{archive}: train/cat/0030.png is not an image")
 
     def test_corrupt_jpeg(self, tmp_path):
         folder = as_images(cifar(), tmp_path / "images")
@@ -241,19 +205,22 @@ class TestRefusals:
         check_refused(folder, "9 classes", "test")
 
 
-def test_progress_only_after_a_while(monkeypatch, capsys):
-    from alrao.lab.data import progress as module
+def test_progress_only_on_a_terminal(tmp_path, monkeypatch, capsys):
+    from alrao.lab.data.progress import open_file, track
 
-    with module.progress("reading") as show:
-        show(0.5)
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(module, "PATIENCE", -1)
+    def read():
+        assert list(track(range(3), "reading data")) == [0, 1, 2]
+        with open_file(tmp_path / "some", "unpacking") as file:
+            assert file.read() == b"some"
+        return capsys.readouterr()
+
+    (tmp_path / "some").write_bytes(b"some")
+    assert read() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with module.progress("reading data") as show:
-        show(0.5)
-    out, err = capsys.readouterr()
+    out, err = read()
     assert out == ""
     assert "reading data" in err
+    assert "unpacking" in err
 
 
 @needs_cifar10

@@ -68,12 +68,12 @@ class TestImageNet:
         assert problem.about["source"] == "data"
 
     def test_sixty_thousand_of_the_real_one(self, monkeypatch, folder):
+        from alrao.lab.data import folders
         from alrao.lab.data.folders import Listing
-        from alrao.lab.tasks import imagenet
 
         n = 1_281_167
         real = Listing(folder, ("a", "b"), np.zeros(n, "S1"), np.zeros(n, np.int64), np.zeros(n, np.int64))
-        monkeypatch.setattr(imagenet, "scan", lambda _: real)
+        monkeypatch.setattr(folders, "scan", lambda _: real)
         parts = get_task("imagenet").read(Settings(data=str(folder)))[1]
         assert len(parts["valid"]) == 60_000
         assert len(parts["train"]) == n - 60_000
@@ -141,7 +141,7 @@ class TestImageFolder:
             problem = load("imagefolder", archive)
             assert problem.identity == expected.identity
             assert problem.about == {**expected.about, "source": "pets.tar.xz"}
-            monkeypatch.setattr("alrao.lab.data.unpack._unpack", None)  # once is enough
+            monkeypatch.setattr("alrao.lab.data.archives.unpack", None)  # once is enough
         assert len(list(cache.glob("pets-*"))) == 1
 
     def test_train_size_and_last_batch(self, flat):

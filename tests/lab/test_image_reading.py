@@ -176,9 +176,9 @@ class TestUnpacking:
         archive = packed(flat, tmp_path / "pets.tar")
         script = (
             "import os, pathlib, signal, sys\n"
-            "from alrao.lab.data.unpack import unpacked\n"
+            "from alrao.lab.data.archives import unpacked\n"
             "pathlib.Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-            "unpacked(pathlib.Path(sys.argv[1]))\n"
+            "unpacked(pathlib.Path(sys.argv[1]), lambda name: True)\n"
         )
         ended = subprocess.run([sys.executable, "-c", script, str(archive)], check=False, timeout=100)
         assert ended.returncode == -signal.SIGKILL

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from support.folders import equal
 from support.needs import needs_cifar10
-from support.pictures import as_binary, as_python, cifar
+from support.pictures import as_binary, as_python, cifar, trusted
 
 from alrao.lab.errors import LabError
 from alrao.lab.settings import Settings
@@ -193,8 +193,8 @@ def test_too_large_a_part(folder):
         cifar10(folder, train_size=81)
 
 
-def test_identity_follows_the_content(folder, tmp_path):
-    python = as_python(cifar(), tmp_path / "cifar-10-batches-py")
+def test_identity_follows_the_content(folder, tmp_path, monkeypatch):
+    python = trusted(as_python(cifar(), tmp_path / "cifar-10-batches-py"), monkeypatch)
     other = as_binary(cifar(seed=1), tmp_path / "other")
     assert cifar10(folder).identity == cifar10(str(python)).identity != cifar10(str(other)).identity
     assert digits().identity == digits(seed=1).identity != cifar10(folder).identity

@@ -1,4 +1,4 @@
-"""Folders of image files, one folder for each class."""
+"""Folders of image files, one folder per class."""
 
 from __future__ import annotations
 
@@ -12,20 +12,48 @@ import numpy as np
 import torch
 
 from ..errors import LabError
-from .files import is_archive, readable
-from .pictures import EXTENSIONS
+from ..vision import torchvision
+from .archives import is_archive, readable, unpacked
 from .places import short_digest
-from .progress import progress
-from .unpack import unpacked
+from .progress import track
 
-__all__ = ["Listing", "identity_of", "in_proportion", "open_folder", "require_same_classes", "scan"]
+__all__ = [
+    "Listing",
+    "identity_of",
+    "in_proportion",
+    "is_image",
+    "load_image",
+    "open_folder",
+    "require_same_classes",
+    "scan",
+]
+
+reader = torchvision.datasets.folder
+
+
+def is_image(name: str) -> bool:
+    """Whether this is the relative name of an image file; hidden ones do not count."""
+    hidden = any(part.startswith(".") and part.strip(".") for part in name.split("/"))
+    return not hidden and reader.has_file_allowed_extension(name, reader.IMG_EXTENSIONS)
+
+
+def load_image(path: Path) -> Any:
+    """Read an image in RGB.
+
+    Raises:
+        LabError: it is missing, not an image, or damaged.
+    """
+    try:
+        return reader.default_loader(str(path))
+    except Exception as error:  # the decoders of Pillow raise errors of any type
+        raise LabError(f"{path} is not an image, or damaged ({error}): replace or remove it") from error
 
 
 @dataclass(frozen=True)
 class Listing:
     """Image files and their classes.
 
-    Names and labels are arrays, and not lists, so that processes started later share the memory they are in.
+    Names and labels are arrays, not lists: worker processes then share their memory.
     """
 
     root: Path
@@ -39,37 +67,33 @@ class Listing:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, indices: torch.Tensor) -> Listing:
-        """Those of the indices, in their order."""
-        chosen = indices.numpy()
-        return Listing(self.root, self.classes, self.names[chosen], self.labels[chosen], self.sizes[chosen])
+    def take(self, which: torch.Tensor | slice) -> Listing:
+        """Select files by their indices, in that order."""
+        arrays = (self.names, self.labels, self.sizes)
+        which = which if isinstance(which, slice) else which.numpy()  # type: ignore[assignment]
+        return Listing(self.root, self.classes, *(array[which] for array in arrays))
 
     def path(self, index: int) -> Path:
-        """The file of that number."""
+        """Return the path of a file."""
         return self.root / os.fsdecode(self.names[index])
 
 
 def open_folder(source: Path) -> Path:
-    """The folder itself, or what an archive unpacks to; past a single folder that holds all the others.
+    """Return the folder that holds the classes, in a folder or a tar archive of one.
 
     Raises:
-        LabError: it is neither a folder nor an archive, or it is damaged.
+        LabError: it is neither, or it is damaged.
     """
-    if source.is_dir():
-        folder = source
-    elif is_archive(source):
-        folder = unpacked(source)
-    else:
+    if not source.is_dir() and not is_archive(source):
         raise LabError(f"{source} is neither a folder nor a tar archive of one")
-    while True:
-        inside = _folders(folder)
-        if len(inside) != 1 or inside[0] == "train" or not _folders(folder / inside[0]):
-            return folder
-        folder = folder / inside[0]
+    folder = source if source.is_dir() else unpacked(source, is_image)
+    while len(inside := _folders(folder)) == 1 and inside[0] != "train" and _folders(folder / inside[0]):
+        folder = folder / inside[0]  # it holds nothing but one other folder of folders
+    return folder
 
 
 def scan(folder: Path) -> Listing:
-    """The images below ``<class>/`` in a folder, sorted by class and name; hidden files do not count.
+    """List the images below ``<class>/``, sorted by class and name; hidden files do not count.
 
     Raises:
         LabError: there are fewer than two classes, or one has no images.
@@ -80,22 +104,24 @@ def scan(folder: Path) -> Listing:
         raise LabError(
             f"{folder} needs a folder of images for each of at least two classes; there is {found}"
         )
-    names: list[bytes] = []
-    labels: list[int] = []
-    sizes: list[int] = []
-    with readable(folder), progress(f"listing {folder.name}") as show:
-        for label, name in enumerate(classes):
-            before = len(names)
-            for path, size in _images(folder / name):
-                names.append(os.fsencode(os.path.relpath(path, folder)))
-                labels.append(label)
-                sizes.append(size)
-            if len(names) == before:
+
+    def visible(path: str) -> bool:
+        return is_image(Path(path).relative_to(folder).as_posix())
+
+    files: list[tuple[str, int]] = []
+    with readable(folder):
+        for label, name in enumerate(track(classes, f"listing {folder.name}")):
+            try:
+                found = reader.make_dataset(folder, {name: label}, is_valid_file=visible)
+            except FileNotFoundError:
+                endings = ", ".join(reader.IMG_EXTENSIONS)
                 raise LabError(
-                    f"{folder / name} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder"
-                )
-            show((label + 1) / len(classes))
-    return Listing(folder, classes, np.array(names), np.array(labels), np.array(sizes))
+                    f"{folder / name} holds no image ({endings}): fill or remove the folder"
+                ) from None
+            files += sorted(found, key=lambda file: file[0].split(os.sep))
+        sizes = [os.path.getsize(path) for path, _ in files]
+    names = [os.fsencode(os.path.relpath(path, folder)) for path, _ in files]
+    return Listing(folder, classes, np.array(names), np.array([n for _, n in files]), np.array(sizes))
 
 
 def require_same_classes(first: Listing, second: Listing) -> None:
@@ -111,7 +137,7 @@ def require_same_classes(first: Listing, second: Listing) -> None:
 
 
 def in_proportion(listing: Listing, shares: Sequence[float], generator: torch.Generator) -> list[Listing]:
-    """Random parts of a listing, each in random order, with the classes in the same proportions in all."""
+    """Split a listing at random into parts in random order, with the same proportions of classes in each."""
     order = torch.randperm(len(listing), generator=generator)
     labels = torch.from_numpy(listing.labels)[order]
     counts = torch.bincount(labels, minlength=len(listing.classes))
@@ -126,7 +152,7 @@ def in_proportion(listing: Listing, shares: Sequence[float], generator: torch.Ge
 
 
 def identity_of(listings: Sequence[Listing]) -> str:
-    """A digest of the classes, names and sizes."""
+    """Return a digest of classes, names and sizes."""
     parts: list[object] = []
     for listing in listings:
         parts += [listing.classes, listing.names.tobytes(), listing.labels.tobytes(), listing.sizes.tobytes()]
@@ -134,19 +160,5 @@ def identity_of(listings: Sequence[Listing]) -> str:
 
 
 def _folders(folder: Path) -> list[str]:
-    with readable(folder), os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _images(folder: Path) -> list[tuple[str, int]]:
-    """Paths and sizes of the images at any depth, sorted."""
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                found += _images(Path(entry.path))
-            elif entry.name.lower().endswith(EXTENSIONS):
-                found.append((entry.path, entry.stat().st_size))
-    return found
+    with readable(folder):
+        return sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")

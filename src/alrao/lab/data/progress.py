@@ -1,43 +1,30 @@
-"""A bar on the terminal for what takes long."""
+"""Progress bars on the terminal's standard error, for reading large data sets."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
-__all__ = ["progress"]
+import rich.progress
+from rich.console import Console
 
-PATIENCE = 1.0
-"""Seconds that pass before anything is shown."""
+__all__ = ["open_file", "track"]
 
-
-@contextmanager
-def progress(text: str) -> Iterator[Callable[[float], None]]:
-    """A function that takes the fraction done and, if it takes long, shows it on a terminal's stderr."""
-    started = time.monotonic()
-    with ExitStack() as stack:
-        update: Callable[[float], None] | None = None
-
-        def show(fraction: float) -> None:
-            nonlocal update
-            if update is None and time.monotonic() - started > PATIENCE:
-                update = stack.enter_context(_bar(text))
-            if update is not None:
-                update(fraction)
-
-        yield show
+Item = TypeVar("Item")
 
 
-@contextmanager
-def _bar(text: str) -> Iterator[Callable[[float], None]]:
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield lambda _: None
-        return
+def _options() -> dict[str, Any]:
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(text, total=1.0)
-        yield lambda fraction: bar.update(task, completed=fraction)
+    return {"console": console, "transient": True, "disable": not console.is_terminal}
+
+
+def track(items: Sequence[Item], text: str) -> Iterable[Item]:
+    """Iterate over items, with a bar."""
+    return rich.progress.track(items, text, **_options())
+
+
+def open_file(path: Path, text: str) -> AbstractContextManager[BinaryIO]:
+    """Open a file for reading, with a bar over its bytes."""
+    return rich.progress.open(path, "rb", description=text, **_options())

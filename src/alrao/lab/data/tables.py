@@ -1,15 +1,13 @@
-"""Tables of numbers to predict a number from: scikit-learn's diabetes, or a CSV file."""
+"""Tables with a number to predict: scikit-learn's diabetes, or a CSV file."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from math import nan
 from pathlib import Path
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
@@ -18,229 +16,182 @@ from ..seeds import generator
 from .places import short_digest
 from .text import read_text
 
-__all__ = [
-    "LEAST_ROWS",
-    "MOST_LEVELS",
-    "Column",
-    "Prepared",
-    "Table",
-    "diabetes",
-    "prepare",
-    "read_csv",
-    "split",
-]
+__all__ = ["LEAST_ROWS", "MOST_LEVELS", "Table", "diabetes", "prepare", "read_csv", "split"]
 
 LEAST_ROWS = 20
-"""A table needs so many, to be split."""
+"""Rows that a table needs, to be split."""
 MOST_LEVELS = 20
-"""A column of text may have so many different values; each becomes a column of zeros and ones."""
+"""Different values that a column of words may have; each becomes a column of zeros and ones."""
 LARGEST = 1e100
-ABSENT = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-"""What stands for a missing number, in any case."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column to predict from: ``numbers``, nan where one is missing, or ``words``."""
-
-    name: str
-    numbers: Tensor | None = None
-    words: Sequence[str] = ()
+ABSENT = ("", "na", "n/a", "nan", "null", "none", "?")
+"""Spellings of a missing number, in lower case."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns to predict from, and the one to predict, in double precision."""
+    """Columns to predict from, of numbers (nan where one is missing) or of words, and the target."""
 
     source: str
-    columns: Sequence[Column]
-    target_name: str
-    target: Tensor
+    inputs: pd.DataFrame
+    target: pd.Series
 
     def __len__(self) -> int:
         return len(self.target)
 
     @property
     def identity(self) -> str:
-        """A digest of all that is in it."""
-        contents = [
-            (column.name, column.words if column.numbers is None else column.numbers.tolist())
-            for column in self.columns
-        ]
-        return short_digest(contents, self.target_name, self.target.tolist())
+        """A digest of the content."""
+        columns = [(name, column.tolist()) for name, column in self.inputs.items()]
+        contents = [(name, tuple(c) if isinstance(c[0], str) else c) for name, c in columns]
+        return short_digest(contents, self.target.name, self.target.tolist())
 
 
 def diabetes() -> Table:
-    """scikit-learn's diabetes: 442 patients, 10 measurements, the progress of the disease after a year."""
+    """scikit-learn's diabetes: 442 patients, 10 measurements, the progression of the disease after a year."""
     try:
         from sklearn.datasets import load_diabetes  # type: ignore[import-untyped]
     except ImportError:
         raise missing("scikit-learn", "lab", "the task regression without --data") from None
-    data = load_diabetes(scaled=False)
-    numbers = torch.from_numpy(data.data).double()
-    columns = [Column(name, numbers[:, i]) for i, name in enumerate(data.feature_names)]
-    return Table("scikit-learn's diabetes", columns, "progression", torch.from_numpy(data.target).double())
+    data = load_diabetes(scaled=False, as_frame=True)
+    return Table("scikit-learn's diabetes", data.data.astype(float), data.target.rename("progression"))
 
 
 def read_csv(path: Path, target: str | None) -> Table:
-    """A CSV file whose first line names the columns; they are separated by commas, or semicolons, or tabs.
+    """Read a CSV file whose first line names the columns, separated by commas, semicolons or tabs.
 
-    A column is of numbers if all its fields are, missing ones aside, and of words otherwise.
+    A column holds numbers if every field is a number or missing, and words otherwise. A line with too few
+    fields lacks the last ones.
 
     Raises:
-        LabError: there is no such file, it is damaged, or it cannot be learnt from.
+        LabError: there is no such file, it is damaged, or nothing can be learnt from it.
     """
-    names, rows = _rows(path)
+    frame = _fields(path)
+    names = list(frame.columns)
     if target is None:
         raise LabError(f"{path}: name the column to predict with --target; there are: {', '.join(names)}")
     if target not in names:
         raise unknown("column", target, names)
-    if len(rows) < LEAST_ROWS:
-        raise LabError(f"{path} has {len(rows)} rows under its header, and at least {LEAST_ROWS} are needed")
+    if len(frame) < LEAST_ROWS:
+        raise LabError(f"{path} has {len(frame)} rows under its header, and at least {LEAST_ROWS} are needed")
     if len(names) < 2:
         raise LabError(f"{path} has no column to predict {target} from")
-    lines = [line for line, _ in rows]
-    fields = dict(zip(names, zip(*(row for _, row in rows), strict=True), strict=True))
-    values = _target(path, target, fields.pop(target), lines)
-    return Table(path.name, [_column(path, name, fields[name], lines) for name in fields], target, values)
+    columns = {name: _column(path, frame[name], is_target=name == target) for name in names}
+    values = columns.pop(target)
+    return Table(path.name, pd.DataFrame(columns), values)
 
 
-def _rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The names of the columns, and each row with the number of its line."""
+def _fields(path: Path) -> pd.DataFrame:
+    """All fields as text, under the names of the columns; the index is the number of the line."""
     text = read_text(path)
-    header = text.lstrip().partition("\n")[0]
-    separator = next((each for each in ",;\t" if each in header), ",")
-    reader = csv.reader(StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
+    body = text.lstrip("\n")
+    first = body.partition("\n")[0]
     try:
-        every = [(reader.line_num, [field.strip() for field in row]) for row in reader]
-    except csv.Error as error:
-        raise LabError(f"{path}, line {reader.line_num}: {error}") from None
-    (line, names), *rows = [(line, row) for line, row in every if any(row)]
-    if all(_is_number(name) for name in names):
-        raise LabError(f"{path}, line {line}: these are numbers; the first line must name the columns")
-    names = [name or f"column {i}" for i, name in enumerate(names, start=1)]
+        frame = pd.read_csv(
+            StringIO(body),
+            sep=next((each for each in ",;\t" if each in first), ","),
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skipinitialspace=True,
+            skip_blank_lines=False,
+        ).apply(lambda column: column.str.strip())
+    except pd.errors.ParserError as error:
+        reason = str(error).strip().removeprefix("Error tokenizing data. C error: ")
+        raise LabError(f"{path} is not a table: {reason[0].lower()}{reason[1:]}") from None
+    frame.index += len(text) - len(body) + 1
+    frame = frame[(frame != "").any(axis=1)]
+    header = frame.iloc[0]
+    if not pd.to_numeric(header, errors="coerce").isna().any():
+        raise LabError(f"{path}, line {header.name}: these are numbers; the first line must name the columns")
+    names = [name or f"column {number}" for number, name in enumerate(header, start=1)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise LabError(f"{path}, line {line}: more than one column has the name {twice[0]}: rename one")
-    for line, row in rows:
-        if len(row) != len(names):
-            raise LabError(f"{path}, line {line}: {len(row)} fields, and the header has {len(names)}")
-    return names, rows
+        raise LabError(f"{path}, line {header.name}: more than one column is named {twice[0]}: rename one")
+    return frame.iloc[1:].set_axis(names, axis=1)
 
 
-def _number(field: str) -> float:
-    """The number that a field is, nan if missing; ValueError for anything else."""
-    if field.lower() in ABSENT:
-        return nan
-    if "_" in field:  # digits grouped as in a program: of Python, not of CSV files
-        raise ValueError(field)
-    return float(field)
-
-
-def _is_number(field: str) -> bool:
-    try:
-        return _number(field) == _number(field)
-    except ValueError:
-        return False
-
-
-def _is_word(field: str) -> bool:
-    return not _is_number(field) and field.lower() not in ABSENT
-
-
-def _target(path: Path, name: str, fields: Sequence[str], lines: Sequence[int]) -> Tensor:
-    for field, line in zip(fields, lines, strict=True):
-        if not _is_number(field):
-            what = f"is {field!r}, which is no number" if _is_word(field) else "is missing"
-            raise LabError(f"{path}, line {line}: {name}, which is to be predicted, {what}")
-    return _tensor(path, name, [_number(field) for field in fields], lines)
-
-
-def _column(path: Path, name: str, fields: Sequence[str], lines: Sequence[int]) -> Column:
-    strange = next((i for i, field in enumerate(fields) if _is_word(field)), None)
-    if strange is None:
-        return Column(name, _tensor(path, name, [_number(field) for field in fields], lines))
-    levels = len(set(fields))
-    if levels > MOST_LEVELS:
-        raise LabError(
-            f"{path}, line {lines[strange]}: {fields[strange]!r} in column {name} is no number, and "
-            f"{levels} different values are too many for classes ({MOST_LEVELS}): correct it or leave it out"
-        )
-    return Column(name, words=tuple(fields))
-
-
-def _tensor(path: Path, name: str, numbers: Sequence[float], lines: Sequence[int]) -> Tensor:
-    for number, line in zip(numbers, lines, strict=True):
-        if abs(number) > LARGEST:
-            raise LabError(f"{path}, line {line}: {name} is {number:g}, beyond {LARGEST:g}")
-    return torch.tensor(numbers, dtype=torch.double)
+def _column(path: Path, fields: pd.Series, *, is_target: bool) -> pd.Series:
+    """The numbers of a column, or its words."""
+    name = fields.name
+    absent = fields.str.lower().isin(ABSENT)
+    words = fields[~absent & pd.to_numeric(fields, errors="coerce").isna()]
+    if is_target and len(wrong := fields[absent | fields.index.isin(words.index)]):
+        what = f"is {wrong.iloc[0]!r}, not a number" if wrong.index[0] in words.index else "is missing"
+        raise LabError(f"{path}, line {wrong.index[0]}: the target {name} {what}")
+    if len(words):
+        levels = fields.nunique()
+        if levels > MOST_LEVELS:
+            raise LabError(
+                f"{path}, line {words.index[0]}: {words.iloc[0]!r} in column {name} is not a number, and "
+                f"{levels} different values are too many for classes ({MOST_LEVELS}): correct it, or remove "
+                "the column"
+            )
+        return fields
+    numbers = fields.mask(absent).astype(float)
+    large = numbers[numbers.abs() > LARGEST]
+    if len(large):
+        raise LabError(f"{path}, line {large.index[0]}: {name} is {large.iloc[0]:g}, beyond {LARGEST:g}")
+    return numbers
 
 
 def split(rows: int) -> dict[str, Tensor]:
-    """Which rows are to train (70 %), to validate and to test (15 % each): the same for every run."""
+    """Split rows into training (70 %), validation and test (15 % each), the same way for every run."""
     order = torch.randperm(rows, generator=generator("table", rows))
     held_out = rows * 15 // 100
     sizes = {"train": rows - 2 * held_out, "valid": held_out, "test": held_out}
     return dict(zip(sizes, order.split(list(sizes.values())), strict=True))
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A table as tensors in single precision, and what was done to it."""
+def prepare(table: Table, train: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Turn a table into inputs and targets, by the statistics of its training rows.
 
-    inputs: Tensor
-    targets: Tensor
-    """One column, with mean 0 and deviation 1 on the training rows."""
-    notes: Mapping[str, Any]
+    A column of numbers gets mean 0 and deviation 1, and its missing numbers become that mean. Each word of a
+    column of words becomes a column of zeros and ones; a word that is not in the training rows is zero in all
+    of them. Columns that are constant are left out.
 
-
-def prepare(table: Table, train: Tensor) -> Prepared:
-    """Make inputs and targets of a table, by what its training rows tell.
-
-    A column of numbers gets mean 0 and deviation 1 on the training rows, and its missing ones that mean. Each
-    word of a column of words becomes a column of zeros and ones; a word that no training row has is zero in
-    all of them. Columns that are constant on the training rows are left out.
+    Returns:
+        The inputs, the targets (one column), and notes on the columns that were changed.
 
     Raises:
-        LabError: nothing is left to predict from, or nothing to predict.
+        LabError: no column to predict from is left, or the target is constant.
     """
-    inputs, imputed, encoded, constant = [], {}, {}, []
-    for column in table.columns:
-        if column.numbers is None:
-            found = _zeros_and_ones(column.words, train)
-            encoded[column.name] = found.shape[1]
+    inputs: dict[Any, Tensor] = {}
+    imputed, encoded = {}, {}
+    for name, column in table.inputs.items():
+        if pd.api.types.is_numeric_dtype(column):
+            inputs[name] = _standardised(column, train)
+            if absent := int(column.isna().sum()):
+                imputed[name] = absent
         else:
-            found = _standardised(column.numbers, train)
-            if absent := int(column.numbers.isnan().sum()):
-                imputed[column.name] = absent
-        inputs.append(found)
-        if not found.shape[1]:
-            constant.append(column.name)
+            inputs[name] = _zeros_and_ones(column, train)
+            encoded[name] = inputs[name].shape[1]
+    constant = [name for name, found in inputs.items() if not found.shape[1]]
     target = _standardised(table.target, train)
     if not target.shape[1]:
-        raise LabError(f"{table.source}: {table.target_name} is constant on the {len(train)} training rows")
+        raise LabError(f"{table.source}: {table.target.name} is constant on the {len(train)} training rows")
     if len(constant) == len(inputs):
         raise LabError(f"{table.source}: all columns to predict from are constant on the training rows")
-    said = {"missing, set to the mean": imputed, "classes": encoded, "left out, constant": constant}
-    notes = {what: which for what, which in said.items() if which}
-    return Prepared(torch.cat(inputs, 1).float(), target.float(), notes)
+    notes = {"missing, set to the mean": imputed, "classes": encoded, "left out, constant": constant}
+    kept = {what: which for what, which in notes.items() if which}
+    return torch.cat(list(inputs.values()), 1).float(), target.float(), kept
 
 
-def _standardised(numbers: Tensor, train: Tensor) -> Tensor:
-    """The column, or none where its training rows are constant."""
+def _standardised(column: pd.Series, train: Tensor) -> Tensor:
+    """The column, or none if its training rows are constant."""
+    numbers = torch.tensor(column.to_numpy(float))
     known = numbers[train][~numbers[train].isnan()]
     if not len(known) or (known == known[0]).all():
         return numbers.new_empty(len(numbers), 0)
     # Relative to one of the numbers, then to their spread: exact also for a small spread around a large mean.
     origin, spread = known[0], (known - known[0]).abs().max()
     known = (known - origin) / spread
-    column = ((numbers - origin) / spread - known.mean()) / known.std(correction=0)
-    return column.nan_to_num(nan=0.0)[:, None]
+    standard = ((numbers - origin) / spread - known.mean()) / known.std(correction=0)
+    return standard.nan_to_num(nan=0.0)[:, None]
 
 
-def _zeros_and_ones(words: Sequence[str], train: Tensor) -> Tensor:
-    """A column for each word of the training rows, or none where there is only one."""
-    levels = sorted({words[row] for row in train.tolist()})
+def _zeros_and_ones(column: pd.Series, train: Tensor) -> Tensor:
+    """A column for each word of the training rows, or none if there is only one."""
+    levels = sorted(column.iloc[train.numpy()].unique())
     if len(levels) < 2:
-        return torch.empty(len(words), 0, dtype=torch.double)
-    return torch.tensor([[float(word == level) for level in levels] for word in words], dtype=torch.double)
+        return torch.empty(len(column), 0, dtype=torch.double)
+    return torch.tensor([[float(word == level) for level in levels] for word in column], dtype=torch.double)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LabError, unknown
-from .files import readable
+from .archives import readable
 from .places import data_path
 
 __all__ = ["LEVELS", "Parts", "Streams", "Vocabulary", "ptb", "read_text", "split", "tokens"]

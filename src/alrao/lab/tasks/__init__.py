@@ -9,23 +9,23 @@ from .task import Budget, Problem, Supervised, Task, Trainable
 
 __all__ = ["TASKS", "Budget", "Problem", "Supervised", "Task", "Trainable", "get_task"]
 
-# Imported when asked for: some need packages that not everyone has.
 TASKS = {
     "digits": ("tasks.digits", "Digits"),
-    "cifar10": ("tasks.cifar10", "Cifar10"),
-    "imagenet": ("tasks.imagenet", "ImageNet"),
-    "imagefolder": ("tasks.imagefolder", "ImageFolder"),
+    "cifar10": ("tasks.images", "Cifar10"),
+    "imagenet": ("tasks.folders", "ImageNet"),
+    "imagefolder": ("tasks.folders", "ImageFolder"),
     "ptb": ("tasks.text", "PennTreebank"),
     "text": ("tasks.text", "Text"),
     "regression": ("tasks.regression", "Regression"),
-    "autoencoder": ("tasks.autoencoder", "Autoencoder"),
+    "autoencoder": ("tasks.digits", "Autoencoder"),
     "pendulum": ("rl.tasks", "Pendulum"),
     "lunarlander": ("rl.tasks", "LunarLander"),
 }
+"""Module and class of each task; imported on demand."""
 
 
 def get_task(name: str) -> Task:
-    """The task of that name.
+    """Return the task of a name.
 
     Raises:
         LabError: there is none.

@@ -1,4 +1,4 @@
-"""Handwritten digits, which scikit-learn brings along."""
+"""Handwritten digits, which scikit-learn ships: to classify, and to reconstruct."""
 
 from __future__ import annotations
 
@@ -14,45 +14,16 @@ from ..seeds import generator
 from ..settings import Settings
 from ..zoo.blocks import scaled
 from .images import ImagesInMemory, Part
+from .regression import TableProblem
 from .task import Budget, Task
 
-__all__ = ["SPLIT", "Digits", "digits"]
+__all__ = ["Autoencoder", "Digits"]
 
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
 
 
-class Digits(Task):
-    """1797 images of 8×8 pixels in 17 shades of grey."""
-
-    name = "digits"
-    summary = "scikit-learn's handwritten digits, 8×8; needs no download"
-    models = ("mlp", "cnn", "sigmoid")
-    budgets: ClassVar = {
-        "mini": Budget(epochs=30, batch=32, seeds=3),
-        "paper": Budget(epochs=100, batch=32, seeds=10),  # not in the paper
-    }
-    options = frozenset({"width"})
-
-    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        """The images, split by a constant seed; normalised, not augmented."""
-        everything, rows, identity = digits()
-        return ImagesInMemory(
-            {name: everything.take(indices) for name, indices in rows.items()},
-            lambda: _network(settings.model or self.models[0], settings.width),
-            settings,
-            self.budgets[settings.budget],
-            device,
-            identity=identity,
-            about={"source": "scikit-learn", "classes": 10, "image": [1, 8, 8]},
-        )
-
-
-def digits(train_size: int | None = None) -> tuple[Part, dict[str, Tensor], str]:
-    """All images, which of them are in which part, and a digest.
-
-    Args:
-        train_size: how many to train on; by default all of that part.
-    """
+def _digits() -> tuple[dict[str, Part], str]:
+    """The three parts, split by a constant seed, and a digest."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
@@ -61,18 +32,77 @@ def digits(train_size: int | None = None) -> tuple[Part, dict[str, Tensor], str]
     pixels = pixels.astype("uint8")
     everything = Part(torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels).long())
     order = torch.randperm(len(everything), generator=generator("digits", "split"))
-    rows = dict(zip(SPLIT, order.split(list(SPLIT.values())), strict=True))
-    rows["train"] = rows["train"][:train_size]
-    return everything, rows, short_digest(pixels.tobytes(), labels.tolist())
+    rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
+    return {name: everything.take(which) for name, which in rows}, short_digest(
+        pixels.tobytes(), labels.tolist()
+    )
+
+
+class Digits(Task):
+    """1797 images of 8×8 pixels in 17 shades of grey."""
+
+    name = "digits"
+    summary = "scikit-learn's handwritten digits, 8×8 pixels; no download"
+    models = ("mlp", "cnn", "sigmoid")
+    budgets: ClassVar = {
+        "mini": Budget(epochs=30, batch=32, seeds=3),
+        "paper": Budget(epochs=100, batch=32, seeds=10),  # not in the paper
+    }
+    options = frozenset({"width"})
+
+    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
+        """Load the images, normalised and not augmented."""
+        parts, identity = _digits()
+        return ImagesInMemory(
+            self,
+            parts,
+            lambda: _network(settings.model or self.models[0], settings.width),
+            settings,
+            device,
+            identity=identity,
+            about={"source": "scikit-learn", "classes": 10, "image": [1, 8, 8]},
+        )
 
 
 def _network(model: str, width: float) -> nn.Module:
-    match model:
-        case "mlp":
-            return zoo.mlp(64, 10, hidden=(scaled(128, width),) * 2)
-        case "sigmoid":
-            return zoo.mlp(64, 10, hidden=(scaled(128, width),) * 2, activation=nn.Sigmoid)
-        case "cnn":
-            return zoo.digits_cnn(10, width)
-        case _:
-            raise unknown("model", model, Digits.models)
+    if model == "cnn":
+        return zoo.digits_cnn(10, width)
+    if model not in Digits.models:
+        raise unknown("model", model, Digits.models)
+    activation = nn.Sigmoid if model == "sigmoid" else nn.ReLU
+    return zoo.mlp(64, 10, hidden=(scaled(128, width),) * 2, activation=activation)
+
+
+class _Reconstruction(TableProblem):
+    """The target is the input; errors are counted for every pixel."""
+
+    def network(self) -> nn.Module:
+        """Build a network with a bottleneck."""
+        return zoo.autoencoder(self.parts["train"][0].shape[1], self.settings.width)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return sums over pixels."""
+        return {**super().score(outputs, targets), "count": torch.tensor(targets.numel())}
+
+
+class Autoencoder(Task):
+    """The digits, reconstructed from twelve numbers each."""
+
+    name = "autoencoder"
+    summary = "scikit-learn's digits through a bottleneck of twelve numbers; no download"
+    models = ("mlp",)
+    budgets: ClassVar = {
+        "mini": Budget(epochs=60, batch=32, seeds=3),
+        "paper": Budget(epochs=300, batch=32, seeds=10),  # not in the paper
+    }
+    options = frozenset({"width"})
+
+    def load(self, settings: Settings, device: torch.device) -> TableProblem:
+        """Load the pixels, with mean 0 and deviation 1 over all of them."""
+        images, identity = _digits()
+        images["train"] = images["train"].take(slice(settings.train_size))
+        pixels = {name: part.images.flatten(1).double() for name, part in images.items()}
+        mean, deviation = pixels["train"].mean(), pixels["train"].std(correction=0)
+        parts = {name: (((x - mean) / deviation).float(),) * 2 for name, x in pixels.items()}
+        about = {"source": "scikit-learn", "image": [1, 8, 8]}
+        return _Reconstruction(self, parts, settings, device, identity=identity, about=about)

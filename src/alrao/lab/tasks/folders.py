@@ -1,232 +1,179 @@
-"""Classification of images that are read from their files while training."""
+"""Tasks on folders of images: ImageNet, and one's own images.
+
+torchvision takes long to import, so it is imported when a task is loaded.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
 
-from ..data.folders import Listing
-from ..data.pictures import decode
+from ..data.archives import is_archive
+from ..data.places import data_path
 from ..errors import LabError, unknown
-from ..seeds import generator, seed_of
+from ..seeds import generator
 from ..settings import Settings
-from .images import cut, limited
-from .task import Batch, Budget, Classification, Task
+from .task import Budget, Problem, Task
 
-__all__ = ["FolderTask", "ImagesInFolders"]
+if TYPE_CHECKING:
+    from ..data.folders import Listing
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's channels, as torchvision has them."""
-EVALUATION_BATCH = 128
-MOST_WORKERS = 8
+__all__ = ["FolderTask", "ImageFolder", "ImageNet"]
+
+Parts = dict[str, "Listing"]
 
 
 class FolderTask(Task):
-    """What image folders have in common: torchvision's networks and transforms."""
+    """A task on image folders, with torchvision's networks and transforms."""
 
     image_sizes: ClassVar[Mapping[str, int]] = {"mini": 64, "paper": 224}
     options = frozenset({"width", "image_size", "workers"})
 
     @abstractmethod
-    def read(self, settings: Settings) -> tuple[Path, dict[str, Listing], str]:
-        """Where the data is from, the parts ``train``, ``valid`` and ``test``, and the data's identity."""
+    def read(self, settings: Settings) -> tuple[Path, Parts, str]:
+        """Return the source of the data, its parts ``train``, ``valid`` and ``test``, and its identity."""
 
-    def load(self, settings: Settings, device: torch.device) -> ImagesInFolders:
+    def load(self, settings: Settings, device: torch.device) -> Problem:
         """List the files, and make sure that the network takes images of their size."""
         from ..zoo.vision import classifier, classifiers
+        from .image_files import ImagesInFolders, require_fit
 
         model = settings.model or self.models[0]
         if model not in (known := classifiers()):
             raise unknown("model", model, known)
         size = settings.image_size or self.image_sizes[settings.budget]
         source, parts, identity = self.read(settings)
-        classes = parts["train"].classes
+        classes = len(parts["train"].classes)
 
         def build() -> nn.Module:
-            return classifier(model, len(classes), width=settings.width)
+            return classifier(model, classes, width=settings.width)
 
-        _require_fit(build, model, size)
+        require_fit(build, model, size)
+        about = {"source": source.name, "classes": classes}
         return ImagesInFolders(
-            parts,
-            build,
-            settings,
-            self.budgets[settings.budget],
-            device,
-            batch=settings.batch or self.batch(settings),
-            size=size,
-            identity=identity,
-            about={"source": source.name, "classes": len(classes)},
-        )
+            self, parts, build, settings, device, size=size, workers=settings.workers, identity=identity,
+            about=about,
+        )  # fmt: skip
+
+    def shuffled(self, listing: Listing, part: str) -> Listing:
+        """Bring a part of the data into a random order, the same for every run."""
+        return listing.take(torch.randperm(len(listing), generator=generator(self.name, "split", part)))
 
 
-class ImagesInFolders(Classification):
-    """Image files, read, cropped and flipped by other processes.
+class ImageNet(FolderTask):
+    """Folders ``train`` and ``val``; the latter is for testing, and some of the former are for validation.
 
-    What happens to an image depends on the seed, the epoch and its number alone: not on how many processes
-    there are, nor on where an epoch was resumed.
-
-    Args:
-        parts: ``train``, ``valid`` and ``test``, each in a fixed random order.
-        build: makes a plain network.
-        settings: of the run.
-        budget: the task's, for that run.
-        device: where the batches go.
-        batch: images in a training batch.
-        size: side of the images that the network sees.
-        identity: stands for the data.
-        about: what else ``config.json`` says of it.
+    As in the paper, 60,000 of the training images are held out, or every twentieth if those are fewer.
     """
 
-    def __init__(
-        self,
-        parts: Mapping[str, Listing],
-        build: Callable[[], nn.Module],
-        settings: Settings,
-        budget: Budget,
-        device: torch.device,
-        *,
-        batch: int,
-        size: int,
-        identity: str,
-        about: Mapping[str, object],
-    ) -> None:
-        from ..zoo.vision import torchvision
+    name = "imagenet"
+    summary = "ImageNet, or any folder or tar with train/<class>/ and val/<class>/ (--data)"
+    models = ("alexnet", "resnet50", "densenet121", "*")
+    budgets: ClassVar = {
+        "mini": Budget(epochs=2, batch=32, seeds=1, train=2_000, valid=500, test=1_000),
+        "paper": Budget(epochs=200, batch=256, seeds=1),  # early stopping comes first
+    }
+    remedy = (
+        "get the ILSVRC 2012 images from https://www.image-net.org, sort them into train/<class>/ and "
+        "val/<class>/, and name the folder with --data or ALRAO_DATA"
+    )
+    held_out = 60_000
+    held_out_of_fewer = 20
+    """Of a smaller folder, one image in this many is held out."""
 
-        sizes = limited({name: len(part) for name, part in parts.items()}, budget, settings)
-        self.parts = {name: part.take(torch.arange(sizes[name])) for name, part in parts.items()}
-        self.build = build
-        self.seed = settings.seed
-        self.device = device
-        self.identity = identity
-        self.workers = _workers(settings.workers)
-        self.cuts = cut(sizes["train"], batch)
-        self.steps = len(self.cuts)
-        self.about = {**about, **sizes, "image": [3, size, size]}
-        transforms = torchvision.transforms
-        self.for_training = transforms.Compose(
-            [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
-        )
-        self.for_evaluation = transforms.Compose(
-            [
-                transforms.Resize(round(size * 256 / 224)),
-                transforms.CenterCrop(size),
-                transforms.PILToTensor(),
-            ]
-        )
-        mean, deviation = torch.tensor(MEAN)[:, None, None], torch.tensor(DEVIATION)[:, None, None]
-        self.scale, self.shift = (1 / (255 * deviation)).to(device), (-mean / deviation).to(device)
+    def batch(self, settings: Settings) -> int:
+        """Return the default batch size, at most 128 for DenseNet121."""
+        usual = super().batch(settings)
+        return min(usual, 128) if settings.model == "densenet121" else usual
 
-    def network(self) -> nn.Module:
-        """A fresh plain network."""
-        return self.build()
+    def read(self, settings: Settings) -> tuple[Path, Parts, str]:
+        """Return the training images without those held out, these, and those of ``val``."""
+        from ..data import folders
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Random crops in the epoch's order, from number ``start`` on."""
-        train = self.parts["train"]
-        order = torch.randperm(len(train), generator=generator(self.seed, "order", epoch))
-        numbers = [order[low:high].tolist() for low, high in self.cuts[start:]]
-        return self._read(_Images(train, self.for_training, (self.seed, "augment", epoch)), numbers)
+        source = self._find(data_path(settings.data, self.remedy))
+        folder = folders.open_folder(source)
+        tests = [folder / name for name in ("val", "valid", "test") if (folder / name).is_dir()]
+        if not tests or not (folder / "train").is_dir():
+            raise LabError(f"{source} needs folders train and val (or valid, or test); {self.remedy}")
+        train, test = folders.scan(folder / "train"), folders.scan(tests[0])
+        folders.require_same_classes(train, test)
+        order = torch.randperm(len(train), generator=generator("imagenet", "split"))
+        count = max(1, min(self.held_out, len(train) // self.held_out_of_fewer))
+        parts = {
+            "train": train.take(order[count:]),
+            "valid": train.take(order[:count]),
+            "test": self.shuffled(test, "test"),
+        }
+        return source, parts, folders.identity_of([train, test])
 
-    def evaluation(self, part: str) -> Iterator[Batch]:
-        """The centres of the images of a part."""
-        chosen = self.parts[part]
-        numbers = torch.arange(len(chosen)).split(EVALUATION_BATCH)
-        return self._read(_Images(chosen, self.for_evaluation, None), [each.tolist() for each in numbers])
-
-    def _read(self, images: _Images, numbers: list[list[int]]) -> Iterator[Batch]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more than cores, if asked to
-            batches = iter(
-                DataLoader(
-                    images,
-                    batch_sampler=numbers,
-                    num_workers=min(self.workers, len(numbers)),
-                    collate_fn=_collate,
-                    generator=torch.Generator(),  # else it draws from the global one, which is the network's
-                    pin_memory=self.device.type == "cuda",
-                )
-            )
-        try:
-            for batch in batches:
-                if isinstance(batch, str):
-                    raise LabError(batch)
-                pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-                yield pixels.float().mul_(self.scale).add_(self.shift), labels
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            reason = str(error).splitlines()[0]
-            raise LabError(f"a process that reads images died: try fewer --workers ({reason})") from error
-
-
-class _Images(Dataset[Any]):
-    """Pixels and label of an image by its number, or the line that says why it cannot be read.
-
-    An exception would arrive from another process with a traceback for a message.
-    """
-
-    def __init__(
-        self, listing: Listing, transform: Callable[[Any], Tensor], seed: tuple[object, ...] | None
-    ) -> None:
-        self.listing = listing
-        self.transform = transform
-        self.seed = seed
-
-    def __getitem__(self, number: int) -> tuple[Tensor, int] | str:
-        path = self.listing.path(number)
-        try:
-            image = decode(path, str(path))
-        except LabError as error:
-            return str(error)
-        return self._transformed(image, number), int(self.listing.labels[number])
-
-    def _transformed(self, image: Any, number: int) -> Tensor:
-        if self.seed is None:
-            return self.transform(image)
-        with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
-            torch.default_generator.manual_seed(seed_of(*self.seed, number))
-            return self.transform(image)
-
-
-def _collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | str:
-    pixels, labels = [], []
-    for sample in samples:
-        if isinstance(sample, str):
-            return sample
-        pixels.append(sample[0])
-        labels.append(sample[1])
-    return torch.stack(pixels), torch.tensor(labels)
-
-
-def _workers(wanted: int | None) -> int:
-    if wanted is not None:
-        if wanted < 0:
-            raise LabError(f"--workers must not be negative, got {wanted}")
-        return wanted
-    if multiprocessing.current_process().daemon:  # may not have children
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS)
-
-
-def _require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
-    """Raise if the network cannot take images of that size: pass one through it that has shapes alone."""
-    try:
-        with torch.device("meta"):
-            build().eval()(torch.empty(2, 3, size, size))
-    except NotImplementedError:
-        return
-    except (RuntimeError, AssertionError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    def _find(self, place: Path) -> Path:
+        if place.is_file():
+            return place
+        named = (path for path in place.iterdir() if path.name.lower().startswith(("imagenet", "ilsvrc")))
+        for path in (place, *sorted(named)):
+            if is_archive(path) or (path / "train").is_dir():
+                return path
         raise LabError(
-            f"{model} cannot take images of {size}×{size} ({reason}): try another --image-size"
-        ) from error
+            f"no ImageNet in {place}: neither a folder train, nor imagenet/, nor imagenet.tar; {self.remedy}"
+        )
+
+
+class ImageFolder(FolderTask):
+    """Folders of images named after their classes, split 80 : 10 : 10 unless they are split already.
+
+    With ``train`` and one of ``val``, ``valid`` and ``test`` beside it, the latter is for testing and a tenth
+    of the former for validation; with ``test`` and a ``val`` or ``valid``, each is used for what it says.
+    """
+
+    name = "imagefolder"
+    summary = "your own images: a folder or tar with a folder per class (--data)"
+    models = ("resnet18", "*")
+    budgets: ClassVar = {
+        "mini": Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000),
+        "paper": Budget(epochs=200, batch=64, seeds=3),  # not in the paper
+    }
+    remedy = (
+        "sort images into folders <class>/, or train/<class>/ and test/<class>/, and name the folder that "
+        "holds them, or a tar of it, with --data or ALRAO_DATA"
+    )
+
+    def read(self, settings: Settings) -> tuple[Path, Parts, str]:
+        """Return the parts as the folder has them, or a fixed split of it."""
+        from ..data import folders
+
+        source = data_path(settings.data, self.remedy)
+        listings, parts = self._parts(folders.open_folder(source))
+        for name, part in parts.items():
+            if not len(part):
+                raise LabError(
+                    f"{source}: {len(listings[0])} images are too few to split, none is left for {name}"
+                )
+        return source, parts, folders.identity_of(listings)
+
+    def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
+        """The folders that were read, and the three parts made of them."""
+        from ..data.folders import in_proportion, require_same_classes, scan
+
+        random = generator("imagefolder", "split")
+        if not (folder / "train").is_dir():
+            everything = scan(folder)
+            train, valid, test = in_proportion(everything, (0.8, 0.1, 0.1), random)
+            return [everything], {"train": train, "valid": valid, "test": test}
+        train = scan(folder / "train")
+        others = {name: scan(folder / name) for name in ("val", "valid", "test") if (folder / name).is_dir()}
+        if not others:
+            raise LabError(f"{folder} has a folder train, but none of val, valid and test; {self.remedy}")
+        for other in others.values():
+            require_same_classes(train, other)
+        listings = [train, *others.values()]
+        test = self.shuffled(others.pop("test") if "test" in others else others.popitem()[1], "test")
+        if others:
+            train, valid = self.shuffled(train, "train"), self.shuffled(others.popitem()[1], "valid")
+        else:
+            train, valid = in_proportion(train, (0.9, 0.1), random)
+        return listings, {"train": train, "valid": valid, "test": test}

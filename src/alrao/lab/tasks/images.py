@@ -1,21 +1,83 @@
-"""Classification of images that all fit into memory."""
+"""Classification of images: what all tasks share, images in memory, and CIFAR-10."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import LabError
+from .. import zoo
+from ..data.augment import flip_and_frame
+from ..errors import LabError, unknown
 from ..seeds import generator
 from ..settings import Settings
-from .task import Batch, Budget, Classification
+from .task import Batch, Budget, Classification, Task
 
-__all__ = ["ImagesInMemory", "Part", "cut", "limited"]
+__all__ = ["Cifar10", "Images", "ImagesInMemory", "Part", "cut"]
 
 EVALUATION_BATCH = 500
+
+
+def cut(size: int, batch: int) -> list[tuple[int, int]]:
+    """Return the beginnings and ends of the batches of an epoch.
+
+    The last one may be smaller; a single example left over joins the batch before it, since BatchNorm has
+    no variance of one.
+    """
+    starts = list(range(0, size, batch))
+    if len(starts) > 1 and size - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], size], strict=True))
+
+
+class Images(Classification):
+    """Images in three parts, as many as the budget and the settings allow.
+
+    Args:
+        task: whose budget it is.
+        parts: ``train``, ``valid`` and ``test``, each in a fixed random order.
+        build: makes a plain network.
+        settings: of the run.
+        device: where the batches are.
+        identity: of the data.
+        about: further entries for ``config.json``.
+
+    Raises:
+        LabError: the settings ask for more images than there are.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        parts: Mapping[str, Any],
+        build: Callable[[], nn.Module],
+        settings: Settings,
+        device: torch.device,
+        *,
+        identity: str,
+        about: Mapping[str, object],
+    ) -> None:
+        budget, wanted = task.budgets[settings.budget], settings.train_size
+        if wanted is not None and wanted > len(parts["train"]):
+            raise LabError(f"--train-size {wanted}: there are {len(parts['train'])} training examples")
+        limits = {"train": wanted or budget.train, "valid": budget.valid, "test": budget.test}
+        self.parts = {name: part.take(slice(limits[name])) for name, part in parts.items()}
+        self.build, self.seed, self.device, self.identity = build, settings.seed, device, identity
+        sizes = {name: len(part) for name, part in self.parts.items()}
+        self.cuts = cut(sizes["train"], settings.batch or task.batch(settings))
+        self.steps = len(self.cuts)
+        self.about = {**about, **sizes}
+
+    def network(self) -> nn.Module:
+        """Build a plain network."""
+        return self.build()
+
+    def order(self, epoch: int) -> Tensor:
+        """Return the order of the training images in an epoch."""
+        return torch.randperm(len(self.parts["train"]), generator=generator(self.seed, "order", epoch))
 
 
 @dataclass(frozen=True)
@@ -28,93 +90,43 @@ class Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, indices: Tensor) -> Part:
-        """Those of the indices, in their order."""
-        return Part(self.images.index_select(0, indices), self.labels.index_select(0, indices))
+    def take(self, which: Tensor | slice) -> Part:
+        """Select images by their indices, in that order."""
+        return Part(self.images[which], self.labels[which])
 
 
-def cut(size: int, batch: int) -> list[tuple[int, int]]:
-    """Beginnings and ends of the batches of an epoch.
-
-    The last one may be smaller; a single example left over joins the batch before it, since BatchNorm has
-    no variance of one.
-    """
-    starts = list(range(0, size, batch))
-    if len(starts) > 1 and size - starts[-1] == 1:
-        starts.pop()
-    return list(zip(starts, [*starts[1:], size], strict=True))
-
-
-def limited(available: Mapping[str, int], budget: Budget, settings: Settings) -> dict[str, int]:
-    """How many examples of each part are used: the budget's numbers, and the settings' for training.
-
-    Raises:
-        LabError: the settings ask for more than there is.
-    """
-    if settings.train_size is not None and settings.train_size > available["train"]:
-        raise LabError(
-            f"--train-size {settings.train_size}: there are {available['train']} training examples"
-        )
-    limits = {"train": settings.train_size or budget.train, "valid": budget.valid, "test": budget.test}
-    return {part: min(limits[part] or size, size) for part, size in available.items()}
-
-
-class ImagesInMemory(Classification):
+class ImagesInMemory(Images):
     """Images of one size, channels normalised by the mean and deviation over the training part.
 
     Args:
-        parts: ``train``, ``valid`` and ``test``, each in a fixed random order.
-        build: makes a plain network.
-        settings: of the run.
-        budget: the task's, for that run.
-        device: where the images are kept.
-        identity: stands for the data.
-        about: what else ``config.json`` says of it.
-        augment: what training images go through, with a generator, while they are still bytes.
+        *args: as for :class:`Images`.
+        augment: transforms the bytes of training images, with a generator.
+        **kwargs: as for :class:`Images`.
     """
 
+    parts: dict[str, Part]
+
     def __init__(
-        self,
-        parts: Mapping[str, Part],
-        build: Callable[[], nn.Module],
-        settings: Settings,
-        budget: Budget,
-        device: torch.device,
-        *,
-        identity: str,
-        about: Mapping[str, object],
-        augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
+        self, *args: Any, augment: Callable[[Tensor, torch.Generator], Tensor] | None = None, **kwargs: Any
     ) -> None:
-        sizes = limited({name: len(part) for name, part in parts.items()}, budget, settings)
-        self.parts = {
-            name: Part(part.images[: sizes[name]].to(device), part.labels[: sizes[name]].to(device))
-            for name, part in parts.items()
-        }
-        self.identity = identity
-        self.seed = settings.seed
-        self.build = build
+        super().__init__(*args, **kwargs)
         self.augment = augment
-        self.cuts = cut(sizes["train"], settings.batch or budget.batch)
-        self.steps = len(self.cuts)
-        mean, deviation = _statistics(parts["train"].images[: sizes["train"]])
-        self.scale = (1 / deviation).float().to(device)
-        self.shift = (-mean / deviation).float().to(device)
-        self.about = {
-            **about,
-            **sizes,
-            "mean": mean.flatten().tolist(),
-            "deviation": deviation.flatten().tolist(),
+        mean, deviation = _statistics(self.parts["train"].images)
+        self.scale = (1 / deviation).float().to(self.device)
+        self.shift = (-mean / deviation).float().to(self.device)
+        self.about |= {"mean": mean.flatten().tolist(), "deviation": deviation.flatten().tolist()}
+        self.parts = {
+            name: Part(part.images.to(self.device), part.labels.to(self.device))
+            for name, part in self.parts.items()
         }
 
     def network(self) -> nn.Module:
-        """A fresh plain network."""
+        """Build a plain network."""
         return self.build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Augmented images in the epoch's order."""
-        train = self.parts["train"]
-        order = torch.randperm(len(train), generator=generator(self.seed, "order", epoch))
-        order = order.to(train.labels.device)
+        """Return augmented images in the epoch's order."""
+        train, order = self.parts["train"], self.order(epoch).to(self.device)
         for number in range(start, self.steps):
             low, high = self.cuts[number]
             batch = train.take(order[low:high])
@@ -124,7 +136,7 @@ class ImagesInMemory(Classification):
             yield self._normalised(images), batch.labels
 
     def evaluation(self, part: str) -> Iterator[Batch]:
-        """The images of a part as they are."""
+        """Return the images of a part, not augmented."""
         chosen = self.parts[part]
         for images, labels in zip(
             chosen.images.split(EVALUATION_BATCH), chosen.labels.split(EVALUATION_BATCH), strict=True
@@ -132,7 +144,7 @@ class ImagesInMemory(Classification):
             yield self._normalised(images), labels
 
     def _normalised(self, images: Tensor) -> Tensor:
-        # With the channels last, convolutions take a quarter less time on a processor.
+        # With the channels last, convolutions take a quarter less time on a CPU.
         images = images.to(torch.float32, memory_format=torch.channels_last)
         return images.mul_(self.scale).add_(self.shift)
 
@@ -146,3 +158,54 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     deviation = (weights @ values.square() - mean.square()).clamp_min(0).sqrt()
     deviation[deviation == 0] = 1
     return mean[:, None, None], deviation[:, None, None]
+
+
+NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
+    "small": lambda classes, width: zoo.small_cnn(3, classes, width),
+    "small-nobn": lambda classes, width: zoo.small_cnn(3, classes, width, batch_norm=False),
+    "resnet-gn": zoo.residual_groupnorm,
+    "vit": lambda classes, width: zoo.VisionTransformer(classes, width=width),
+    "vgg19": zoo.vgg19,
+    "googlenet": zoo.googlenet,
+    "mobilenet": zoo.mobilenet_v2,
+}
+
+
+class Cifar10(Task):
+    """CIFAR-10; a fifth of the training images is held out for validation: 40,000, 10,000 and 10,000."""
+
+    name = "cifar10"
+    summary = "CIFAR-10 with the paper's augmentation (--data)"
+    models = tuple(NETWORKS)
+    budgets: ClassVar = {
+        "mini": Budget(epochs=6, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000),
+        "paper": Budget(epochs=500, batch=32, seeds=10),  # early stopping comes first
+    }
+    options = frozenset({"width"})
+
+    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
+        """Read the images and split them by a constant seed."""
+        from ..data.cifar import load_cifar10  # which imports torchvision
+
+        model = settings.model or self.models[0]
+        if model not in NETWORKS:
+            raise unknown("model", model, NETWORKS)
+        arrays, source = load_cifar10(settings.data)
+        train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
+        order = torch.randperm(len(train), generator=generator("cifar10", "split"))
+        held_out = len(train) // 5
+        parts = {
+            "train": train.take(order[held_out:]),
+            "valid": train.take(order[:held_out]),
+            "test": test.take(torch.randperm(len(test), generator=generator("cifar10", "split", "test"))),
+        }
+        return ImagesInMemory(
+            self,
+            parts,
+            lambda: NETWORKS[model](len(arrays.classes), settings.width),
+            settings,
+            device,
+            identity=arrays.digest,
+            about={"source": source.name, "classes": len(arrays.classes), "image": [3, 32, 32]},
+            augment=flip_and_frame,
+        )

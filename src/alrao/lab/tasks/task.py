@@ -1,4 +1,4 @@
-"""What a task is: data, plain networks, and how their outputs are scored."""
+"""Tasks and problems: data, plain networks, and how their outputs are scored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a task trains. Sizes of ``None`` mean: all there is."""
+    """How much a task trains; a size of ``None`` is the whole part."""
 
     epochs: int
     batch: int
@@ -39,7 +39,7 @@ class Problem(ABC):
 
     likelihood: ClassVar[str]
     """The likelihood of Alrao's copies."""
-    measures: ClassVar[tuple[str, ...]]
+    measures: tuple[str, ...]
     """Names of the figures of an evaluation; the first decides which epoch is best."""
     higher_is_better: ClassVar[bool] = False
 
@@ -47,7 +47,7 @@ class Problem(ABC):
     """Training steps in an epoch."""
     identity: str
     """A short digest of the data: other data is another run."""
-    about: Mapping[str, Any]
+    about: dict[str, Any]
     """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
 
 
@@ -66,47 +66,47 @@ class Supervised(Problem):
     run can resume anywhere. Tensors are on the CPU or already on the run's device.
     """
 
-    likelihood: ClassVar[str] = "categorical"
-    measures: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-
     @abstractmethod
     def network(self) -> nn.Module:
-        """A fresh plain network, with its output layer, initialised from torch's global generator."""
+        """Build a plain network with its output layer, initialised from torch's global generator."""
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The training batches of an epoch (numbered from 1), from number ``start`` (from 0) on."""
+        """Return the training batches of an epoch (from 1), beginning with number ``start`` (from 0)."""
 
     @abstractmethod
     def evaluation(self, part: str) -> Iterator[Batch]:
-        """The batches of ``"valid"`` or ``"test"``, in a fixed order, nothing augmented."""
+        """Return the batches of ``"valid"`` or ``"test"``, in a fixed order, not augmented."""
 
     def forward(self, model: nn.Module, inputs: Tensor, carry: Any) -> tuple[Tensor, Any]:
-        """The model's outputs, and what the next batch of the same pass receives as ``carry``."""
+        """Return the model's outputs, and the ``carry`` of the next batch."""
         return model(inputs), None
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss to train on: a negative log-likelihood in nats, for Alrao's outputs or plain ones."""
+        """Return the mean negative log-likelihood in nats, for Alrao's outputs or plain ones."""
 
     @abstractmethod
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over the batch that :meth:`measure` needs, and ``"count"``: how many terms they have."""
+        """Return the batch's sums of the measures, and ``"count"``: the number of terms in them."""
 
     def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The measures, from the sums of all batches of a pass: by default, the mean of each."""
+        """Return the measures, given the sums over all batches: by default, their means."""
         return {name: sums[name] / sums["count"] for name in self.measures}
 
 
 class Classification(Supervised):
-    """The class is the target; loss in nats, accuracy from 0 to 1."""
+    """Classification: loss in nats, accuracy from 0 to 1."""
+
+    likelihood = "categorical"
+    measures: tuple[str, ...] = ("loss", "accuracy")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy."""
+        """Return the cross-entropy."""
         return F.cross_entropy(outputs, targets)
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums of the cross-entropy and of right answers."""
+        """Return the sum of the cross-entropy and the number of right answers."""
         return {
             "loss": F.cross_entropy(outputs.float(), targets, reduction="sum"),
             "accuracy": (outputs.argmax(-1) == targets).sum(),
@@ -121,28 +121,27 @@ class Task(ABC):
     summary: ClassVar[str]
     """A line for ``alrao list``."""
     models: ClassVar[tuple[str, ...]]
-    """Names of its networks, the default first; ``"*"`` at the end: any torchvision classifier too."""
+    """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
     budgets: ClassVar[Mapping[str, Budget]]
     interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
-    """Alrao's rates, where the user names none."""
+    """Alrao's default interval of rates."""
     adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
     zoom_interval: ClassVar[tuple[float, float]] = (1e-6, 0.1)
     copies: ClassVar[int] = 10
     options: ClassVar[frozenset[str]] = frozenset()
-    """Settings that make sense for this task alone: of level, dropout, target, image_size, width, …"""
+    """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """The values of these, where the user gives none."""
-
+    """Their default values."""
     examples: ClassVar[str] = "examples"
-    """What ``train`` of its budgets counts."""
+    """The unit of ``train`` in the budgets."""
 
     def interval_of(self, method: str) -> tuple[float, float]:
-        """The rates of a method of Alrao, where the user names none."""
+        """Return the default interval of rates of an Alrao method."""
         own = {"alrao": self.interval, "alrao-zoom": self.zoom_interval}
         return own.get(method, self.adam_interval)
 
     def batch(self, settings: Settings) -> int:
-        """The batch size, where the user names none."""
+        """Return the default batch size."""
         return self.budgets[settings.budget].batch
 
     @abstractmethod
@@ -150,5 +149,5 @@ class Task(ABC):
         """Read the data and prepare a run.
 
         Raises:
-            LabError: the data is missing or damaged; the message says where it was looked for.
+            LabError: the data is missing or damaged; the message names the place and the remedy.
         """

@@ -1,4 +1,4 @@
-"""The next symbol of a text: the Penn Treebank as in the paper, and any text file."""
+"""Language modelling: the next symbol of the Penn Treebank, or of any text file."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from ..data.places import data_path, short_digest
 from ..data.text import LEVELS, Parts, Streams, Vocabulary, ptb, split
 from ..errors import LabError
 from ..settings import Settings
-from ..zoo.attention import TransformerLM
-from ..zoo.recurrent import RecurrentLM
+from ..zoo import RecurrentLM, TransformerLM
 from .task import Batch, Budget, Classification, Task
 
-__all__ = ["CharacterText", "PennTreebank", "Text", "TextProblem", "WordText"]
+__all__ = ["PennTreebank", "Text", "TextProblem"]
 
 WINDOW = 70
 """Symbols between truncations of back-propagation."""
 EVALUATION_STREAMS = 20
 DROPOUT = 0.2
 MOST_WORDS = 10_000
-"""Words that a network knows of a text of the user's; it knows none that is there only once."""
+"""Size of the vocabulary of a user's text; words that occur only once are not in it."""
 
 
 class TextProblem(Classification):
-    """A text read in parallel streams, in the order of the file; the network's state goes along.
+    """A text read in parallel streams, in the order of the file; the network's state is carried along.
 
-    The state is fresh at the start of each epoch and each evaluation, and carried from batch to batch; no
-    gradient goes through it. The settings' batch is the number of streams, and ``train_size`` the symbols
-    to train on, from the start of the text. The seed matters to weights and dropout alone.
+    The state is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
+    size is the number of streams, and ``train_size`` the number of symbols to train on, from the start of the
+    text. The seed only affects weights and dropout.
 
     Args:
         parts: the symbols.
-        vocabulary: those that the network knows.
+        vocabulary: the symbols that the network distinguishes.
         settings: of the run.
-        streams: how many to train on.
+        streams: number of streams to train on.
         device: where the batches are.
     """
 
     def __init__(
         self, parts: Parts, vocabulary: Vocabulary, settings: Settings, streams: int, device: torch.device
     ) -> None:
-        self.settings = settings
-        self.vocabulary = vocabulary
+        self.settings, self.vocabulary = settings, vocabulary
+        self.level = settings.level or LEVELS[0]
+        of_words = ("loss", "perplexity", "accuracy")
+        self.measures = of_words if self.level == "word" else ("bits", "accuracy")
         texts = {"train": parts.train, "valid": parts.valid, "test": parts.test}
         counts = {"train": streams, "valid": EVALUATION_STREAMS, "test": EVALUATION_STREAMS}
         for part, text in texts.items():
@@ -64,9 +65,9 @@ class TextProblem(Classification):
         }
         self.steps = len(self.streams["train"])
         self.identity = short_digest(*("\0".join(text).encode() for text in texts.values()))
-        self.about: Mapping[str, Any] = {
+        self.about = {
             "source": parts.source,
-            "level": settings.level or LEVELS[0],
+            "level": self.level,
             "symbols": len(vocabulary),
             "streams": streams,
             "window": WINDOW,
@@ -74,104 +75,81 @@ class TextProblem(Classification):
         }
 
     def network(self) -> nn.Module:
-        """The paper's LSTM, or a Transformer."""
-        if self.settings.model == "transformer":
-            return TransformerLM(len(self.vocabulary), window=WINDOW, width=self.settings.width)
-        dropout = self.settings.dropout
+        """Build the paper's LSTM, or a Transformer."""
+        settings = self.settings
+        if settings.model == "transformer":
+            return TransformerLM(len(self.vocabulary), window=WINDOW, width=settings.width)
         return RecurrentLM(
             len(self.vocabulary),
-            dropout=DROPOUT if dropout is None else dropout,
-            dropout_everywhere=self.settings.dropout_everywhere,
-            width=self.settings.width,
+            dropout=DROPOUT if settings.dropout is None else settings.dropout,
+            dropout_everywhere=settings.dropout_everywhere,
+            width=settings.width,
         )
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The text from its beginning, in every epoch."""
+        """Return the text from its beginning, in every epoch."""
         return self.streams["train"].batches(start)
 
     def evaluation(self, part: str) -> Iterator[Batch]:
-        """The text of that part, in streams too."""
+        """Return the text of a part, in streams too."""
         return self.streams[part].batches()
 
     def forward(self, model: nn.Module, inputs: Tensor, carry: Any) -> tuple[Tensor, Any]:
-        """The outputs for all positions in a row, and the state: a tuple of tensors."""
+        """Return the outputs of all positions in one row, and the state: a tuple of tensors."""
         outputs, state = model(inputs, carry)
         return outputs.flatten(0, 1), tuple(each.detach() for each in state)
 
-
-class CharacterText(TextProblem):
-    """Measured in bits per character."""
-
-    measures: ClassVar[tuple[str, ...]] = ("bits", "accuracy")
-
     def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The cross-entropy in bits, and the accuracy."""
-        count = sums["count"]
-        return {"bits": sums["loss"] / count / log(2), "accuracy": sums["accuracy"] / count}
-
-
-class WordText(TextProblem):
-    """Measured in nats per word, and by the perplexity, their exponential."""
-
-    measures: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "accuracy")
-
-    def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The cross-entropy, its exponential, and the accuracy."""
-        count = sums["count"]
-        loss = sums["loss"] / count
+        """Return the cross-entropy, in bits per character or nats per word, and the accuracy."""
+        loss, accuracy = (sums[name] / sums["count"] for name in ("loss", "accuracy"))
+        if self.level == "char":
+            return {"bits": loss / log(2), "accuracy": accuracy}
         perplexity = exp(loss) if loss < 700 else loss - loss + inf  # nan remains nan
-        return {"loss": loss, "perplexity": perplexity, "accuracy": sums["accuracy"] / count}
+        return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
 
 
 class _TextTask(Task):
-    models: ClassVar[tuple[str, ...]] = ("lstm", "transformer")
-    budgets: ClassVar[Mapping[str, Budget]] = {
-        "paper": Budget(epochs=200, batch=20, seeds=5),
+    models = ("lstm", "transformer")
+    budgets: ClassVar = {
         "mini": Budget(epochs=8, batch=20, seeds=3),
+        "paper": Budget(epochs=200, batch=20, seeds=5),
     }
-    interval: ClassVar[tuple[float, float]] = (1e-3, 100.0)
-    copies: ClassVar[int] = 6
-    options: ClassVar[frozenset[str]] = frozenset({"level", "dropout", "dropout_everywhere", "width"})
-    defaults: ClassVar[Mapping[str, Any]] = {"level": "char", "dropout": DROPOUT}
+    interval = (1e-3, 100.0)
+    copies = 6
+    options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
+    defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
 
     def load(self, settings: Settings, device: torch.device) -> TextProblem:
         """Read the text, count its symbols, cut it into streams."""
-        level = settings.level or LEVELS[0]
-        parts = self._parts(settings, level)
+        parts, limits = self.read(settings, settings.level or LEVELS[0])
         if settings.train_size is not None:
             parts = dataclasses.replace(parts, train=parts.train[: settings.train_size])
-        vocabulary = self._vocabulary(parts, level)
-        streams = settings.batch or self.batch(settings)
-        kind = WordText if level == "word" else CharacterText
-        return kind(parts, vocabulary, settings, streams, device)
+        vocabulary = Vocabulary.of(parts.train, parts.valid, parts.test, **limits)
+        return TextProblem(parts, vocabulary, settings, settings.batch or self.batch(settings), device)
 
     @abstractmethod
-    def _parts(self, settings: Settings, level: str) -> Parts: ...
-
-    def _vocabulary(self, parts: Parts, level: str) -> Vocabulary:
-        return Vocabulary.of(parts.train, parts.valid, parts.test)
+    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
+        """Return the text, and the limits of its vocabulary."""
 
 
 class PennTreebank(_TextTask):
     """The paper's text, in the usual three files; ``mini`` does without the training file."""
 
-    name: ClassVar[str] = "ptb"
-    summary: ClassVar[str] = "Penn Treebank, the next character (or --level word) with the paper's LSTM"
+    name = "ptb"
+    summary = "Penn Treebank, the next character or word (--data)"
 
-    def _parts(self, settings: Settings, level: str) -> Parts:
-        return ptb(settings.data, level, mini=settings.budget == "mini")
+    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
+        """Return the three files."""
+        return ptb(settings.data, level, mini=settings.budget == "mini"), {}
 
 
 class Text(_TextTask):
     """Any text file."""
 
-    name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "a text file of your own (--data FILE), the next character or word"
+    name = "text"
+    summary = "your own text file, the next character or word (--data FILE)"
 
-    def _parts(self, settings: Settings, level: str) -> Parts:
-        return split(data_path(settings.data, "name a text file of your own with --data FILE"), level)
-
-    def _vocabulary(self, parts: Parts, level: str) -> Vocabulary:
-        if level == "char":
-            return super()._vocabulary(parts, level)
-        return Vocabulary.of(parts.train, parts.valid, parts.test, least=2, most=MOST_WORDS)
+    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
+        """Return a split of the file."""
+        place = data_path(settings.data, "name a text file of your own with --data FILE")
+        return split(place, level), {} if level == "char" else {"least": 2, "most": MOST_WORDS}

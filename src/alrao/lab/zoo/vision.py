@@ -1,57 +1,39 @@
-"""torchvision's classifiers, by name.
-
-This is also where torchvision itself comes from, ``from alrao.lab.zoo.vision import torchvision``: on some
-machines its compiled operators cannot be loaded. The classifiers need none of them, but the import of the
-package registers shapes for two, and fails if they do not exist. Import it here before anything else imports
-torchvision, as transformers does.
-"""
+"""torchvision's classifiers, by name."""
 
 from __future__ import annotations
-
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import LabError, missing, unknown
+from ..errors import LabError, unknown
+from ..vision import torchvision
 from .blocks import scaled
 
-__all__ = ["classifier", "classifiers", "torchvision"]  # noqa: F822
+__all__ = ["classifier", "classifiers", "torchvision"]
 
 RESNETS = frozenset({"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"})
-"""The models that can be made wider."""
-
-
-def __getattr__(name: str) -> Any:
-    if name == "torchvision":
-        return _torchvision()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+"""The models whose width can be changed."""
 
 
 def classifiers() -> list[str]:
-    """Names of torchvision's classifiers whose output layer can be copied.
+    """Return the names of torchvision's classifiers whose output layer can be copied.
 
-    SqueezeNet is not among them: what its last convolution returns goes through a ReLU and a mean.
+    SqueezeNet's cannot: a ReLU and a mean follow its last convolution.
     """
-    vision = _torchvision()
-    names = vision.models.list_models(module=vision.models)
+    names = torchvision.models.list_models(module=torchvision.models)
     return sorted(name for name in names if not name.startswith("squeezenet"))
 
 
 def classifier(name: str, classes: int, *, width: float = 1.0) -> nn.Module:
-    """An untrained classifier of torchvision, without auxiliary outputs.
+    """Build an untrained classifier of torchvision, without auxiliary outputs.
 
     Args:
         name: one of :func:`classifiers`.
-        classes: how many classes it tells apart.
-        width: multiplies the channels of every layer; other than 1 for the ResNets alone.
+        classes: number of classes.
+        width: multiplies the channels of every layer; only the ResNets take another than 1.
 
     Raises:
-        LabError: there is no such model, it cannot be made wider, or torchvision is not installed.
+        LabError: there is no such model, or its width cannot be changed.
     """
     known = classifiers()
     if name not in known:
@@ -68,11 +50,11 @@ def classifier(name: str, classes: int, *, width: float = 1.0) -> nn.Module:
 def _build(name: str, classes: int) -> nn.Module:
     auxiliary = name in ("googlenet", "inception_v3")
     options = {"aux_logits": False, "init_weights": True} if auxiliary else {}
-    return _torchvision().models.get_model(name, weights=None, num_classes=classes, **options)
+    return torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
 
 
 def _widened(pattern: nn.Module, width: float) -> nn.Module:
-    """A ResNet with fresh layers of ``width`` times the channels, initialised as torchvision does.
+    """Replace the layers of a ResNet by ones with ``width`` times the channels, initialised as there.
 
     Images keep their 3 channels, and the output its classes.
     """
@@ -89,35 +71,3 @@ def _widened(pattern: nn.Module, width: float) -> nn.Module:
             elif isinstance(layer, nn.Linear):
                 setattr(module, name, nn.Linear(scaled(layer.in_features, width), layer.out_features))
     return pattern
-
-
-def _torchvision() -> Any:
-    if find_spec("torchvision") is None:
-        raise missing("torchvision", "lab", "a model of torchvision")
-    _define_operators()
-    return import_module("torchvision")
-
-
-@cache
-def _define_operators() -> torch.library.Library | None:
-    """Declare what the import asks for, where it cannot be loaded; the cache keeps it alive."""
-    if _operators_load():
-        return None
-    definitions = torch.library.Library("torchvision", "DEF")
-    definitions.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    definitions.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return definitions
-
-
-def _operators_load() -> bool:
-    spec = find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return False
-    folder = Path(spec.origin).parent
-    try:
-        for library in [*folder.glob("_C*.so"), *folder.glob("_C*.pyd"), *folder.glob("_C*.dylib")]:
-            torch.ops.load_library(str(library))  # the import does the same again, which is harmless
-            return True
-    except OSError:
-        pass
-    return False

@@ -1,0 +1,128 @@
+"""Tar archives, unpacked into the cache."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import LabError
+from .places import cache_folder, locked, short_digest
+from .progress import open_file
+
+__all__ = ["is_archive", "readable", "state_of", "unpack", "unpacked"]
+
+ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
+
+Wanted = Callable[[str], bool]
+"""Whether to unpack the file of a name."""
+
+
+def is_archive(path: Path) -> bool:
+    """Whether this is a file with the name of a tar archive."""
+    return path.name.lower().endswith(ENDINGS) and path.is_file()
+
+
+def state_of(files: list[Path]) -> str:
+    """A digest of names, sizes and times of modification, which changes when a file does."""
+    with readable(files[0]):
+        stats = [(str(file), file.stat()) for file in files]
+    return short_digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+@contextmanager
+def readable(source: Path) -> Iterator[None]:
+    """Turn errors of reading into one line with the name of the file."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise _damaged(source, error) from error
+    except OSError as error:
+        if error.errno is None:  # from a decompressor
+            raise _damaged(source, error) from error
+        raise LabError(f"{error.filename or source} cannot be read: {error.strerror}") from error
+
+
+def _damaged(source: Path, error: Exception) -> LabError:
+    reason = str(error).partition("\n")[0].rstrip(":")
+    return LabError(f"{source} is damaged or cut off ({reason}): download it again")
+
+
+def unpacked(archive: Path, wanted: Wanted) -> Path:
+    """Return a folder in the cache with the content of an archive; unpack it the first time.
+
+    Raises:
+        LabError: the archive is damaged, has a member that leads out of it, or the cache cannot be written.
+    """
+    stem = archive.name.split(".")[0]
+    folder = cache_folder() / f"{stem}-{short_digest(str(archive.resolve()), state_of([archive]))}"
+    with locked(folder) as alone:
+        if folder.is_dir():
+            return folder
+        for leftover in folder.parent.glob(f".{folder.name}-*/") if alone else ():
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary = folder
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+            unpack(archive, temporary, wanted)
+            temporary.rename(folder)
+        except OSError as error:
+            raise _unwritten(archive, folder.parent, error) from error
+        finally:
+            if temporary != folder:
+                shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
+    """Unpack the wanted files of an archive into a folder.
+
+    Raises:
+        LabError: the archive is damaged or cut off, has a member that leads out of it, or the disk is full.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise LabError(f"unpacking {archive} safely needs Python 3.11.4 or later: unpack it, name the folder")
+    with (
+        readable(archive),
+        open_file(archive, f"unpacking {archive.name}") as raw,
+        tarfile.open(fileobj=raw, mode="r:*") as tar,
+    ):
+        for member in tar:
+            if member.isdir() or (member.isfile() and wanted(member.name)):
+                _extract(archive, tar, member, folder)
+        _require_end(tar)
+
+
+def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    try:
+        tar.extract(member, folder, filter="data")
+    except tarfile.FilterError as error:
+        raise LabError(f"{archive} is not unpacked: its member {member.name} leads out of it") from error
+    except OSError as error:
+        if error.errno is None:  # of reading
+            raise
+        raise _unwritten(archive, folder.parent, error) from error
+
+
+def _require_end(tar: tarfile.TarFile) -> None:
+    """Tell a whole archive from one cut off between two members, which tarfile takes for its end.
+
+    The first of two empty blocks has been read.
+    """
+    file = tar.fileobj
+    assert file is not None
+    if file.tell() != tar.offset + tarfile.BLOCKSIZE or file.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
+        raise tarfile.ReadError("its end is missing")
+
+
+def _unwritten(archive: Path, folder: Path, error: OSError) -> LabError:
+    reason = error.strerror or error
+    return LabError(
+        f"{archive} could not be unpacked into {folder}: {reason} (ALRAO_CACHE names another place)"
+    )
