@@ -1,9 +1,12 @@
 """Train any PyTorch model without choosing a learning rate, in the training loop you already have.
 
-The map: ``features`` says what a feature is, ``rates`` draws the learning rates, ``optim`` moves every
-feature at its own; ``averaging`` is the posterior over the copies of the output layer, ``heads`` are those
-copies, ``model`` puts them in place; ``schedules`` narrows the interval of the rates; ``criteria`` are the
-losses for regression and multi-label outputs.
+The map:
+
+- ``features`` defines what a feature of a layer is, ``rates`` the distributions of learning rates;
+- ``averaging`` is the posterior over the copies of the output layer, ``heads`` are those copies, ``tensors``
+  what they return, ``model`` puts them in place of the ``output_layer``;
+- ``optim`` trains every feature at its own rate; ``evidence`` is what a backward pass reports to it;
+- ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
 """
 
 from .averaging import Averaging, BayesianAverage, Switch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 from collections.abc import Callable, Sequence
 from math import exp, inf, log
 from operator import add, index, mul
@@ -30,6 +31,7 @@ class Averaging(nn.Module):
     """
 
     _state: Tensor
+    _column: Tensor | None = None  # a view of the weights, made once
 
     def __init__(self, copies: int) -> None:
         super().__init__()
@@ -57,7 +59,15 @@ class Averaging(nn.Module):
 
     def column(self, dtype: torch.dtype) -> Tensor:
         """Return a copy of the weights as a column, ``(copies, 1)``."""
-        return self._state[: self.copies, None].to(dtype, copy=True)
+        state = self._state
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return state[: self.copies, None].to(dtype, copy=True)
+        if self._column is None or self._column.data_ptr() != state.data_ptr():
+            self._column = state[: self.copies, None]
+        return self._column.to(dtype, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_column": None}
 
     def reset(self) -> None:
         """Reset the posterior to the prior, which is uniform over the copies."""
@@ -84,8 +94,9 @@ class Averaging(nn.Module):
             )
         numbers = without_failed(numbers)
         if max(numbers) > -inf:
-            numbers = self._posterior(self._state.tolist(), numbers)
-            self._state.copy_(torch.tensor(numbers, dtype=torch.float64))
+            state = self._state
+            numbers = self._posterior(state.tolist(), numbers)
+            state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
 
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""

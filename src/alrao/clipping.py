@@ -1,4 +1,4 @@
-"""Norms of gradients, for the body as a whole and for each copy on its own."""
+"""Gradient clipping, for the body as a whole and for each copy separately."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .finite import zero_nonfinite_
+
 __all__ = ["clip_grads_"]
 
 
@@ -14,14 +16,14 @@ __all__ = ["clip_grads_"]
 def clip_grads_(
     body: Sequence[Tensor], of_copies: Sequence[Tensor], max_norm: float, norm_type: float
 ) -> Tensor:
-    """Clip the gradients of ``body`` together and those of each copy together; the norm of the body's."""
+    """Clip the gradients of the body together, and those of each copy together; return the body's norm."""
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, got {max_norm!r}")
     grads = [parameter.grad for parameter in body if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads, norm_type)
     if not bool(norm.isfinite()):
         for grad in grads:
-            grad.nan_to_num_(0.0, 0.0, 0.0)
+            zero_nonfinite_(grad)
         norm = torch.nn.utils.get_total_norm(grads, norm_type)
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for grad in grads:
@@ -30,7 +32,7 @@ def clip_grads_(
     stacked = [parameter.grad for parameter in of_copies if parameter.grad is not None]
     if stacked:
         for grad in stacked:
-            grad.nan_to_num_(0.0, 0.0, 0.0)
+            zero_nonfinite_(grad)
         norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), norm_type, 1) for g in stacked])
         factors = (max_norm / (torch.linalg.vector_norm(norms, norm_type, 0) + 1e-6)).clamp(max=1.0)
         for grad in stacked:

@@ -1,8 +1,8 @@
-"""What a feature is: for each layer type, which entries of its parameters belong to one output unit.
+"""The features of each layer type: which entries of its parameters share a learning rate.
 
-A feature is one output unit of a layer together with all of its incoming parameters. A *rule* says, for
-each parameter of a layer, which feature every entry belongs to: either the axis that counts the features,
-or, where that is not enough, a tensor of feature numbers that broadcasts to the parameter.
+A feature is one output unit of a layer together with all of its incoming parameters. A *rule* gives, for
+each parameter of a layer, the axis along which the features lie or, where that is not enough, a tensor of
+feature numbers that broadcasts to the parameter.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _RULES: dict[type[nn.Module], Rule] = {}
 
 
 def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]:
-    """Say what the features of a layer type are. Subclasses inherit the rule; the last registration wins.
+    """Register a rule for the features of a layer type. Subclasses inherit it; the last one wins.
 
     The decorated function takes a layer and returns, for each of its own parameters by name, the axis
     along which the features lie, or a tensor of feature numbers that broadcasts to the parameter. Equal
-    numbers share one learning rate, across the parameters of the layer too.
+    numbers share a learning rate, across the parameters of the layer too.
 
     Args:
         *layer_types: subclasses of :class:`torch.nn.Module`.
@@ -47,7 +47,7 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
     for layer_type in layer_types:
         if not (isinstance(layer_type, type) and issubclass(layer_type, nn.Module)):
             raise TypeError(
-                f"register_features takes layer types such as torch.nn.Linear, got {layer_type!r}"
+                f"register_features takes layer types, such as torch.nn.Linear, got {layer_type!r}"
             )
 
     def register(rule: RuleT) -> RuleT:
@@ -58,13 +58,13 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
 
 
 def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module, dict[str, Tensor]]]:
-    """For each module with parameters of its own: the feature number of every entry, from 0 in each module.
+    """Return, for each module with its own parameters, the feature number of every entry, from 0 on.
 
     A parameter that several modules share (tied weights) belongs to the first of them.
 
     Args:
-        model: where to look.
-        say: warn of layer types that have no rule.
+        model: the model.
+        say: warn about layer types that have no rule.
     """
     seen: set[nn.Parameter] = set()
     found: list[tuple[nn.Module, dict[str, Tensor]]] = []
@@ -74,8 +74,8 @@ def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module,
             seen.update(own.values())
             with torch.device("cpu"):  # whatever the default device is
                 found.append((module, _numbers_of(module, own)))
-    # A module with children that owns a bare parameter (a class token, a scale) is an everyday thing; a
-    # leaf with parameters is a layer, and the first of several axes may be the wrong guess.
+    # A module with children that owns a bare parameter (a class token, a scale) is common. A leaf with
+    # parameters is a layer, and the first of several axes may be the wrong guess.
     leaves = {
         type(module).__name__
         for module, numbers in found
@@ -83,8 +83,8 @@ def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module,
     }
     if say and leaves:
         warn(
-            f"no feature rule for layers of type {', '.join(sorted(leaves))}: the first axis of each of "
-            "their parameters counts their features; alrao.register_features adds a rule of your own"
+            f"no feature rule for layers of type {', '.join(sorted(leaves))}: the first axis of their "
+            "parameters is taken for the features. Register a rule with alrao.register_features if it is not"
         )
     return found
 
@@ -96,14 +96,14 @@ def _numbers_of(module: nn.Module, own: dict[str, nn.Parameter]) -> dict[str, Te
     }
     free = 1 + max((int(n.max()) for n in numbers.values() if n.numel()), default=-1)
     for name, parameter in own.items():
-        if name not in numbers:  # the rule does not speak of it: features of its own, along the first axis
+        if name not in numbers:  # the rule leaves it out: separate features, along the first axis
             numbers[name] = free + _along(parameter, 0)
             free += parameter.shape[0] if parameter.ndim else 1
     return numbers
 
 
 def _along(parameter: Tensor, axis: int) -> Tensor:
-    """0, 1, 2, … along ``axis``, broadcastable to the parameter; a scalar is one feature."""
+    """Return 0, 1, 2, … along ``axis``, broadcastable to the parameter; a scalar is one feature."""
     if parameter.ndim == 0:
         return torch.zeros((), dtype=torch.int64)
     shape = [1] * parameter.ndim
@@ -116,7 +116,7 @@ def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tenso
         if parameter.ndim and not -parameter.ndim <= where < parameter.ndim:
             raise ValueError(
                 f"the feature rule of {type(module).__name__} names axis {where} of {name!r}, which has "
-                f"shape {tuple(parameter.shape)}"
+                f"shape {tuple(parameter.shape)}: name one of its axes"
             )
         return _along(parameter, where)
     try:
@@ -157,7 +157,7 @@ def _columns(layer: nn.Module) -> dict[str, int | Tensor]:
 
 @register_features(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 def _transposed_convolution(layer: nn.ConvTranspose2d) -> dict[str, int | Tensor]:
-    # The weight is (in, out / groups, …): which output channel a column is depends on the group of its row.
+    # The weight is (in, out / groups, …): the output channel of a column depends on the group of its row.
     numbers = torch.arange(layer.out_channels).view(layer.groups, -1)
     if layer.groups > 1:
         numbers = numbers.repeat_interleave(layer.in_channels // layer.groups, 0)
@@ -167,7 +167,7 @@ def _transposed_convolution(layer: nn.ConvTranspose2d) -> dict[str, int | Tensor
 @register_features(nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell)
 def _recurrent(layer: nn.RNNBase | nn.RNNCellBase) -> dict[str, int | Tensor]:
     # The rows are gates times hidden units: a unit has one number in every gate, weight and bias of its
-    # layer and direction. A projection's outputs are features of their own.
+    # layer and direction. The outputs of a projection are separate features.
     described: dict[str, int | Tensor] = {}
     first_of: dict[str, int] = {}  # layer and direction -> the number of its first feature
     free = 0

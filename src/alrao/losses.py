@@ -1,8 +1,7 @@
 r"""Losses for regression and for binary or multi-label outputs: negative log-likelihoods of mixtures.
 
-The value of each is the mixture's loss, :math:`-\log \sum_j a_j p_j(y)`. What flows back is the mixture's
-gradient into the body, each copy's own gradient into that copy, and the evidence into its leaf. All three
-scale with whatever multiplies the loss afterwards.
+The value of each is the mixture's loss, :math:`-\log \sum_j a_j p_j(y)`. The body receives the mixture's
+gradient, each copy its own, and the leaf the evidence. All three scale with any factor on the loss.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _check(name: str, likelihood: str, prediction: Tensor, target: Tensor) -> Members | None:
-    """The members behind the prediction; None for the output of a plain model."""
+    """Return the members behind the prediction; None for the output of a plain model."""
     if isinstance(prediction, LogProbs):
         raise TypeError(
             f"{name} got the log-probabilities of a classifier: use cross_entropy, or build the model with "
@@ -34,7 +33,8 @@ def _check(name: str, likelihood: str, prediction: Tensor, target: Tensor) -> Me
     members = prediction.members if isinstance(prediction, Prediction) else None
     if members is not None and members.likelihood != likelihood:
         raise TypeError(
-            f"{name} is for likelihood={likelihood!r}, but the model was built with {members.likelihood!r}"
+            f"{name} is for likelihood={likelihood!r}, but the model has {members.likelihood!r}: build it "
+            f"with Alrao(net, likelihood={likelihood!r})"
         )
     if prediction.shape != target.shape:
         raise ValueError(
@@ -53,7 +53,7 @@ class _MixtureLoss(nn.Module):
 
 
 class MixtureMSELoss(_MixtureLoss):
-    r"""What :class:`torch.nn.MSELoss` is for a plain network: the loss of a regression with Alrao.
+    r"""Loss for regression: what :class:`torch.nn.MSELoss` is for a plain network.
 
     Each copy :math:`j` is a Normal around its prediction :math:`\mu_j`; the loss of a sample is that of the
     mixture, up to a constant,
@@ -83,7 +83,7 @@ class MixtureMSELoss(_MixtureLoss):
         self.full = full
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The loss of ``prediction``, the output of the model, for ``target`` of the same shape."""
+        """Return the loss of ``prediction``, the output of the model, for ``target`` of the same shape."""
         members = _check(type(self).__name__, "gaussian", prediction, target)
         if members is None:
             axis: int | None = prediction.ndim - 1 if prediction.ndim > 1 else None
@@ -103,16 +103,16 @@ class MixtureMSELoss(_MixtureLoss):
         return scores if axis is None else scores.sum(axis)
 
     def extra_repr(self) -> str:
-        """The arguments, as in the constructor."""
+        """Return the arguments, as in the constructor."""
         return f"variance={self.variance}, full={self.full}, reduction={self.reduction!r}"
 
 
 class MixtureBCELoss(_MixtureLoss):
-    r"""What :class:`torch.nn.BCEWithLogitsLoss` is for a plain network: binary or multi-label outputs.
+    r"""Loss for binary and multi-label outputs: :class:`torch.nn.BCEWithLogitsLoss` for mixtures.
 
-    One mixture of Bernoulli laws for each label: :math:`-\log \sum_j a_j\, \sigma(\pm l_j)`. The model
-    returns the mixture's logit, so ``output > 0`` decides and ``output.sigmoid()`` is the probability.
-    ``torch.nn.BCEWithLogitsLoss`` itself gives the same when it gets the model's output.
+    One mixture of Bernoulli distributions for each label: :math:`-\log \sum_j a_j\, \sigma(\pm l_j)`. The
+    model returns the mixture's logit, so ``output > 0`` decides and ``output.sigmoid()`` is the probability.
+    ``torch.nn.BCEWithLogitsLoss`` returns the same for the model's output.
 
     Args:
         pos_weight: weight of the positive examples, for each label.
@@ -126,7 +126,7 @@ class MixtureBCELoss(_MixtureLoss):
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The loss of ``prediction``, the output of the model, for ``target`` of the same shape."""
+        """Return the loss of ``prediction``, the output of the model, for ``target`` of the same shape."""
         return binary_cross_entropy(
             prediction, target, pos_weight=self.pos_weight, reduction=self.reduction, name=type(self).__name__
         )
@@ -143,7 +143,7 @@ def binary_cross_entropy(
     *,
     name: str = "binary_cross_entropy_with_logits",
 ) -> Tensor:
-    """``F.binary_cross_entropy_with_logits`` for the output of a model with Bernoulli outputs."""
+    """Return ``F.binary_cross_entropy_with_logits`` of the output of a model with Bernoulli outputs."""
     members = _check(name, "bernoulli", prediction, target)
     if size_average is not None or reduce is not None:
         reduction = _Reduction.legacy_get_string(size_average, reduce)

@@ -1,4 +1,4 @@
-"""Finding the output layer of a network, and making sure that it is one."""
+"""Find the output layer of a network, and verify that it is one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = (nn.Linear, nn.AdaptiveLogSoftmaxWithLoss, nn.Conv1d, nn.Conv2d, nn.Con
 
 
 def can_be_output(module: nn.Module) -> bool:
-    """Whether copies can take the place of this layer."""
+    """Return whether copies can take the place of this layer."""
     kind = next((kind for kind in _KINDS if isinstance(module, kind)), None)
     if kind is None or type(module).forward is not kind.forward:
         return False  # a subclass that computes something else, which copies of its weights would not
@@ -39,7 +39,7 @@ def can_be_output(module: nn.Module) -> bool:
 
 
 def candidates(net: nn.Module) -> dict[str, nn.Module]:
-    """The layers that could be the output, by dotted name, in order of registration."""
+    """Return the layers that could be the output, by dotted name, in order of registration."""
     found: dict[str, nn.Module] = {}
     inside_adaptive: set[nn.Module] = set()
     for name, module in net.named_modules():
@@ -52,53 +52,55 @@ def candidates(net: nn.Module) -> dict[str, nn.Module]:
 
 
 def listed(found: dict[str, nn.Module]) -> str:
-    """The candidates for a message, the last ones first."""
+    """Return the candidates as text, the last ones first."""
     rows = [f"  {name or '(the network itself)'}: {module}" for name, module in reversed(found.items())]
     more = f"\n  … and {len(rows) - 12} more" if len(rows) > 12 else ""
     return "\n".join(rows[:12]) + more
 
 
 def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Module]:
-    """The output layer and its dotted name: the one asked for, or the last that could be it."""
+    """Return the output layer and its dotted name: the one asked for, or the last candidate."""
     found = candidates(net)
     if output is None:
         if not found:
             raise ValueError(
-                f"{type(net).__name__} has no output layer to copy: no Linear layer, 1x1 convolution or "
-                "AdaptiveLogSoftmaxWithLoss in it. Add one as its last layer"
+                f"{type(net).__name__} has no output layer to copy, neither a Linear layer nor a 1x1 "
+                "convolution nor an AdaptiveLogSoftmaxWithLoss: add one as its last layer"
             )
         return next(reversed(found.items()))
     if isinstance(output, nn.Module):
         names = {module: name for name, module in net.named_modules()}
         if output not in names:
-            raise ValueError(f"output={type(output).__name__}(…) is not a module of {type(net).__name__}")
+            raise ValueError(
+                f"output={type(output).__name__}(…) is not a module of {type(net).__name__}: pass one that is"
+            )
         name, module = names[output], output
     elif isinstance(output, str):
         name = output
         modules = dict(net.named_modules(remove_duplicate=False))
         if name not in modules:
-            raise ValueError(f"there is no module {name!r}; the candidates are\n{listed(found)}")
+            raise ValueError(f"the network has no module {name!r}: choose among\n{listed(found)}")
         module = modules[name]
     else:
         raise TypeError(
-            "output takes one layer, by dotted name or as a module; several output layers are not supported: "
-            f"choose the one whose loss trains the network. Got {output!r}"
+            f"output takes one layer, by dotted name or as a module, got {output!r}: choose the one whose "
+            "loss trains the network"
         )
     if not can_be_output(module):
         raise ValueError(
-            f"{name!r} is a {type(module).__name__}; copies can be made of a Linear layer, a 1x1 convolution "
-            f"or AdaptiveLogSoftmaxWithLoss. The candidates are\n{listed(found)}"
+            f"{name!r} is a {type(module).__name__}, but the output layer must be a Linear layer, a 1x1 "
+            f"convolution or an AdaptiveLogSoftmaxWithLoss: choose among\n{listed(found)}"
         )
     return name, module
 
 
 def names_of(net: nn.Module, layer: nn.Module) -> list[str]:
-    """All dotted names under which a layer is registered."""
+    """Return all dotted names under which a layer is registered."""
     return [name for name, module in net.named_modules(remove_duplicate=False) if module is layer]
 
 
 def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
-    """Names of parameters of other modules that are the layer's own (tied weights)."""
+    """Return the names of parameters of other modules that are also the layer's (tied weights)."""
     own = set(layer.parameters())
     inside = set(layer.modules())
     return [
@@ -111,14 +113,14 @@ def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
 
 
 def declare_untied(net: nn.Module, output: str) -> None:
-    """Say in the configuration of a Hugging Face model that the output layer is tied no more.
+    """Set the configuration of a Hugging Face model to untied.
 
-    Its weights would be replaced by those of the embedding when it is loaded again.
+    Otherwise the embedding's weights would replace those of the output layer when the model is loaded.
     """
     parts = output.split(".")
     for depth in range(len(parts)):
         config: Any = getattr(net.get_submodule(".".join(parts[:depth])), "config", None)
-        nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a model of images and text, say
+        nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a multimodal model
         for each in (config, nested):
             if getattr(each, "tie_word_embeddings", None) is True:
                 each.tie_word_embeddings = False
@@ -126,9 +128,9 @@ def declare_untied(net: nn.Module, output: str) -> None:
 
 @contextmanager
 def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iterator[list[Any]]:
-    """Watch one forward pass; append the network's output to the list, and it is checked on leaving.
+    """Watch one forward pass, and check the output that the caller appends to the list.
 
-    The search goes by the order of registration, which need not be the order of use.
+    The output layer was searched by the order of registration, which need not be the order of use.
     """
     called: list[nn.Module] = []
     others = {n: m for n, m in candidates(net).items() if m is not head}
@@ -144,8 +146,8 @@ def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iter
         yield result
         if not called:
             raise ValueError(
-                f"{name!r}, taken for the output layer, was not used in this forward pass: {_HOW}. "
-                f"The other candidates are\n{listed(others)}"
+                f"{name!r}, taken for the output layer, was not used in this forward pass: {_HOW}, one of\n"
+                f"{listed(others)}"
             )
         if guessed:
             _check_output(result[0], name, produced, others)
@@ -159,10 +161,10 @@ def _check_output(out: Any, name: str, produced: list[tuple[Any, str]], others: 
     ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
     if not ours and not any(tensor.ndim == 0 for tensor in tensors):
         raise ValueError(
-            f"{name!r} was taken for the output layer, as the last layer registered, but what the network "
-            "returns is not its output. If a softmax, a sigmoid or the like comes after it, leave that out: "
-            f"the output is log-probabilities already. If another layer is the output, {_HOW}. "
-            f"The other candidates are\n{listed(others) or '  (none)'}"
+            f"{name!r} was taken for the output layer, as the last layer registered, but the network does "
+            "not return its output. If a softmax, a sigmoid or another function follows it, remove that: the "
+            f"output is log-probabilities already. If another layer is the output, {_HOW}. The other "
+            f"candidates are\n{listed(others) or '  (none)'}"
         )
     if _says_which(out):
         return
@@ -170,8 +172,8 @@ def _check_output(out: Any, name: str, produced: list[tuple[Any, str]], others: 
     rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
     if rivals:
         raise ValueError(
-            f"the network returns the outputs of several layers: {name!r} and {sorted(rivals)}. "
-            f"One of them gets the copies: {_HOW}"
+            f"the network returns the outputs of several layers, {name!r} and {sorted(rivals)}, and only one "
+            f"can have copies: {_HOW}"
         )
 
 
@@ -184,10 +186,10 @@ def _as_tree(out: Any) -> Any:
 
 
 def _says_which(out: Any) -> bool:
-    """Whether the output object itself calls one part of it the logits (auxiliary classifiers)."""
+    """Return whether the output object names one part of it the logits (auxiliary classifiers)."""
     return isinstance(getattr(out, "logits", None), LogProbs)
 
 
 def _origin(tensor: Any) -> Any:
-    """The tensor of which this one is another view."""
+    """Return the tensor that this one is a view of."""
     return tensor._base if isinstance(tensor, Tensor) and tensor._base is not None else tensor

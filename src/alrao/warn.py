@@ -9,7 +9,7 @@ __all__ = ["warn"]
 
 
 def warn(message: str) -> None:
-    """Warn at the innermost line that is neither ours nor torch's: where the user can act."""
+    """Warn at the innermost line that is neither alrao's nor torch's, where the user can act."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in {"alrao", "torch"}:
         level, frame = level + 1, frame.f_back

@@ -246,7 +246,7 @@ def test_a_linear_layer_with_a_forward_of_its_own_is_refused(output):
 
 def test_two_heads_are_ambiguous():
     model = alrao.Alrao(TwoHeads(), 3)
-    with pytest.raises(ValueError, match=r"several layers: 'colour' and \['shape'\].*output="):
+    with pytest.raises(ValueError, match=r"several layers, 'colour' and \['shape'\].*output="):
         model(torch.randn(2, 4))
 
 
@@ -260,7 +260,7 @@ def test_two_heads_are_ambiguous():
         (mlp, {"output": "3"}, ValueError, r"(?s)no module '3'.*\n  2: Linear.*\n  0: Linear"),
         (mlp, {"output": "1"}, ValueError, r"(?s)'1' is a Tanh.*\n  2: Linear.*\n  0: Linear"),
         (mlp, {"output": nn.Linear(8, 3)}, ValueError, "not a module of Sequential"),
-        (mlp, {"output": ["0", "2"]}, TypeError, "several output layers are not supported"),
+        (mlp, {"output": ["0", "2"]}, TypeError, "output takes one layer"),
         (mlp, {"output": 2}, TypeError, "by dotted name or as a module"),
         (mlp, {"likelihood": "poisson"}, ValueError, "'categorical', 'gaussian', 'bernoulli', got 'poisson'"),
         (mlp, {"copies": 0}, ValueError, "copies must be.*got 0"),

@@ -15,7 +15,18 @@ import_graph = tool("import_graph")
 CORE = import_graph.modules("core")
 GRAPH = import_graph.graph("core")
 LAB = import_graph.modules("lab")
-ORDER = ["warn", "finite", "evidence", "rates", "features", "averaging", "tensors", "heads", "losses"]
+ORDER = [
+    "warn",
+    "shortcuts",
+    "finite",
+    "evidence",
+    "rates",
+    "features",
+    "averaging",
+    "tensors",
+    "heads",
+    "losses",
+]
 ORDER += ["clipping", "output_layer", "model", "optim", "summary", "__init__"]
 """The rooms of the core: each imports only those before it."""
 EXAMPLES = {

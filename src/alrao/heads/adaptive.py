@@ -68,7 +68,7 @@ class AdaptiveHead(Head):
         mixed = self._target_log_probs(finite_gradient(z), target, frozen)
         mixed = mixed.masked_fill(failed[:, None], -torch.inf)
         a = self.averaging.weights.to(own.dtype, copy=True)
-        members = Members(own, mixed, a, self.evidence_leaf(), self.likelihood)
+        members = Members(own, mixed, a, self.evidence_leaf(*self.parameters()), self.likelihood)
         output = -mixture_nll(own, mixed, members, if_all_fail=log(self.n_classes))
         return AdaptiveOutput(output if batched else output[0], -output.mean())
 
@@ -87,7 +87,7 @@ class AdaptiveHead(Head):
             log_p = torch.cat(parts, -1).movedim(1, 0)
             log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
             log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
-        return watched(log_m, self.copies, self.evidence_leaf())
+        return watched(log_m, self.copies, self.evidence_leaf(*self.parameters()))
 
     def predict(self, z: Tensor) -> Tensor:
         """Return the class of the highest probability under the mixture."""

@@ -43,22 +43,19 @@ class Head(nn.Module):
     def __init__(self, averaging: Averaging, like: Tensor) -> None:
         super().__init__()
         self.averaging = averaging
+        self.copies = averaging.copies
         self.evidence = new_leaf(self.copies, like)
-
-    @property
-    def copies(self) -> int:
-        """The number of copies."""
-        return self.averaging.copies
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
         self.evidence = new_leaf(self.copies, next(self.parameters()))
         return self
 
-    def evidence_leaf(self) -> Tensor:
-        """Return the leaf for the evidence; a frozen head gathers none."""
-        if any(parameter.requires_grad for parameter in self.parameters(recurse=False)):
-            return self.evidence
+    def evidence_leaf(self, *parameters: Tensor | None) -> Tensor:
+        """Return the leaf for the evidence; a head whose parameters are all frozen gathers none."""
+        for parameter in parameters:
+            if parameter is not None and parameter.requires_grad:
+                return self.evidence
         return self.evidence.detach()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..averaging import Averaging
 from ..finite import share_among, zero_nonfinite
+from ..shortcuts import inside_functional_transform
 from ..tensors import Members, Prediction
 from .base import Head, stacked
 from .members import shared_linear, watched
@@ -23,6 +24,8 @@ UNDERFLOW = 700.0
 
 
 def _autocasts(z: Tensor) -> bool:
+    if z.is_cpu:  # faster than naming the device
+        return torch.is_autocast_enabled("cpu")
     return not z.is_meta and torch.is_autocast_enabled(z.device.type)
 
 
@@ -53,7 +56,7 @@ class LinearHead(Head):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the mixture's output for ``z``, the output of the body."""
-        if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        if inside_functional_transform():
             raise RuntimeError(
                 "torch.func transforms (grad, vmap, jvp) do not apply to an Alrao head, because its gradient "
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
@@ -120,7 +123,7 @@ class CategoricalHead(LinearHead):
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         a = self.averaging.column(wide(z.dtype))
-        return categorical_mixture(z, weight, bias, a, self.evidence_leaf())
+        return categorical_mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns log-probabilities."""
@@ -136,7 +139,7 @@ class GaussianHead(LinearHead):
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         own, mixed = shared_linear(z, weight, bias)
         a = self.averaging.weights.to(own.dtype, copy=True)
-        leaf = self.evidence_leaf()
+        leaf = self.evidence_leaf(weight, bias)
         members = Members(own, mixed, a, leaf, self.likelihood)
         return Prediction.of(watched(self._average(own.detach(), a), self.copies, leaf), 1, members)
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .. import evidence as reports
 from ..finite import HUGE, TINY, share_among, usable, zero_nonfinite, zero_unusable
+from ..shortcuts import apply_as
 from ..tensors import LogProbs
 
 __all__ = ["categorical_mixture", "refuse_second_derivative", "wide"]
@@ -41,7 +42,7 @@ def categorical_mixture(
         a: weights of the copies in the mixture, ``(copies, 1)``.
         evidence: leaf whose gradient receives the evidence.
     """
-    return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence), 1)
+    return apply_as(LogProbs, _CategoricalMixture, z, weight, bias, a, evidence)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -139,7 +140,8 @@ def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
 
 
 def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
-    return of_copies.flatten(1).to(dtype)
+    flat = of_copies.flatten(1)
+    return flat if flat.dtype is dtype else flat.to(dtype)
 
 
 def _careful_mixture(

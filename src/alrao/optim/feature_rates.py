@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -62,8 +62,7 @@ def rate_dtype(parameter: Tensor) -> torch.dtype:
     return torch.float64 if dtype.is_complex else dtype
 
 
-@dataclass
-class Entry:
+class Entry(NamedTuple):
     """One parameter of a group, with the rates of its features."""
 
     param: Tensor

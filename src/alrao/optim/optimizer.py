@@ -15,6 +15,7 @@ from .. import evidence as reports
 from ..finite import in_range, zero_unusable
 from ..model import unwrap
 from ..rates import Constant, Interval, LogUniform, Rate, RateDistribution, Redrawn, as_distribution, describe
+from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..warn import warn
 from . import checkpoint
 from .feature_rates import Entry, FeaturePlaces, GroupRates, rate_dtype
@@ -199,8 +200,15 @@ class AlraoOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
-        super().zero_grad(set_to_none)
+        if set_to_none and not profiler_is_on():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+        else:
+            super().zero_grad(set_to_none)
         self.model.head.evidence.grad = None
+
+    profile_hook_step = staticmethod(mark_only_if_watched)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -272,26 +280,29 @@ class AlraoOptimizer(Optimizer):
                 )
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
-        entries: list[Entry] = []
-        for entry in rates.entries:
-            grad = entry.param.grad
-            if grad is not None and grad.is_sparse:
-                self._update_sparse(group, entry, -grad if group["maximize"] else grad)
-            elif grad is not None:
-                entries.append(entry)
-        if not entries:
+        params, grads, of_features, of_body = [], [], [], []
+        for p, rate, of_copies in rates.entries:
+            grad = p.grad
+            if grad is None:
+                continue
+            if grad.is_sparse:
+                self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
+                continue
+            params.append(p)
+            grads.append(grad)
+            of_features.append(rate)
+            if not of_copies:
+                of_body.append(grad)
+        if not params:
             return
-        grads: list[Tensor] = [entry.param.grad for entry in entries if entry.param.grad is not None]
-        of_body = [grad for grad, entry in zip(grads, entries, strict=True) if not entry.of_copies]
         if not finite or (of_body and not in_range(of_body)):
             grads = [zero_unusable(grad) for grad in grads]
+        update = GroupUpdate(params, grads, of_features, rates.constant, float(group["lr"]))
         at_once = group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group))
-        size = len(entries) if at_once else 1
-        for start in range(0, len(entries), size):
-            part, some = entries[start : start + size], grads[start : start + size]
-            some = list(torch._foreach_neg(some)) if group["maximize"] else some
-            params, of_features = [entry.param for entry in part], [entry.rate for entry in part]
-            self._update(group, GroupUpdate(params, some, of_features, rates.constant, float(group["lr"])))
+        for part in [update] if at_once else update.one_by_one():
+            if group["maximize"]:
+                part.negate()
+            self._update(group, part)
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         """Return whether an update of all parameters at once needs no more memory than one by one."""
@@ -304,7 +315,7 @@ class AlraoOptimizer(Optimizer):
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return False
 
-    def _update_sparse(self, group: dict[str, Any], entry: Entry, grad: Tensor) -> None:
+    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Any) -> None:
         raise AssertionError("only for optimizers that take sparse gradients")
 
     # Checkpoints.

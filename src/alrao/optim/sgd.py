@@ -11,7 +11,6 @@ from torch import Generator, Tensor, nn
 from ..finite import zero_unusable
 from ..rates import Rate
 from .checks import check_at_least_0, refuse_flags
-from .feature_rates import Entry
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate
 
@@ -127,8 +126,7 @@ class SGD(AlraoOptimizer):
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return group["weight_decay"] == 0 and group["momentum"] == 0
 
-    def _update_sparse(self, group: dict[str, Any], entry: Entry, grad: Tensor) -> None:
-        param, rate = entry.param, entry.rate
+    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Any) -> None:
         grad = grad.coalesce()
         (rows,), values = grad.indices(), zero_unusable(grad.values())
         values = values * (rate if isinstance(rate, float) else rate.expand_as(param)[rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,15 @@ class GroupUpdate:
     rates: list[Tensor]
     constant: float | None
     factor: float
+
+    def one_by_one(self) -> Iterator[GroupUpdate]:
+        """Return an update for each parameter: slower, with less memory at a time."""
+        for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
+            yield GroupUpdate([p], [grad], [rate], self.constant, self.factor)
+
+    def negate(self) -> None:
+        """Maximize instead of minimizing."""
+        self.grads = list(torch._foreach_neg(self.grads))
 
     def move(self, directions: list[Tensor]) -> None:
         """Step against ``directions``."""

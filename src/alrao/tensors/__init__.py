@@ -1,4 +1,4 @@
-"""What the model returns: ordinary tensors that remember what they are."""
+"""The tensors that a model returns: log-probabilities and predictions, through changes of shape."""
 
 from .outputs import LogProbs, Members, Prediction
 

@@ -1,4 +1,4 @@
-"""Where the axis of the outputs is after an operation that only changes the shape, or picks rows."""
+"""The axis of the outputs after an operation that only changes the shape, or picks rows."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ _IN_PLACE: set[Op] = {getattr(_T, name) for name in dir(_T) if _says_in_place(na
 
 
 def changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation works in place, by torch's conventions."""
+    """Return whether an operation works in place, by torch's conventions."""
     if op in _IN_PLACE or bool(kwargs.get("inplace")):
         return True
-    # A compiler cannot follow names; functions of modules, such as torch.relu_, are not looked at there.
+    # A compiler cannot follow names: functions of modules, such as torch.relu_, are not noticed there.
     return not torch.compiler.is_compiling() and _says_in_place(getattr(op, "__name__", ""))
 
 
 def axis_after(
     op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
 ) -> int | None:
-    """Where the outputs, on ``axis`` of ``source``, are in the result, some of them at least.
+    """Return the axis of the result that holds outputs of ``axis`` of ``source``, some of them at least.
 
-    None when they are no longer on one axis.
+    None if they are no longer on one axis.
     """
     if op in _RESHAPE:
         before = prod(source.shape[:axis])
@@ -83,12 +83,12 @@ def axis_after(
 
 
 def whole(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Whether an operation that picks along an axis leaves the outputs on ``axis`` together."""
+    """Return whether an operation that picks along an axis keeps the outputs on ``axis`` together."""
     if op not in _PICK and op not in GATHER and op not in SPLIT:
         return True
     if op in GATHER:
         index = kwargs["index"] if "index" in kwargs else args[1]
-        if index.stride(axis) != 0:  # else it is the same for all outputs, and gathers rows
+        if index.stride(axis) != 0:  # else the index is the same for all outputs, and gathers rows
             return False
     return _dim(op, source, args, kwargs) != axis
 
@@ -100,12 +100,12 @@ def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
 
 
 def _after_index(ndim: int, axis: int, index: Any) -> int | None:
-    """By torch's rules: numbers first, then tensors, whose axes come first unless they are side by side."""
+    """Follow torch's rules: numbers, then tensors, whose axes come first unless they are adjacent."""
     parts = list(index) if isinstance(index, tuple) else [index]
     parts = [torch.as_tensor(part) if isinstance(part, list | range) else part for part in parts]
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if any(t.dtype == torch.uint8 or (t.ndim == 0 and t.dtype == torch.bool) for t in tensors):
-        return None  # a mask of old, or one for all
+        return None  # a mask of bytes, or a single truth value
     parts = [0 if isinstance(part, Tensor) and part.ndim == 0 else part for part in parts]
     known = (int, slice, Tensor, type(None), type(Ellipsis))
     if not all(isinstance(part, known) and not isinstance(part, bool) for part in parts):
@@ -132,7 +132,7 @@ def _after_index(ndim: int, axis: int, index: Any) -> int | None:
 
 
 def _taken(part: Any) -> int:
-    """How many axes of the source an index takes."""
+    """Return how many axes of the source an index takes."""
     if part is None or part is Ellipsis:
         return 0
     return part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1

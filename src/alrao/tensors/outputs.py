@@ -1,11 +1,10 @@
-"""What the model returns: ordinary tensors that remember what they are.
+"""The tensors that a model returns, with their meaning.
 
-:class:`LogProbs` is what a classifier returns: log-probabilities. Users put them into ``cross_entropy``, or
-take ``log_softmax`` of them, as they would do with logits; neither is linear in log-probabilities, and both
-mean the identity there. :class:`Prediction` is what a regressor or a multi-label classifier returns; behind
-it stand the outputs of all copies, which the criterion needs.
+A classifier returns :class:`LogProbs`. Users pass them to ``cross_entropy`` or ``log_softmax`` like logits;
+neither is linear in log-probabilities, and on log-probabilities the log-softmax is the identity. A regressor
+or a multi-label classifier returns a :class:`Prediction`, which holds the outputs of all copies for the loss.
 
-Operations that only change the shape keep the type; all others give a plain tensor.
+Operations that only change the shape keep the type; all others return a plain tensor.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ _T = torch.Tensor
 
 
 class LogProbs(torch.Tensor):
-    """Log-probabilities of the mixture. ``axis`` is where the classes are, None when that is lost."""
+    """Log-probabilities of the mixture. ``axis`` is that of the classes, None once that is lost."""
 
     axis: int | None = None
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was done to it that its meaning has not survived."""
+        """Whether it still has its meaning."""
         return self.axis is not None
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None) -> LogProbs:
-        """Mark ``tensor``; its values are normalised log-probabilities along ``axis``."""
+        """Mark ``tensor`` as log-probabilities that are normalised along ``axis``."""
         marked = tensor if isinstance(tensor, cls) else tensor.as_subclass(cls)
         marked.axis = axis
         return marked
@@ -46,7 +45,7 @@ class LogProbs(torch.Tensor):
     def __torch_function__(
         cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Send softmax and cross-entropy to what they mean here; keep the type through changes of shape."""
+        """Replace softmax and cross-entropy by their equivalents; keep the type through changes of shape."""
         kwargs = kwargs or {}
         source = args[0] if args else kwargs.get("input")
         with torch._C.DisableTorchFunctionSubclass():
@@ -74,7 +73,7 @@ class LogProbs(torch.Tensor):
 
     @classmethod
     def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> Tensor:
-        """What a change of shape gave: log-probabilities as long as all classes are there, on one axis."""
+        """Return the result of a change of shape, marked if all classes are still on one axis."""
         assert source.axis is not None
         axis = axis_after(func, source, source.axis, args, kwargs, result)
         if axis is None or result.shape[axis] != source.shape[source.axis]:
@@ -83,7 +82,7 @@ class LogProbs(torch.Tensor):
 
 
 def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
-    """``cat`` or ``stack`` of log-probabilities along another axis than the classes'."""
+    """Mark the result of ``cat`` or ``stack`` along another axis than that of the classes."""
     axes = {part.axis if isinstance(part, LogProbs) else None for part in tensors}
     axis = axes.pop()
     if axes or axis is None:
@@ -122,7 +121,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """``F.cross_entropy`` of log-probabilities: what it computes once its own log-softmax is done."""
+    """Return ``F.cross_entropy`` of log-probabilities: what it computes after its log-softmax."""
     if x.axis != min(1, x.ndim - 1):
         plain = x.as_subclass(Tensor)
         return F.cross_entropy(
@@ -161,7 +160,7 @@ def _cross_entropy(
 
 
 class _Refused(torch.autograd.Function):
-    """The identity, for a loss that must not train: what flows back has both signs, which a step refuses."""
+    """The identity, for a loss that must not train: its gradient has both signs, which a step refuses."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -175,7 +174,7 @@ class _Refused(torch.autograd.Function):
 
 
 def _refused(loss: Op) -> Op:
-    """A loss of numbers, not of probabilities: fine to look at, but the copies cannot be trained with it."""
+    """Return a loss of numbers, not of probabilities, that can be computed but not trained with."""
     return lambda x, *args, **kwargs: loss(_Refused.apply(x.as_subclass(Tensor)), *args, **kwargs)
 
 
@@ -192,12 +191,12 @@ _ROUTES: dict[Op, Op] = {
 
 
 class Members(NamedTuple):
-    """The outputs of all copies behind a prediction, copies first, and what a criterion needs to know."""
+    """The outputs of all copies behind a prediction, copies first, and what a loss needs of the head."""
 
     own: Tensor
-    """What flows back into these reaches the copies alone."""
+    """What flows back into these reaches only the copies."""
     mixed: Tensor
-    """What flows back into these reaches the body alone. The values are those of ``own``."""
+    """The same values; what flows back into these reaches only the body."""
     weights: Tensor
     """The copies' weights in the mixture."""
     evidence: Tensor
@@ -206,24 +205,24 @@ class Members(NamedTuple):
 
 
 class Prediction(torch.Tensor):
-    """The mixture's prediction; ``members`` holds those of the copies, changed in shape along with it.
+    """The mixture's prediction; ``members`` holds those of the copies, in the same shape.
 
-    ``axis`` is where the outputs are, None when they are no longer one axis.
+    ``axis`` is that of the outputs, None once they are no longer on one axis.
     """
 
     axis: int | None = None
     members: Members | None = None
     routes: ClassVar[dict[Op, Op]] = {}
-    """Losses of torch's that mean something else here; see :mod:`alrao.losses`."""
+    """Replacements for losses of torch; see :mod:`alrao.losses`."""
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was done to it that its meaning has not survived."""
+        """Whether it still has its meaning."""
         return self.members is not None
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None, members: Members) -> Prediction:
-        """Mark ``tensor``, the prediction that ``members`` make together."""
+        """Mark ``tensor`` as the prediction of ``members``."""
         marked = tensor.as_subclass(cls)
         marked.axis = axis
         marked.members = members
@@ -233,7 +232,7 @@ class Prediction(torch.Tensor):
     def __torch_function__(
         cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do to the copies' outputs what is done to the shape of the prediction."""
+        """Apply to the copies' outputs whatever changes the shape of the prediction."""
         kwargs = kwargs or {}
         source = args[0] if args else None
         if func in cls.routes and isinstance(source, Prediction):
@@ -255,5 +254,5 @@ class Prediction(torch.Tensor):
             return cls.of(result, axis, members)
 
 
-# Predictions that were saved can be loaded with torch's default, weights_only=True.
+# Saved predictions can be loaded with torch's default, weights_only=True.
 torch.serialization.add_safe_globals([LogProbs, Prediction, Members])

@@ -1,0 +1,62 @@
+"""Shortcuts past torch's public interface, each with what it saves.
+
+On a small network a step is a few dozen short operations, and what torch does around them in Python takes as
+long as the arithmetic. ``python benchmarks/shortcuts.py`` measures each one on the MLP of ``make bench``.
+What saves less than 3 % of a step is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _profiler_enabled as profiler_is_on
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+__all__ = ["apply_as", "inside_functional_transform", "mark_only_if_watched", "profiler_is_on"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound=Tensor)
+
+
+def mark_only_if_watched(func: Callable[P, R]) -> Callable[P, R]:
+    """Skip torch's wrapper around a step unless hooks or a profiler are active."""
+    marked = Optimizer.profile_hook_step(func)
+
+    @wraps(func)
+    def step(*args: P.args, **kwargs: P.kwargs) -> R:
+        optimizer = cast(Optimizer, args[0])
+        watched = (
+            profiler_is_on()
+            or optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+        )
+        return (marked if watched else func)(*args, **kwargs)
+
+    return step
+
+
+def apply_as(kind: type[T], function: Any, *args: Any) -> T:
+    """Apply an autograd function and return its output as a tensor subclass, with the classes on axis 1.
+
+    ``Function.apply`` also handles torch.func's transforms, which a head has refused before; and
+    ``as_subclass`` makes one more tensor, with one more node in the graph, of an output that nobody else has.
+    """
+    if torch.compiler.is_compiling():
+        return kind.of(function.apply(*args), 1)  # type: ignore[attr-defined]
+    out: Any = super(torch.autograd.Function, function).apply(*args)
+    out.__class__ = kind
+    out.axis = 1
+    return out
+
+
+def inside_functional_transform() -> bool:
+    """Return whether a transform of torch.func (grad, vmap, jvp) is active: torch has no public test."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
