@@ -137,7 +137,7 @@ def test_an_average_of_the_weights_for_any_method(tmp_path, model):
 
 @pytest.mark.parametrize("method", ["dog", "schedulefree"])
 def test_methods_with_an_average_take_no_other(method):
-    with pytest.raises(LabError, match=f"{method} has an average of its own: leave --average out"):
+    with pytest.raises(LabError, match=f"{method} averages its weights itself: leave --average out"):
         resolve(settings(method=method, average=True))
 
 

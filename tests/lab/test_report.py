@@ -47,7 +47,7 @@ def test_every_figure_of_the_paper_is_there(figures):
     for figure in figures.values():
         assert len(figure.look_for) > 100
         assert figure.command.startswith("alrao ")
-        assert figure.rows
+        assert len(figure.table)
 
 
 def test_curves_are_the_runs_numbers_and_their_means(report, figures):
@@ -93,7 +93,7 @@ def test_the_valley_is_the_test_losses_with_alrao_across(figures):
 
 def test_the_posterior_is_drawn_against_time_with_its_winners(figures):
     figure = figures["posterior"]
-    copies = [trace for trace in drawn(figure) if trace.xaxis is None]
+    copies = [trace for trace in drawn(figure) if trace.xaxis == "x"]
     assert len(copies) == 10
     assert figure.plot.layout["xaxis"]["type"] == "log"
     assert copies[7].y[0] == 0.55

@@ -152,7 +152,9 @@ def test_odd_features_and_posteriors(root, tmp_path):
     lines[1]["posterior"] = {"a": 1}
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report, _ = page_of(root, tmp_path)
-    assert "features" in [figure.name for figure in report.sections[0].figures]
+    assert [figure.name for figure in report.sections[0].figures] == ["curves"]
+    assert sum("the posterior: " in sentence for sentence in report.left_out) == 1
+    assert sum(": features: " in sentence for sentence in report.left_out) == 1
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_figure_of_the_theorem_shows_every_copy(found):
     figure = make.theorem_figure(found)
     names = [trace["name"] for trace in figure.plot.data if trace.get("showlegend", True)]
     assert len(names) == 6 + 2
-    assert figure.rows[-1] == [400, found.mixture[-1], *(own[-1] for own in found.copies)]
+    assert list(figure.table.iloc[-1]) == [400, found.mixture[-1], *(own[-1] for own in found.copies)]
 
 
 def test_a_mixture_off_the_optimum_does_not_agree(found):

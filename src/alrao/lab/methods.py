@@ -94,68 +94,36 @@ def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
 # How each is built.
 
 
-def _alrao_model(net: nn.Module, copies: int, settings: Settings, problem: Problem) -> alrao.Alrao:
-    averaging: alrao.Averaging
-    if settings.averaging == "bayes":
-        averaging = alrao.BayesianAverage(copies)
+def _rates(settings: Settings, interval: Interval | None) -> alrao.RateDistribution:
+    spec = settings.method
+    if spec.lr is not None and spec.fraction is not None:
+        return alrao.Bernoulli(spec.lr, spec.fraction)
+    assert interval is not None  # once the settings are resolved
+    return alrao.LogUniform(*interval.ends) if interval.low < interval.high else alrao.Constant(interval.low)
+
+
+def _alrao(net: nn.Module, settings: Settings, problem: Problem, *, adam: bool = False) -> Learner:
+    copies = settings.copies or 1
+    bayes = settings.averaging == "bayes"
+    averaging = alrao.BayesianAverage(copies) if bayes else alrao.Switch(copies, settings.theta)
+    model = alrao.Alrao(net, likelihood=problem.likelihood, averaging=averaging)
+    options: dict[str, Any] = {"weight_decay": settings.weight_decay, "evidence": settings.evidence or "mean"}
+    if settings.body_lr is not None:
+        body = {"params": model.body_parameters(), "lr": _rates(settings, settings.body_lr)}
+        options["params"] = [body, {"params": list(model.head.parameters())}]
+    rates = _rates(settings, settings.lr)
+    optimizer: AlraoOptimizer
+    if adam:
+        optimizer = alrao.Adam(model, rates, _betas(settings), **options)
     else:
-        averaging = alrao.Switch(copies, settings.theta)
-    return alrao.Alrao(net, likelihood=problem.likelihood, averaging=averaging)
-
-
-def _distribution(interval: Interval | None) -> alrao.RateDistribution:
-    assert interval is not None  # of Alrao's methods, once the settings are resolved
-    low, high = interval.low, interval.high
-    return alrao.LogUniform(low, high) if low < high else alrao.Constant(low)
-
-
-def _groups(model: alrao.Alrao, settings: Settings) -> list[dict[str, Any]] | None:
-    """The body with an interval of its own, if it has one."""
-    if settings.body_lr is None:
-        return None
-    body = {"params": model.body_parameters(), "lr": _distribution(settings.body_lr)}
-    return [body, {"params": list(model.head.parameters())}]
-
-
-def _alrao_learner(model: alrao.Alrao, optimizer: AlraoOptimizer, settings: Settings) -> Learner:
+        optimizer = alrao.SGD(model, rates, momentum=settings.momentum or 0.0, **options)
     if settings.normalise is not None:
         normalise(optimizer, settings.normalise)
     return Learner(model, optimizer, settings.zoom)
 
 
-def _alrao(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
-    model = _alrao_model(net, settings.copies or 1, settings, problem)
-    optimizer = alrao.SGD(
-        model,
-        _distribution(settings.lr),
-        momentum=settings.momentum or 0.0,
-        weight_decay=settings.weight_decay,
-        params=_groups(model, settings),
-        evidence=settings.evidence or "mean",
-    )
-    return _alrao_learner(model, optimizer, settings)
-
-
 def _alrao_adam(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
-    model = _alrao_model(net, settings.copies or 1, settings, problem)
-    optimizer = alrao.Adam(
-        model,
-        _distribution(settings.lr),
-        _betas(settings),
-        weight_decay=settings.weight_decay,
-        params=_groups(model, settings),
-        evidence=settings.evidence or "mean",
-    )
-    return _alrao_learner(model, optimizer, settings)
-
-
-def _frozen(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
-    spec = settings.method
-    assert spec.lr is not None and spec.fraction is not None  # noqa: PT018, once the settings are resolved
-    model = _alrao_model(net, 1, settings, problem)
-    rates = alrao.Bernoulli(spec.lr, spec.fraction)
-    optimizer = alrao.SGD(model, rates, momentum=settings.momentum or 0.0, weight_decay=settings.weight_decay)
-    return Learner(model, optimizer)
+    return _alrao(net, settings, problem, adam=True)
 
 
 def _betas(settings: Settings) -> tuple[float, float]:
@@ -211,7 +179,7 @@ METHODS: dict[str, Method] = {
         _plain("torch.optim", "AdamW", betas=True, weight_decay=0.01), default_rate=0.001,
     ),
     "frozen": Method(
-        "Frozen", "SGD on a random fraction of the features, frozen@RATE:P (appendix G)", _frozen, "needed"
+        "Frozen", "SGD on a random fraction of the features, frozen@RATE:P (appendix G)", _alrao, "needed"
     ),
     "prodigy": Method("Prodigy", "Prodigy", _plain("prodigyopt", "Prodigy", betas=True)),
     "dadapt-adam": Method(

@@ -128,28 +128,14 @@ def _numbers(found: Any) -> dict[str, float | None]:
 
 
 def _lines(run: Run, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The epochs that can be read, up to the first that cannot."""
+    """The epochs that can be read, with every field that the curves need."""
     found, whole = run.readable_metrics()
     if not whole:
         notes.append(
             f"{run.path}: metrics.jsonl is damaged from line {len(found) + 1} on: the rest is left out"
         )
     for count, line in enumerate(found, 1):
-        epoch = number(line.get("epoch"))
-        yield {
-            "epoch": count if epoch is None else int(epoch),
-            "step": number(line.get("step")),
-            **{part: _numbers(line.get(part)) for part in PARTS},
-            "posterior": list(_posterior(line.get("posterior"))),
-        }
-
-
-def _posterior(found: Any) -> Iterator[tuple[int, list[float]]]:
-    for entry in found if isinstance(found, list) else []:
-        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list):
-            step = number(entry[0])
-            if step is not None and step >= 1:
-                yield int(step), [number(weight) or 0.0 for weight in entry[1]]
+        yield {"epoch": count, "step": None, "posterior": []} | {part: {} for part in PARTS} | line
 
 
 def _result(found: dict[str, Any]) -> dict[str, Any]:

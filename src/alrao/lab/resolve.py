@@ -1,9 +1,11 @@
-"""From what a user said to the settings of one run, complete and in one spelling."""
+"""From the settings as given to those of one run, complete and in one spelling."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from math import isfinite
+from typing import Any
 
 from .errors import LabError, unknown
 from .methods import METHODS, settle
@@ -26,6 +28,13 @@ POSITIVE = (
     "tau",
     "threads",
 )
+RANGES: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {
+    "positive": ((*POSITIVE, "threads"), lambda value: value > 0),
+    "at least 0": (("seed", "weight_decay"), lambda value: value >= 0),
+    "at least 0 and less than 1": (("dropout", "momentum"), lambda value: 0 <= value < 1),
+    "strictly between 0 and 1": (("theta",), lambda value: 0 < value < 1),
+}
+FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "tau", "workers")
 OF_ALRAO = ("copies", "averaging", "theta", "evidence", "zoom", "body_lr", "normalise")
 
@@ -41,52 +50,90 @@ def of_alrao(method: MethodSpec) -> bool:
     return METHODS[method.name].rate == "never"
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def refuse_idle(settings: Settings) -> None:
     """Refuse options that only Alrao has, for a single run of another method.
 
     Raises:
         LabError: there are some.
     """
-    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
-    idle = [name for name in OF_ALRAO if getattr(settings, name) != fields[name]]
+    idle = [name for name in OF_ALRAO if getattr(settings, name) != FIELDS[name].default]
     if idle and not of_alrao(settings.method):
-        flag = f"--{idle[0].replace('_', '-')}"
-        raise LabError(f"{flag} is for Alrao's methods, and does nothing for {settings.method}: leave it out")
+        raise LabError(
+            f"{_flag(idle[0])} is for Alrao's methods, and does nothing for {settings.method}: leave it out"
+        )
 
 
 def resolve(settings: Settings) -> tuple[Task, Settings]:
-    """The task, and the settings with every default filled in: two spellings of one run become equal.
+    """Return the task, and the settings with every default filled in: two spellings of one run become equal.
 
     Raises:
         LabError: a name is unknown, a value out of range, or an option does not apply.
     """
     task = get_task(settings.task)
-    _check(settings, task)
-    budget = task.budgets[settings.budget]
+    _check(task, settings)
+    _check_model(task, settings.model)
     method, lr = settle(settings.method, settings.lr)
-    _check_momentum(method, settings.momentum)
-    if settings.average and method.name in ("dog", "schedulefree"):
-        raise LabError(f"{method} has an average of its own: leave --average out")
-    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    changes: dict[str, object] = {
+    _check_method(method, settings)
+    changes: dict[str, Any] = {
         "method": method,
         "lr": lr,
         "model": settings.model or task.models[0],
-        "epochs": settings.epochs or budget.epochs,
+        "epochs": settings.epochs or task.budgets[settings.budget].epochs,
         "batch": settings.batch or task.batch(settings),
     }
     changes |= {name: value for name, value in task.defaults.items() if getattr(settings, name) is None}
     if of_alrao(method):
-        interval = lr or Interval(*task.interval_of(method.name))
-        changes["lr"] = interval
+        interval = changes["lr"] = lr or Interval(*task.interval_of(method.name))
         changes["copies"] = settings.copies or task.copies
         changes["evidence"] = settings.evidence or METHODS[method.name].evidence
         if settings.zoom is not None or method.name == "alrao-zoom":
             changes["zoom"] = settings.zoom or Zooming()
             _check_zoom(interval, settings.copies)
     else:
-        changes |= {name: defaults[name] for name in OF_ALRAO}
-    return task, dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+        changes |= {name: FIELDS[name].default for name in OF_ALRAO}
+    return task, dataclasses.replace(settings, **changes)
+
+
+def _check(task: Task, settings: Settings) -> None:
+    for name, field in FIELDS.items():
+        value, choices = getattr(settings, name), field.metadata["choices"]
+        if isinstance(value, float) and not isfinite(value):
+            raise LabError(f"{_flag(name)} must be a finite number, got {value}")
+        if choices and value is not None and value not in choices:
+            raise unknown(f"value of {_flag(name)}", str(value), choices)
+        if name in OF_SOME_TASKS and name not in task.options and value != field.default:
+            apply = ", ".join(sorted(task.options)).replace("_", "-") or "none"
+            raise LabError(f"{_flag(name)} does not apply to {task.name}; of such options, these do: {apply}")
+    for said, (names, holds) in RANGES.items():
+        for name in names:
+            if (value := getattr(settings, name)) is not None and not holds(value):
+                raise LabError(f"{_flag(name)} must be {said}, got {value}")
+
+
+def _check_model(task: Task, model: str | None) -> None:
+    if model is None or model in task.models:
+        return
+    known = list(task.models)
+    if "*" in known:
+        from .zoo.vision import classifiers
+
+        known = [*known[:-1], *classifiers()]
+    if model not in known:
+        raise unknown("model", model, known)
+
+
+def _check_method(method: MethodSpec, settings: Settings) -> None:
+    if settings.average and method.name in ("dog", "schedulefree"):
+        raise LabError(f"{method} averages its weights itself: leave --average out")
+    taken = METHODS[method.name].momentum
+    if settings.momentum is not None and taken == "never":
+        raise LabError(f"{method} has no momentum: leave --momentum out")
+    if settings.momentum == 0 and taken == "positive":
+        raise LabError(f"{method} needs a momentum above 0: leave --momentum out, for its default")
 
 
 def _check_zoom(lr: Interval, copies: int | None) -> None:
@@ -96,46 +143,3 @@ def _check_zoom(lr: Interval, copies: int | None) -> None:
         )
     if copies == 1:
         raise LabError("Zoom follows the posterior over several copies, got --copies 1: leave --copies out")
-
-
-def _check(settings: Settings, task: Task) -> None:
-    for field in dataclasses.fields(Settings):
-        value, choices = getattr(settings, field.name), field.metadata["choices"]
-        flag = f"--{field.name.replace('_', '-')}"
-        if isinstance(value, float) and not isfinite(value):
-            raise LabError(f"{flag} must be a finite number, got {value}")
-        if choices and value is not None and value not in choices:
-            raise unknown(f"value of {flag}", str(value), choices)
-        if field.name in POSITIVE and value is not None and not value > 0:
-            raise LabError(f"{flag} must be positive, got {value}")
-        if field.name in OF_SOME_TASKS and field.name not in task.options and value != field.default:
-            apply = ", ".join(sorted(task.options)).replace("_", "-") or "none"
-            raise LabError(f"{flag} does not apply to {task.name}; of such options, these do: {apply}")
-    if settings.seed < 0:
-        raise LabError(f"--seed must not be negative, got {settings.seed}")
-    if settings.weight_decay < 0:
-        raise LabError(f"--weight-decay must not be negative, got {settings.weight_decay}")
-    if settings.dropout is not None and not 0 <= settings.dropout < 1:
-        raise LabError(f"--dropout must be at least 0 and less than 1, got {settings.dropout}")
-    if not 0 < settings.theta < 1:
-        raise LabError(f"--theta must lie strictly between 0 and 1, got {settings.theta}")
-    if settings.model is not None and settings.model not in task.models:
-        known = list(task.models)
-        if "*" in known:
-            from .zoo.vision import classifiers
-
-            known = [*known[:-1], *classifiers()]
-        if settings.model not in known:
-            raise unknown("model", settings.model, known)
-
-
-def _check_momentum(method: MethodSpec, momentum: float | None) -> None:
-    if momentum is None:
-        return
-    if not 0 <= momentum < 1:
-        raise LabError(f"--momentum must be at least 0 and less than 1, got {momentum}")
-    taken = METHODS[method.name].momentum
-    if taken == "never":
-        raise LabError(f"{method} has no momentum: leave --momentum out")
-    if taken == "positive" and momentum == 0:
-        raise LabError(f"{method} needs a momentum above 0: leave --momentum out, for its default")

@@ -1,4 +1,4 @@
-"""Everything that defines a run, in one place: the command line, ``config.json`` and the code share it."""
+"""The settings of a run, in one place: the command line, ``config.json`` and the code share them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Settings", "option"]
 def option(
     default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = None
 ) -> Any:
-    """A field of the settings.
+    """Make a field of the settings.
 
     Args:
-        default: its value where the user says nothing.
+        default: its value where the user gives none.
         text: its line in ``--help``.
         repeats: whether a run with another value is another run; False for where and how it is computed.
         choices: the values it may take.
@@ -59,7 +59,7 @@ class Settings:
     epochs: int | None = option(None, "epochs, in place of the budget's")
     batch: int | None = option(None, "batch size, in place of the budget's")
     train_size: int | None = option(None, "training examples to use, in place of the budget's")
-    patience: int = option(20, "stop after so many epochs without a better validation loss")
+    patience: int = option(20, "stop after this many epochs without a better validation loss")
     seed: int = option(0, "seed of the initial weights, the rates, the order and the augmentation")
     momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family")
     weight_decay: float = option(0.0, "weight decay")
@@ -74,7 +74,7 @@ class Settings:
     dropout_everywhere: bool = option(False, "dropout on the embedding and between LSTM layers too")
     target: str | None = option(None, "the column of a CSV file to predict")
     image_size: int | None = option(None, "side of the images a network sees (image folders)")
-    tau: float | None = option(None, "part of the way that the target network takes (Q-learning)")
+    tau: float | None = option(None, "part of the way that the target network moves per update (Q-learning)")
     threads: int | None = option(None, "processor threads of torch", repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
@@ -101,11 +101,6 @@ class Settings:
             if field.metadata["repeats"]
             and getattr(self, field.name) not in (field.default, field.metadata["unsaid"])
         }
-        return {name: str(value) if isinstance(value, Spelled) else value for name, value in found.items()}
-
-    def words(self) -> dict[str, Any]:
-        """Return every field, values with a spelling as it."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: str(value) if isinstance(value, Spelled) else value for name, value in found.items()}
 
     def digest(self, data: str) -> str:

@@ -83,6 +83,11 @@ def encode(value: Any, indent: int | None = None) -> bytes:
     return (json.dumps(_plain(value), indent=indent, allow_nan=False, separators=separators) + "\n").encode()
 
 
+def decode(text: str) -> Any:
+    """Read JSON, with None for the nan and infinity that some programs write."""
+    return json.loads(text, parse_constant=lambda _: None)
+
+
 class Run:
     """A run as the workbench reads it; subclasses say where from.
 
@@ -155,7 +160,7 @@ class RunDirectory(Run):
     def _read(self, name: str) -> Any:
         file = f"{name}.json"
         try:
-            found = json.loads((self.path / file).read_text("utf-8"))
+            found = decode((self.path / file).read_text("utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -172,7 +177,7 @@ class RunDirectory(Run):
         try:
             with (self.path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
                 for line in file:
-                    entry = json.loads(line)
+                    entry = decode(line)
                     if not isinstance(entry, dict):
                         return lines, False
                     lines.append(entry)

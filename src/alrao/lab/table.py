@@ -21,8 +21,8 @@ from .values import Interval, MethodSpec
 __all__ = [
     "Experiment",
     "best_rate",
+    "divergence",
     "experiments",
-    "failure",
     "frame",
     "historical_note",
     "label",
@@ -96,10 +96,11 @@ def title(settings: Settings) -> str:
     return ", ".join(shown)
 
 
-def failure(name: str, seed: int, step: float | None) -> str:
-    """Return a sentence about a run that failed, at a step or without a finite validation loss."""
-    when = f"at step {step:.0f}" if step and not isnan(step) else "(no finite validation loss)"
-    return f"{name}, seed {seed}: diverged {when}"
+def divergence(step: float | None) -> str:
+    """Return how a run failed: at a step, or without a finite validation loss."""
+    return (
+        f"diverged at step {step:.0f}" if step and not isnan(step) else "diverged (no finite validation loss)"
+    )
 
 
 # The frame.
@@ -260,8 +261,8 @@ class Experiment:
     @property
     def failures(self) -> list[str]:
         """A sentence for each run that failed."""
-        lost = self.ended[self.ended["diverged"]]
-        return [failure(*row) for row in zip(lost["label"], lost["seed"], lost["diverged_at"], strict=True)]
+        lost = self.ended.loc[self.ended["diverged"], ["label", "seed", "diverged_at"]]
+        return [f"{name}, seed {seed}: {divergence(step)}" for _, (name, seed, step) in lost.iterrows()]
 
     def records(self, name: str) -> list[Record]:
         """Return the runs of a label."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
-from ..report.curves import curve, mean_curve
+from ..report.curves import curves, mean_curve
 from ..report.figure import Figure
 from ..report.posterior import trace, winners
 from ..table import Experiment
@@ -52,18 +52,15 @@ def check_triangle(experiment: Experiment, figures: dict[str, Figure]) -> Verdic
     """Intervals with a suitable rate work; suitable is one at which SGD alone works."""
     if "triangle" not in figures:
         return TOO_FEW
-    cells = {(low, high): value for part, low, high, value, _ in figures["triangle"].rows if part == "test"}
-    known = [value for value in cells.values() if value is not None]
-    limit = (min(known) * max(known)) ** 0.5
-
-    def works(cell: tuple[float, float]) -> bool:
-        value = cells[cell]
-        return value is not None and value < limit
-
-    suitable = [low for low, high in cells if low == high and works((low, high))]
-    inside = [cell for cell in cells if cell[0] < cell[1] and any(cell[0] <= s <= cell[1] for s in suitable)]
-    outside = [cell for cell in cells if cell[0] < cell[1] and cell not in inside]
-    good, lucky = sum(map(works, inside)), sum(map(works, outside))
+    table = figures["triangle"].table
+    cells = table[table["part"] == "test"].set_index(["lowest rate", "highest rate"])["value"]
+    limit = (cells.min() * cells.max()) ** 0.5
+    works = cells < limit  # which is false of nan
+    suitable = [low for low, high in cells.index if low == high and works[low, high]]
+    wide = [cell for cell in cells.index if cell[0] < cell[1]]
+    inside = [cell for cell in wide if any(cell[0] <= rate <= cell[1] for rate in suitable)]
+    outside = [cell for cell in wide if cell not in inside]
+    good, lucky = int(works[inside].sum()), int(works[outside].sum())
     return Verdict(
         bool(inside) and good >= 0.9 * len(inside) and lucky <= 0.25 * max(1, len(outside)),
         f"of {len(inside)} intervals that contain a rate at which SGD works (test loss below {limit:.2g}), "
@@ -94,20 +91,21 @@ def check_posterior(experiment: Experiment, figures: dict[str, Figure]) -> Verdi
 
 def check_adam(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
     """In training it is better than the median of Adam's rates, in the test worse than the best of them."""
-    losses: dict[str, tuple[float, float]] = {}
+    columns = {"train": ("train", "loss"), "test": ("test", "loss")}
+    ends = {}
     for name in experiment.methods.index:
-        records = experiment.records(name)
-        ends = [mean_curve([curve(record, part, "loss") for record in records]) for part in ("train", "test")]
-        if all(ends):
-            losses[name] = (ends[0][-1][1] or 0.0, ends[1][-1][1] or 0.0)
+        lines = curves(experiment.records(name), columns)
+        means = [mean_curve(lines, column) for column in columns]
+        if all(len(mean) for mean in means):
+            ends[name] = [mean.iloc[-1] for mean in means]
     methods, own = experiment.methods, experiment.plain("alrao-adam")
-    adam = [losses[name] for name in methods.index[methods["method"] == "adam"] if name in losses]
-    if own not in losses or len(adam) < 2:
+    adam = [ends[name] for name in methods.index[methods["method"] == "adam"] if name in ends]
+    if own not in ends or len(adam) < 2:
         return TOO_FEW
-    train, test = losses[own]
+    train, test = ends[own]
     middle, best = median(pair[0] for pair in adam), min(pair[1] for pair in adam)
     return Verdict(
-        train <= middle and test > best,
+        bool(train <= middle and test > best),
         f"after the last epoch, training loss {train:.3g} (Adam: median of the rates {middle:.3g}), test "
         f"loss {test:.3g} (Adam: best rate {best:.3g})",
     )
@@ -117,12 +115,13 @@ def check_frozen(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
     """With half of the features, nearly all of what training gains is there."""
     if "frozen" not in figures:
         return TOO_FEW
-    found = {fraction: value for _, part, fraction, value, _ in figures["frozen"].rows if part == "test"}
-    none, half, full = (found.get(fraction) for fraction in (0.0, 0.5, 1.0))
-    if none is None or half is None or full is None:
+    table = figures["frozen"].table
+    found = table[table["part"] == "test"].set_index("fraction")["value"]
+    none, half, full = (found.get(fraction, float("nan")) for fraction in (0.0, 0.5, 1.0))
+    if none + half + full != none + half + full:  # one is missing
         return TOO_FEW
     return Verdict(
-        half - full < 0.1 * (none - full),
+        bool(half - full < 0.1 * (none - full)),
         f"test loss {full:.3g} with all features trained, {half:.3g} with half of them, {none:.3g} with none "
         "(but the output layer)",
     )

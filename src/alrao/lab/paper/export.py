@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ..errors import LabError, missing
@@ -21,17 +18,14 @@ WIDTH = 1000
 
 
 def file_name(*words: str) -> str:
-    """A name that every file system takes."""
+    """Return a name that every file system allows."""
     return re.sub(r"[^\w.-]+", "-", "-".join(word for word in words if word)).strip("-.")
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def write_csv(path: Path, table: pd.DataFrame) -> None:
     """Write a table."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([["" if value is None else value for value in row] for row in rows])
-    replace_file(path, lambda file: file.write(text.getvalue().encode()))
+    content = table.to_csv(index=False, lineterminator="\n").encode()
+    replace_file(path, lambda file: file.write(content))
 
 
 def write_images(figures: dict[Path, Figure]) -> None:
@@ -52,7 +46,7 @@ def write_images(figures: dict[Path, Figure]) -> None:
             for path, figure in figures.items():
                 plot = themed(figure)
                 picture = go.Figure(data=plot.data, layout=plot.layout)
-                size = {"width": WIDTH, "height": figure.wide.get("height", 420), "format": "svg"}
+                size = {"width": WIDTH, "height": figure.plot.wide["height"], "format": "svg"}
                 content = kaleido.calc_fig_sync(picture.to_plotly_json(), opts=size)
                 replace_file(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
         finally:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd  # type: ignore[import-untyped]
+
 from ..errors import LabError
 from ..reading import Reading, read
 from ..report import Report, write_report
 from ..report.captions import caption
-from ..report.figure import ALRAO, BASELINE, Figure, ordered, panels, rounded
+from ..report.figure import ALRAO, BASELINE, LOG, Figure, ordered, panels
 from ..report.page import Section
 from ..runset import RunSet
 from ..settings import Settings
@@ -126,42 +128,32 @@ def _theorem(exhibit: Exhibit) -> Shown:
 
 def theorem_figure(found: Theorem) -> Figure:
     """Losses of the copies and of the mixture, and how far the better ones are above the optimum."""
-    plot, wide, narrow = panels(2)
-    curves = [("the mixture", ALRAO, 4.0, "solid", found.mixture)]
-    lines = zip(found.multiples, found.rates, ordered(len(found.rates)), found.copies, strict=True)
-    curves = [
-        (f"{multiple:g}/λ = {rate:.2g}", colour, 2.0, "solid", own) for multiple, rate, colour, own in lines
-    ] + curves
-    for rank, (name, colour, width, dash, values) in enumerate(curves):
-        for suffix in ("", "2"):
-            above = [rounded(max(value - found.optimum, 1e-12)) for value in values]
-            plot.add(
-                "scatter", x=found.steps, name=name,
-                y=above if suffix else [rounded(value) for value in values],
-                mode="lines", line={"color": colour, "width": width, "dash": dash}, legendgroup=name,
-                showlegend=not suffix, legendrank=len(curves) - rank, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+    plot = panels(2)
+    look = zip(found.multiples, found.rates, ordered(len(found.rates)), found.copies, strict=True)
+    curves = [(f"{multiple:g}/λ = {rate:.2g}", colour, 2.0, own) for multiple, rate, colour, own in look]
+    curves.append(("the mixture", ALRAO, 4.0, found.mixture))
+    for rank, (name, colour, width, losses) in enumerate(curves):
+        above = [max(loss - found.optimum, 1e-12) for loss in losses]
+        for panel, values in enumerate((losses, above)):
+            plot.scatter(
+                zip(found.steps, values, strict=True), panel, name=name, mode="lines", legendgroup=name,
+                line={"color": colour, "width": width}, showlegend=not panel, legendrank=len(curves) - rank,
                 hovertemplate="step %{x}: %{y:.4~g}",
             )  # fmt: skip
-    plot.add(
-        "scatter", x=[1, found.steps[-1]], y=[rounded(found.optimum)] * 2, name="optimum", mode="lines",
-        line={"color": BASELINE, "width": 1.5, "dash": "dash"},
+    plot.scatter(
+        [(step, found.optimum) for step in (1, found.steps[-1])], name="optimum", mode="lines",
+        line={"color": BASELINE, "width": 1.5, "dash": "dash"}, legendrank=100,
         hovertemplate="optimum %{y:.4~g}<extra></extra>",
-        xaxis="x", yaxis="y", legendrank=100,
     )  # fmt: skip
-    log = {"type": "log", "exponentformat": "power", "dtick": 1}
-    plot.lay(
-        xaxis={**log, "title": {"text": "step"}}, xaxis2={**log, "title": {"text": "step"}},
-        yaxis={"type": "log", "title": {"text": "loss"}},
-        yaxis2={**log, "title": {"text": "loss above the optimum"}, "dtick": 2},
-        legend={"title": {"text": "rate of the copy"}},
-    )  # fmt: skip
-    columns = ["step", "mixture", *(f"copy at {rate:.4g}" for rate in found.rates)]
-    rows = [list(row) for row in zip(found.steps, found.mixture, *found.copies, strict=True)]
+    for panel in (0, 1):
+        plot.axis("x", "step", panel, **LOG)
+    plot.axis("y", "loss", type="log")
+    plot.axis("y", "loss above the optimum", 1, **{**LOG, "dtick": 2})
+    plot.lay(legend={"title": {"text": "rate of the copy"}})
+    columns = {f"copy at {rate:.4g}": own for rate, own in zip(found.rates, found.copies, strict=True)}
+    table = pd.DataFrame({"step": found.steps, "mixture": found.mixture, **columns})
     words = caption("theorem", copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
-    return Figure(
-        "theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, columns, rows,
-        wide=wide, narrow=narrow,
-    )  # fmt: skip
+    return Figure("theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, table)
 
 
 def _by_exhibit(made: Reproduction) -> dict[str, list[Shown]]:
@@ -175,9 +167,9 @@ def _write(made: Reproduction, place: Path) -> None:
     images: dict[Path, Figure] = {}
     for shown in made.shown:
         for name, figure in shown.figures.items():
-            write_csv(place / f"{name}.csv", figure.columns, figure.rows)
+            write_csv(place / f"{name}.csv", figure.table)
             images[place / f"{name}.svg"] = figure
         if shown.table:
-            write_csv(place / f"{shown.name}.csv", shown.table[0], shown.table[1:])
+            write_csv(place / f"{shown.name}.csv", pd.DataFrame(shown.table[1:], columns=shown.table[0]))
     write_index(made.budget, _by_exhibit(made), made.failed, place / "README.md")
     write_images(images)

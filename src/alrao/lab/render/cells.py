@@ -10,7 +10,7 @@ from ..methods import METHODS
 from ..table import Experiment, spread
 
 __all__ = [
-    "behind", "cells", "columns", "divergence", "duration", "is_alrao", "measure_text", "row_name",
+    "behind", "cells", "columns", "duration", "is_alrao", "measure_text", "row_name",
     "value_text",
 ]  # fmt: skip
 
@@ -36,12 +36,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def divergence(result: dict[str, Any]) -> str:
-    """Return how a run failed."""
-    step = result["diverged_at"]
-    return f"diverged at step {step}" if step else "diverged (no finite validation loss)"
 
 
 def columns(measures: Sequence[str]) -> list[str]:

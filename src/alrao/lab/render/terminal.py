@@ -15,9 +15,9 @@ import alrao
 from alrao.model import posterior_bar
 
 from ..runset import Planned, RunSet
-from ..table import Experiment, historical_note, label
+from ..table import Experiment, divergence, historical_note, label
 from ..training import Moment
-from .cells import cells, columns, divergence, is_alrao, measure_text, row_name, value_text
+from .cells import cells, columns, is_alrao, measure_text, row_name, value_text
 
 __all__ = ["TrainingBar", "comparison_table", "describe", "live_table", "run_shown"]
 
@@ -90,7 +90,7 @@ class TrainingBar:
 def describe(console: Console, result: dict[str, Any]) -> None:
     """Print the result of a run."""
     if result["status"] != "finished":
-        console.print(divergence(result), style="red")
+        console.print(divergence(result["diverged_at"]), style="red")
     if result["test"] is not None:
         values = ", ".join(measure_text(*item) for item in result["test"].items())
         console.print(
@@ -106,7 +106,7 @@ def ended(planned: Planned, error: str | None) -> str:
     if error is not None or result is None:
         return f"{name}: failed: {error}"
     if result["status"] != "finished":
-        return f"{name}: {divergence(result)}"
+        return f"{name}: {divergence(result['diverged_at'])}"
     return f"{name}: test " + ", ".join(measure_text(*item) for item in result["test"].items())
 
 
@@ -126,7 +126,7 @@ def live_table(runs: RunSet) -> RenderableType:
             state = Text("failed", "red")
         elif result is not None:
             failed = result["status"] != "finished"
-            state = Text(divergence(result), "red") if failed else Text("done", "green")
+            state = Text(divergence(result["diverged_at"]), "red") if failed else Text("done", "green")
         last = lines[-1]["valid"] if lines else {}
         name, value = next(iter(last.items()), ("", None))
         shown = measure_text(name, value) if last else ""

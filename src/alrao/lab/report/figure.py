@@ -1,22 +1,23 @@
-"""What a figure of the report is, and the look that all of them share."""
+"""The figures of the report: their parts, and the look that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from html import escape
-from math import inf, log10
+from math import inf, isnan, log10
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 from ..render.cells import is_alrao
 from ..values import MethodSpec
 
 __all__ = [
-    "ALRAO", "FEW", "THEMES", "Control", "Figure", "Plot", "axes_control", "ordered", "paint", "panels",
-    "plain", "rounded", "themed",
+    "ALRAO", "FEW", "LOG", "THEMES", "Control", "Figure", "Plot", "axes_controls", "ordered", "paint",
+    "panels", "plain", "rounded", "themed",
 ]  # fmt: skip
 
 ALRAO = "#e5383b"
@@ -41,19 +42,36 @@ class Control:
 
     label: str
     choices: list[tuple[str, dict[str, Any]]]
-    """What each is called and what it changes in the layout; the first is how the figure starts."""
+    """The name of each, and its changes to the layout; the figure starts with the first."""
 
 
 @dataclass
 class Plot:
-    """What plotly draws, as it takes it: plain dictionaries, which its own classes are slow to build."""
+    """What plotly draws, as plain dictionaries: its own classes are slow to build."""
 
-    data: list[dict[str, Any]]
     layout: dict[str, Any]
+    wide: dict[str, Any]
+    narrow: dict[str, Any]
+    """Changes to the layout for a wide and for a narrow screen."""
+    data: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, kind: str, **trace: Any) -> None:
-        """Add a trace."""
-        self.data.append({"type": kind, **trace})
+    def add(self, kind: str, panel: int = 0, **trace: Any) -> None:
+        """Add a trace to a panel."""
+        suffix = str(panel + 1) if panel else ""
+        self.data.append({"type": kind, "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", **trace})
+
+    def scatter(self, points: Iterable[Sequence[Any]], panel: int = 0, digits: int = 5, **trace: Any) -> None:
+        """Add points or a line; a third number of each point is its deviation."""
+        columns = list(zip(*points, strict=True)) or [(), ()]
+        x, y = list(columns[0]), [rounded(value, digits) for value in columns[1]]
+        if len(columns) > 2:
+            trace["error_y"] = {"array": [rounded(value) for value in columns[2]], "thickness": 1.2}
+        self.add("scatter", panel, x=x, y=y, **trace)
+
+    def axis(self, name: str, title: str, panel: int = 0, **changes: Any) -> None:
+        """Name the axis ``x`` or ``y`` of a panel, and change it."""
+        axis = f"{name}axis{panel + 1 if panel else ''}"
+        _merge(self.layout, {axis: {"title": {"text": title}, **changes}})
 
     def lay(self, **changes: Any) -> None:
         """Change the layout; what a dictionary does not mention stays."""
@@ -79,30 +97,26 @@ class Figure:
     command: str
     """What made it."""
     plot: Plot
-    columns: list[str]
-    rows: list[list[Any]]
-    """The numbers drawn, as a table."""
+    table: pd.DataFrame
+    """The numbers drawn."""
     notes: list[str] = field(default_factory=list)
     """What is not drawn, and why."""
     controls: list[Control] = field(default_factory=list)
-    wide: dict[str, Any] = field(default_factory=dict)
-    narrow: dict[str, Any] = field(default_factory=dict)
-    """Changes to the layout for a wide and for a narrow screen."""
     id: str = ""
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:
-    """Fewer digits: a page has no use for more."""
-    return None if value is None else float(f"{value:.{digits}g}")
+    """Return a number with fewer digits, None where it is not one: a page has no use for more."""
+    return None if value is None or isnan(value) else float(f"{value:.{digits}g}")
 
 
 def plain(text: str) -> str:
-    """Text that plotly shows as it is: it knows some HTML."""
+    """Return text that plotly shows as it is: it reads some HTML."""
     return escape(text, quote=False)
 
 
 def ordered(count: int) -> list[str]:
-    """Colours for so many things that have an order."""
+    """Return colours for things that have an order."""
     if count < 2:
         return [SCALE[2]] * count
     found = sample_colorscale(SCALE, [i / (count - 1) for i in range(count)], colortype="tuple")
@@ -135,14 +149,12 @@ def paint(methods: Any, scaled: str) -> dict[str, dict[str, Any]]:
     return lines
 
 
-def panels(
-    count: int, *, height: int = 420, legend: bool = True
-) -> tuple[Plot, dict[str, Any], dict[str, Any]]:
-    """An empty plot with panels side by side on a wide screen, above one another on a narrow one.
+LOG: dict[str, Any] = {"type": "log", "exponentformat": "power", "dtick": 1}
+"""An axis with a mark at every power of ten."""
 
-    Returns:
-        The plot, and the changes for a wide and a narrow screen.
-    """
+
+def panels(count: int, *, height: int = 420, legend: bool = True) -> Plot:
+    """Return an empty plot, its panels side by side on a wide screen, above one another on a narrow one."""
     layout: dict[str, Any] = {
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -150,24 +162,15 @@ def panels(
         "font": {"family": "system-ui, sans-serif", "size": 13},
         "hovermode": "closest",
         "showlegend": legend,
-        "legend": {
-            "groupclick": "togglegroup",
-            "itemsizing": "constant",
-            "tracegroupgap": 0,
-            "title": {"side": "top"},
-        },
+        "legend": {"groupclick": "togglegroup", "itemsizing": "constant", "tracegroupgap": 0},
     }
+    layout["legend"]["title"] = {"side": "top"}
     wide: dict[str, Any] = {"height": height, "legend.orientation": "v", "legend.x": 1.01, "legend.y": 1}
     wide |= {"legend.yanchor": "top", "margin.l": 62, "margin.r": 12, "font.size": 13}
     tall = (height - 70) * count + 70 + (60 if legend else 0)
     narrow: dict[str, Any] = {"height": tall, "legend.orientation": "h", "legend.x": 0}
-    narrow |= {
-        "legend.y": -60 / max(1, tall - 130),
-        "legend.yanchor": "top",
-        "margin.l": 50,
-        "margin.r": 6,
-        "font.size": 11,
-    }
+    narrow |= {"legend.y": -60 / max(1, tall - 130), "legend.yanchor": "top"}
+    narrow |= {"margin.l": 50, "margin.r": 6, "font.size": 11}
     gap, across = 0.11, (1 - 0.11 * (count - 1)) / count
     space = 56 / tall if count > 1 else 0.0
     share = (1 - space * (count - 1)) / count
@@ -180,38 +183,38 @@ def panels(
         left, top = i * (across + gap), 1 - i * (share + space)
         wide |= {f"xaxis{suffix}.domain": [left, min(1, left + across)], f"yaxis{suffix}.domain": [0, 1]}
         narrow |= {f"xaxis{suffix}.domain": [0, 1], f"yaxis{suffix}.domain": [max(0, top - share), top]}
-    return Plot([], layout), wide, narrow
+    return Plot(layout, wide, narrow)
 
 
-def axes_control(
-    name: str, axes: dict[str, Iterable[float | None]], most: dict[str, float] | None = None
-) -> Control | None:
-    """Logarithmic or linear; None if there is no choice, some value being zero or less.
+def axes_controls(
+    name: str, axes: Mapping[str, Iterable[float | None]], most: Mapping[str, float] | None = None
+) -> list[Control]:
+    """Return the choice between logarithmic and linear axes; nothing where a value is zero or less.
 
     Args:
         name: of the axis, for reading.
         axes: the values on each of the axes, ``yaxis``, ``yaxis2``, …
-        most: where each axis ends at first, so that a few wild values do not stretch it.
+        most: where each axis ends at first, so that a few very large values do not stretch it.
     """
     log: dict[str, Any] = {}
     linear: dict[str, Any] = {}
     for axis, values in axes.items():
-        numbers = sorted(value for value in values if value is not None)
-        if not numbers or numbers[0] <= 0:
-            return None
-        low, high = numbers[0], min(numbers[-1], (most or {}).get(axis, inf))
+        numbers = [value for value in values if value is not None and not isnan(value)]
+        if not numbers or min(numbers) <= 0:
+            return []
+        low, high = min(numbers), min(max(numbers), (most or {}).get(axis, inf))
         high = max(high, 1.001 * low)
         pad = 0.05 * log10(high / low) + 0.01
         log |= {f"{axis}.type": "log", f"{axis}.range": [log10(low) - pad, log10(high) + pad]}
         linear |= {f"{axis}.type": "linear", f"{axis}.range": [0, 1.05 * high]}
-    return Control(name, [("log", log), ("linear", linear)])
+    return [Control(name, [("log", log), ("linear", linear)])]
 
 
 def themed(figure: Figure, theme: str = "light") -> Plot:
-    """The plot alone, as it looks on a wide screen in a theme."""
+    """Return the plot as it looks on a wide screen in a theme."""
     colours = THEMES[theme]
     plot = deepcopy(figure.plot)
-    changes = dict(figure.wide)
+    changes = dict(figure.plot.wide)
     for control in figure.controls:
         changes |= control.choices[0][1]
     for path, value in changes.items():

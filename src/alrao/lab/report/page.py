@@ -104,8 +104,11 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
             figures += [figure] if figure is not None else []
     for number, figure in enumerate(figures, 1):
         figure.id = f"{name}-{number}-{figure.name}"
-    note = historical_note(experiment.ended)
-    return Section(name, experiment, comparison(experiment), figures, note, *health(layers))
+    readable = any(figure.name == "features" for figure in figures)
+    found = health(layers if readable else None)
+    return Section(
+        name, experiment, comparison(experiment), figures, historical_note(experiment.ended), *found
+    )
 
 
 def write_report(
@@ -161,8 +164,8 @@ def _drawing(figure: Figure) -> dict[str, Any]:
     return {
         "data": figure.plot.data,
         "layout": figure.plot.layout,
-        "wide": figure.wide,
-        "narrow": figure.narrow,
+        "wide": figure.plot.wide,
+        "narrow": figure.plot.narrow,
         "start": [patch for control in figure.controls for patch in [control.choices[0][1]]],
     }
 

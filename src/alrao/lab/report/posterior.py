@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from math import log10
 
-from ..reading import Record, number
+import pandas as pd  # type: ignore[import-untyped]
+
+from ..reading import Record
 from ..render.commands import compare_command
 from ..table import Experiment
 from .captions import caption
-from .figure import ALRAO, FEW, Control, Figure, ordered, panels, rounded
+from .figure import ALRAO, FEW, Control, Figure, ordered, panels
 
 __all__ = ["copy_rates", "posterior_figure", "trace", "winners"]
 
@@ -25,8 +27,7 @@ def trace(record: Record) -> list[tuple[int, list[float]]]:
 
 def copy_rates(record: Record, count: int) -> list[float]:
     """The rates of the copies: as recorded, else evenly spread over the interval, else just numbered."""
-    given = [number(rate) for rate in record.result.get("copy_rates") or ()]
-    rates = [rate for rate in given if rate]
+    rates = [rate for rate in record.result.get("copy_rates") or () if rate]
     if len(rates) == count:
         return rates
     interval = record.settings.lr
@@ -54,65 +55,44 @@ def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
     records = [record for record in experiment.records(name or "") if trace(record)]
     if name is None or not records:
         return None
-    first = records[0]
-    found = trace(first)
+    first, found = records[0], trace(records[0])
     rates = copy_rates(first, len(found[0][1]))
-    plot, wide, narrow = panels(2)
+    plot = panels(2)
     kept = _thinned(found, MOST_POINTS if detail > FEW else MOST_POINTS // 4)
-    steps = [step for step, _ in kept]
     for j, (rate, colour) in enumerate(zip(rates, ordered(len(rates)), strict=True)):
-        weights = [rounded(weights[j], 4) for _, weights in kept]
-        plot.add(
-            "scatter",
-            x=steps, y=weights, name=f"{rate:.2g}", mode="lines", line={"color": colour, "width": 2.5},
-            legendgroup=f"c{j}", hovertemplate=f"rate {rate:.2g}, step %{{x}}: %{{y:.3f}}<extra></extra>",
+        plot.scatter(
+            [(step, weights[j]) for step, weights in kept], digits=4, name=f"{rate:.2g}", mode="lines",
+            line={"color": colour, "width": 2.5}, legendgroup=f"c{j}",
+            hovertemplate=f"rate {rate:.2g}, step %{{x}}: %{{y:.3f}}<extra></extra>",
         )  # fmt: skip
     for record in records[:MOST_SEEDS]:
         changes = winners(record)
-        end = trace(record)[-1][0]
-        seed = record.settings.seed
-        plot.add(
-            "scatter",
-            x=[step for step, _ in changes] + [end],
-            y=[rounded(rate) for _, rate in changes] + [rounded(changes[-1][1])],
-            mode="lines", xaxis="x2", yaxis="y2", showlegend=False,
+        plot.scatter(
+            [*changes, (trace(record)[-1][0], changes[-1][1])], 1, mode="lines", showlegend=False,
             opacity=1 if record is first else 0.45,
             line={"color": ALRAO, "width": 3 if record is first else 1.5, "shape": "hv"},
-            hovertemplate=f"seed {seed}, step %{{x}}: rate %{{y:.2~g}}<extra></extra>",
+            hovertemplate=f"seed {record.settings.seed}, step %{{x}}: rate %{{y:.2~g}}<extra></extra>",
         )  # fmt: skip
-    last = [log10(max(2, found[-1][0]))]
-    time = {"type": "log", "title": {"text": "step"}, "range": [0, *last], "dtick": 1}
     low, high = log10(min(rates)), log10(max(rates))
     pad = max(0.1, 0.04 * (high - low))
-    plot.lay(
-        xaxis=time, xaxis2=time, yaxis={"title": {"text": "weight of each copy"}, "range": [-0.02, 1.02]},
-        yaxis2={
-            "type": "log", "title": {"text": "rate of the heaviest copy"}, "range": [low - pad, high + pad],
-            "dtick": 1,
-        },
-        legend={"title": {"text": "rate of the copy"}},
-    )  # fmt: skip
-    seed = first.settings.seed
-    shown = min(len(records), MOST_SEEDS)
+    for panel in (0, 1):
+        plot.axis("x", "step", panel, type="log", range=[0, log10(max(2, found[-1][0]))], dtick=1)
+    plot.axis("y", "weight of each copy", range=[-0.02, 1.02])
+    plot.axis("y", "rate of the heaviest copy", 1, type="log", range=[low - pad, high + pad], dtick=1)
+    plot.lay(legend={"title": {"text": "rate of the copy"}})
+    names, shown = [f"{rate:.4g}" for rate in rates], min(len(records), MOST_SEEDS)
     seeds = ", this seed thick, the others thin" if shown > 1 else ""
+    linear = {"yaxis.type": "linear", "yaxis.range": [-0.02, 1.02]}
     return Figure(
         "posterior",
         "The weights of the copies of the head",
-        caption("posterior", copies=len(rates), seed=seed, seeds=seeds),
+        caption("posterior", copies=len(rates), seed=first.settings.seed, seeds=seeds),
         compare_command(experiment, [name]),
         plot,
-        ["step", *(f"{rate:.4g}" for rate in rates)],
-        [[step, *weights] for step, weights in found],
+        pd.DataFrame([[step, *weights] for step, weights in found], columns=["step", *names]),
         [f"{len(records) - shown} more seeds are not drawn."] if len(records) > shown else [],
-        [
-            Control("weights", [
-                ("linear", {"yaxis.type": "linear", "yaxis.range": [-0.02, 1.02]}),
-                ("log", {"yaxis.type": "log", "yaxis.range": [-6, 0.1]}),
-            ]),
-        ],
-        wide,
-        narrow,
-    )  # fmt: skip
+        [Control("weights", [("linear", linear), ("log", {"yaxis.type": "log", "yaxis.range": [-6, 0.1]})])],
+    )
 
 
 def _thinned(found: list[tuple[int, list[float]]], most: int) -> list[tuple[int, list[float]]]:
