@@ -1,4 +1,4 @@
-"""What the workbench says when it cannot go on."""
+"""Errors of the workbench: one line each, with the remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["LabError", "missing", "unknown"]
 
 
 class LabError(Exception):
-    """An error of the user's making, or of the machine's: one line that says the rule and the remedy."""
+    """An error that the user can correct; the command line prints it as one line."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LabError:
-    """The error for a name that is not known, with the nearest one that is."""
+    """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)}"
@@ -21,7 +21,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> LabError:
 
 
 def missing(package: str, extra: str, purpose: str) -> LabError:
-    """The error for an optional package that is not installed."""
+    """Return the error for an optional package that is not installed."""
     return LabError(
         f"{purpose} needs the package {package}, which is not installed: pip install 'alrao[{extra}]'"
     )

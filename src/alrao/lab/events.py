@@ -13,14 +13,10 @@ FOLDER = "tensorboard"
 
 
 class EventFiles:
-    """Writes the lines of the epochs as scalars, and the posterior's trace.
+    """Writes the measures of each epoch, and the posterior, to a run's directory.
 
-    The lines hold all there is to write, so a run that goes on writes its files anew: what was cut off is
-    complete again, and nothing is there twice.
-
-    Args:
-        path: the run's directory.
-        lines: of the epochs before.
+    The lines of the epochs hold everything to write, so that a resumed run writes its files again: they are
+    then complete, without duplicates.
     """
 
     def __init__(self, path: Path, lines: list[dict[str, Any]]) -> None:
@@ -39,7 +35,7 @@ class EventFiles:
 
     @staticmethod
     def exist(path: Path) -> bool:
-        """Whether a run has such files."""
+        """Whether a run has event files."""
         return bool(EventFiles._files(path))
 
     @staticmethod
@@ -57,7 +53,7 @@ class EventFiles:
         self._writer.flush()
 
     def _add(self, tag: str, value: float | None, step: int) -> None:
-        if value is not None:  # as a number that is not finite is stored
+        if value is not None:  # stored for a number that is not finite
             self._writer.add_scalar(tag, value, step)
 
     def close(self) -> None:

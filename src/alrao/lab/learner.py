@@ -1,4 +1,4 @@
-"""A model in training: the optimizer's step, the weights to evaluate, and what a checkpoint must hold."""
+"""A model in training: its optimizer's steps, the weights to evaluate, and its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.swa_utils import update_bn
 
 import alrao
 
@@ -21,33 +22,25 @@ from .zooming import Zooming
 __all__ = ["Averaged", "Learner", "Recalibrated", "ScheduleFree"]
 
 RECALIBRATION = 50
-"""Training batches from which BatchNorm statistics are taken at the weights that are evaluated."""
+"""Training batches from which BatchNorm statistics of averaged weights are computed."""
 
 
 class Learner:
-    """A model and its optimizer.
-
-    Args:
-        model: what is trained.
-        optimizer: what trains it.
-        zooming: how its interval of rates narrows, if it does.
-    """
+    """A model, its optimizer, and how its interval of rates narrows, if it does."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, zooming: Zooming | None = None) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.zooming = zooming
+        self.model, self.optimizer, self.zooming = model, optimizer, zooming
         self.schedulers: dict[str, LRScheduler] = {}
 
     def follow(self, schedule: str, steps: int) -> None:
-        """Multiply the rates by a schedule's factor over so many steps; narrow their interval if asked."""
+        """Apply a schedule of the rates over a number of steps."""
         if schedule != "none":
             self.schedulers["scheduler"] = LambdaLR(self.optimizer, _factor(schedule, steps))
         if self.zooming is not None:
             self.schedulers["zoom"] = self.zooming.scheduler(self.optimizer, steps)
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
-        """One step against the gradient of the loss."""
+        """Make one step against the gradient of the loss."""
         self.optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -60,15 +53,15 @@ class Learner:
             scheduler.step()
 
     def train(self) -> None:
-        """Make ready for steps."""
+        """Prepare for training steps."""
         self.model.train()
 
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        """The model to evaluate, in evaluation mode.
+        """Provide the model to evaluate, in evaluation mode.
 
         Args:
-            inputs: training inputs, for statistics that belong to the weights evaluated.
+            inputs: training inputs, for BatchNorm statistics that belong to the weights evaluated.
         """
         self.model.eval()
         yield self.model
@@ -76,23 +69,23 @@ class Learner:
 
     @property
     def posterior(self) -> list[float] | None:
-        """The weights of the copies, of an Alrao model."""
+        """The posterior of an Alrao model."""
         return self.model.posterior.tolist() if isinstance(self.model, alrao.Alrao) else None
 
     @property
     def rates(self) -> list[float] | None:
-        """The rates of the copies, of an Alrao model."""
+        """The rates of the copies of an Alrao model."""
         if not isinstance(self.optimizer, alrao.AlraoOptimizer):
             return None
         return self.optimizer.copy_rates().tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that further training depends on, the random generators aside."""
+        """Everything that further training depends on, except random generators."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         return state | {name: scheduler.state_dict() for name, scheduler in self.schedulers.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         for name, scheduler in self.schedulers.items():
@@ -104,7 +97,7 @@ def _factor(schedule: str, steps: int) -> Callable[[int], float]:
         return lambda step: 0.5 * (1 + cos(pi * min(1.0, step / steps)))
     if schedule == "linear":
         return lambda step: max(0.0, 1 - step / steps)
-    # step: a tenth after half of the time, a hundredth after three quarters
+    # step: a tenth after half of the steps, a hundredth after three quarters
     return lambda step: 1.0 if step < 0.5 * steps else 0.1 if step < 0.75 * steps else 0.01
 
 
@@ -120,21 +113,17 @@ class Averaged(Learner):
         self.averager = PolynomialDecayAverager(model)
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
-        """One step, which the average takes in."""
         super().step(loss, clip)
         self.averager.step()
 
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        """The averaged model."""
         yield self.averager.averaged_model.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """The average included."""
         return {**super().state_dict(), "averager": self.averager.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
         super().load_state_dict(state)
         self.averager.load_state_dict(state["averager"])
 
@@ -144,22 +133,19 @@ class Recalibrated(Averaged):
 
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        """The averaged model."""
         with recalibrated(self.averager.averaged_model, inputs) as model:
             yield model
 
 
 class ScheduleFree(Learner):
-    """Schedule-Free: steps and evaluations happen at different weights, and the optimizer must be told."""
+    """Schedule-Free: the optimizer steps and evaluates at different weights, and must be told which."""
 
     def train(self) -> None:
-        """Make ready for steps."""
         super().train()
         self.optimizer.train()  # type: ignore[attr-defined]
 
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        """The model at the weights to evaluate; BatchNorm statistics are those of these weights."""
         self.optimizer.eval()  # type: ignore[attr-defined]
         with recalibrated(self.model, inputs) as model:
             yield model
@@ -168,26 +154,12 @@ class ScheduleFree(Learner):
 
 @contextmanager
 def recalibrated(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-    """The model in evaluation mode, with BatchNorm statistics of these inputs; then its own again."""
+    """Provide the model in evaluation mode, with BatchNorm statistics of these inputs for the time being."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    if norms:
-        _recalibrate(model, norms, inputs)
+    with torch.random.fork_rng():  # dropout must not move the generator of the training
+        update_bn(islice(inputs, RECALIBRATION), model)
     model.eval()
     yield model
     for norm, buffers in zip(norms, kept, strict=True):
         norm.load_state_dict(buffers, strict=False)
-
-
-@torch.no_grad()
-def _recalibrate(model: nn.Module, norms: list[Any], inputs: Iterable[Tensor]) -> None:
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over the batches
-    model.train()
-    with torch.random.fork_rng():  # dropout must not move the generator of the training
-        for batch in islice(inputs, RECALIBRATION):
-            model(batch)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum

@@ -1,4 +1,4 @@
-"""What became of each feature: how far it has moved from its start, and whether it can still learn."""
+"""How far each feature moved from its initial weights, and whether it still receives a gradient."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from .tasks.task import Supervised
 __all__ = ["Movement"]
 
 PROBED = 4
-"""Training batches on which features are asked whether a gradient reaches them."""
+"""Training batches on which gradients are measured."""
 FAINT = 1e-4
-"""A feature whose gradient is so small beside the median of its layer is saturated."""
+"""Below this fraction of its layer's median gradient, a feature is saturated."""
 
 
 class Movement:
-    """Remembers the initial weights of an Alrao model; says later what became of each feature.
-
-    Args:
-        learner: whose model is still as it was initialised.
-    """
+    """Keeps the initial weights of an Alrao model, to compare with them later."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
@@ -40,11 +36,11 @@ class Movement:
 
     @torch.no_grad()
     def layers(self, problem: Supervised | None = None) -> list[dict[str, Any]]:
-        """For each layer: rates of its features, norms of their weights at the start, and of the change.
+        """Return, for each layer, its features' rates, their initial norms, and the norms of their change.
 
         Args:
-            problem: with it, also how many features are dead, that is, no gradient reaches them, and how many
-                saturated, that is, hardly any does.
+            problem: if given, also count dead features (without a gradient) and saturated ones (with a very
+                small gradient).
         """
         optimizer = self.learner.optimizer
         if not self.start or not isinstance(optimizer, alrao.SGD | alrao.Adam):
@@ -73,10 +69,10 @@ class Movement:
 
     @torch.enable_grad()
     def _gradients(self, problem: Supervised) -> dict[str, Tensor]:
-        """The largest gradients that the weights get in a few batches; nothing of the training changes."""
+        """The largest gradients of the weights in a few batches; the state of the training is restored."""
         model = self.learner.model
         modes = {module: module.training for module in model.modules()}
-        model.train()  # which some recurrent layers need, to go backward
+        model.train()  # some recurrent layers need it for backward
         for module in modes:
             if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
                 module.eval()

@@ -19,13 +19,7 @@ __all__ = ["SupervisedTraining", "evaluate"]
 
 
 class SupervisedTraining(Training):
-    """A supervised problem in training.
-
-    Args:
-        problem: its data and network.
-        settings: resolved.
-        device: where the network is.
-    """
+    """A supervised problem in training."""
 
     def __init__(self, problem: Supervised, settings: Settings, device: torch.device) -> None:
         torch.manual_seed(seed_of(settings.seed, "network"))
@@ -36,7 +30,6 @@ class SupervisedTraining(Training):
         self.carry: Any = None
 
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
-        """Train on the batches of an epoch."""
         for inputs, targets in self.problem.batches(number, start):
             outputs, self.carry = self.problem.forward(self.learner.model, inputs.to(self.device), self.carry)
             loss = self.problem.loss(outputs, targets.to(self.device))
@@ -46,27 +39,20 @@ class SupervisedTraining(Training):
             yield 1, value
 
     def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
-        """Return the measures on the validation data and on the test data."""
-        return (
-            evaluate(self.problem, model, "valid", self.device),
-            evaluate(self.problem, model, "test", self.device),
-        )
+        valid, test = (evaluate(self.problem, model, part, self.device) for part in ("valid", "test"))
+        return valid, test
 
     def calibration(self, epoch: int) -> Iterable[Tensor]:
-        """The inputs of the epoch."""
         return (inputs.to(self.device) for inputs, _ in self.problem.batches(epoch))
 
     def end_epoch(self) -> Measures:
-        """Start the next epoch without a state from this one."""
         self.carry = None
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state carried from one batch to the next."""
         return {"carry": self.carry}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.carry = state["carry"]
 
 

@@ -1,4 +1,4 @@
-"""What the training loop asks of a problem: to make steps, to evaluate, and to save and restore its state."""
+"""The interface between the training loop and a problem: steps, evaluation, state, progress."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ class Training(ABC):
 
     @abstractmethod
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
-        """Train for an epoch.
-
-        Args:
-            number: of the epoch, from 1.
-            start: steps of this epoch that are done already.
+        """Train epoch ``number`` (from 1), of which ``start`` steps are done already.
 
         Yields:
-            After each update, the number of steps made and the loss. A loss of None stands for steps without
-            an update; one that is not finite stands for an update that was not made.
+            After each update, the number of steps made and the loss: None for steps without an update, and
+            not finite for an update that was not made.
         """
 
     @abstractmethod
@@ -39,7 +35,7 @@ class Training(ABC):
         """Return the measures on the validation data and on the test data."""
 
     def calibration(self, epoch: int) -> Iterable[Tensor]:
-        """Training inputs, for BatchNorm statistics that belong to the weights evaluated."""
+        """Return training inputs, for BatchNorm statistics that belong to the weights evaluated."""
         return ()
 
     def end_epoch(self) -> Measures:
@@ -47,19 +43,19 @@ class Training(ABC):
         return {}
 
     def status(self, loss: float | None) -> str | None:
-        """A text for the progress bar, if it is not the mean loss so far."""
+        """Return a text for the progress bar, if it is not to show the mean loss of the epoch so far."""
         return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The state that a resumed run needs, beside the learner's and torch's generators."""
+        """Return the state to resume from, except the learner's and torch's generators."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
 
     def conclude(self, best: dict[str, Tensor] | None) -> dict[str, Any]:
-        """Entries to add to the result, given the best weights."""
+        """Return further entries of the result, given the best weights."""
         return {}
 
 

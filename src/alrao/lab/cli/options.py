@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -13,46 +14,66 @@ import click
 from ..errors import unknown
 from ..settings import Settings
 
-__all__ = [
-    "collect",
-    "common",
-    "jobs_option",
-    "out_option",
-    "pick",
-    "results_option",
-    "roots_of",
-    "settings_options",
-    "words_of",
-]
+__all__ = ["Command", "common", "jobs_option", "pick", "places", "settings_options", "words_of"]
 
 Kind = TypeVar("Kind")
 
+GROUPS = {
+    "Model and budget": "model budget epochs batch train_size patience seed",
+    "Method": "method lr momentum weight_decay schedule average clip",
+    "Alrao": "copies averaging theta evidence zoom body_lr normalise",
+    "For some tasks": "width level dropout dropout_everywhere target image_size tau workers",
+    "Machine and files": "jobs threads device data tensorboard to_keep experiment out_dir results",
+}
+"""Headings of the help, and the parameters below them."""
+
+
+class Command(click.Command):
+    """A command whose options are grouped in the help."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        heading = {name: group for group, names in GROUPS.items() for name in names.split()}
+        sections: dict[str, list[tuple[str, str]]] = {section: [] for section in ("Options", *GROUPS)}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and record is not None:
+                sections[heading.get(parameter.name or "", "Options")].append(record)
+        for section, records in sections.items():
+            if records:
+                with formatter.section(section):
+                    formatter.write_dl(records)
+
 
 def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
-    """Add an option for every setting except some."""
+    """Add an option for every setting except some; the command receives them as ``settings``."""
     hints = get_type_hints(Settings)
-    skipped = set(skip)
+    fields = dataclasses.fields(Settings)
 
     def add(command: Any) -> Any:
-        for field in reversed(dataclasses.fields(Settings)):
-            if field.name in skipped:
+        @wraps(command)
+        def collected(**values: Any) -> Any:
+            given = {field.name: values.pop(field.name) for field in fields if field.name in values}
+            return command(settings=Settings(**given), **values)
+
+        for field in reversed(fields):
+            if field.name in skip:
                 continue
             kind = next((t for t in get_args(hints[field.name]) if t is not NoneType), hints[field.name])
             flag = f"--{field.name.replace('_', '-')}"
             text, choices = field.metadata["help"], field.metadata["choices"]
             if kind is bool:
-                command = click.option(flag, is_flag=True, help=text)(command)
+                click.option(flag, is_flag=True, help=text)(collected)
                 continue
             kind = kind if kind in (int, float) else str  # others are read from their spelling
-            command = click.option(
+            click.option(
                 flag,
                 type=kind,
                 default=field.default,
                 show_default=field.default is not None,
                 help=f"{text}: {', '.join(choices)}" if choices else text,
                 metavar={int: "N", float: "X"}.get(kind, "TEXT"),
-            )(command)
-        return command
+            )(collected)
+        return collected
 
     return add
 
@@ -68,31 +89,22 @@ jobs_option = click.option(
 )
 
 
-def out_option() -> Callable[[Any], Any]:
-    """Add ``--out``."""
-    return click.option(
-        "--out", "out_dir", default="runs", show_default=True, metavar="DIR",
-        help="where run directories are written",
-    )  # fmt: skip
+def places(command: Any) -> Any:
+    """Add ``--out`` and ``--results``; the command receives as ``roots`` where to look for runs."""
 
+    @wraps(command)
+    def located(*, out_dir: str, results: str, **values: Any) -> Any:
+        roots = [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
+        return command(roots=roots, **values)
 
-def results_option() -> Callable[[Any], Any]:
-    """Add ``--results``."""
-    return click.option(
+    click.option(
         "--results", default="results", show_default=True, metavar="DIR",
         help="where finished runs are looked up as well, if it exists",
-    )  # fmt: skip
-
-
-def roots_of(out_dir: str, results: str) -> list[Path]:
-    """The directories to look for runs in; new runs are written to the first."""
-    return [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
-
-
-def collect(values: dict[str, Any]) -> Settings:
-    """Make settings of those values of a command that are settings."""
-    names = {field.name for field in dataclasses.fields(Settings)}
-    return Settings(**{name: value for name, value in values.items() if name in names})
+    )(located)  # fmt: skip
+    click.option(
+        "--out", "out_dir", default="runs", show_default=True, metavar="DIR", help="where runs are written"
+    )(located)
+    return located
 
 
 def words_of(text: str) -> list[str]:

@@ -3,46 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 
 from ..errors import LabError
-from .options import collect, common, jobs_option, out_option, pick, results_option, roots_of
+from ..settings import Settings
+from .options import Command, common, jobs_option, pick, places
 from .terminal import fail_if, out, say, train_missing
+
+if TYPE_CHECKING:
+    from ..runset import RunSet
 
 __all__ = ["NAMES", "params", "reproduce", "suite"]
 
 NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen", "rl", "theorem")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*NAMES, "all"]) + "}…")
 @jobs_option
 @click.option("--figures", default="docs/figures", show_default=True, metavar="DIR",
               help="where figures (SVG), tables (CSV) and their page are written")  # fmt: skip
 @common
-@out_option()
-@results_option()
-def reproduce(
-    names: tuple[str, ...], jobs: int, figures: str, out_dir: str, results: str, **values: Any
-) -> None:
-    """Reproduce the paper's tables and figures: train missing runs, draw, and check for agreement.
+@places
+def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: str, roots: list[Path]) -> None:
+    """Reproduce the paper's tables and figures.
 
-    Finished runs are not repeated. The budget mini trains small networks and takes under three hours on two
-    cores for everything; the budget paper trains the paper's networks.
+    Missing runs are trained, the figures drawn and compared with the paper's. Finished runs are not repeated.
+    The budget mini trains small networks and takes under three hours on two cores for everything; the budget
+    paper trains the paper's networks.
     """
     from ..paper.make import reproduce as make
 
     picked = pick(",".join(names), {name: name for name in (*NAMES, "all")}, "table or figure")
     wanted = list(NAMES) if "all" in picked else picked
-    page = Path(out_dir) / "reproduce.html"
-    settings = collect(values)
-    made = make(
-        wanted, settings.budget, settings, roots_of(out_dir, results), Path(figures), page,
-        lambda runs: train_missing(runs, jobs),
-    )  # fmt: skip
+    page = roots[0] / "reproduce.html"
+
+    def train(runs: RunSet) -> None:
+        train_missing(runs, jobs)
+
+    made = make(wanted, settings.budget, settings, roots, Path(figures), page, train)
     table = Table(title=f"The paper's tables and figures, budget {settings.budget}")
     for column in ("exhibit", "task", "agrees"):
         table.add_column(column)
@@ -56,7 +58,7 @@ def reproduce(
         raise LabError("; ".join(f"{name} is incomplete: {why}" for name, why in made.failed.items()))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--workloads", metavar="A,B,…", help="workloads to run  [default: all]")
 @click.option("--contenders", metavar="A,B,…", help="methods to compare  [default: all but ablations]")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
@@ -66,9 +68,9 @@ def reproduce(
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page as well")
 @click.option("--title", default="The suite", show_default=True, help="title of that page")
 @common
-@out_option()
-@results_option()
+@places
 def suite(
+    settings: Settings,
     workloads: str | None,
     contenders: str | None,
     seeds: int,
@@ -76,14 +78,12 @@ def suite(
     train: bool,
     markdown: str | None,
     title: str,
-    out_dir: str,
-    results: str,
-    **values: Any,
+    roots: list[Path],
 ) -> None:
-    """Compare learning-rate-free methods with tuned ones on small workloads of different kinds.
+    """Compare methods on small workloads of many kinds.
 
-    For each method: the gap of its test loss to the best tuned run, per workload, at worst and on average.
-    Rates are chosen on validation data. Finished runs are not repeated.
+    For each method, learning-rate-free or tuned: the gap of its test loss to the best tuned run, for each
+    workload, at worst and on average. Rates are chosen on validation data. Finished runs are not repeated.
     """
     from ..store import replace_file
     from ..suite import ABLATIONS, CONTENDERS, WORKLOADS, Standings, Suite, table
@@ -92,9 +92,9 @@ def suite(
     runs = Suite(
         pick(workloads or ",".join(WORKLOADS), WORKLOADS, "workload"),
         pick(contenders or ",".join(CONTENDERS), CONTENDERS | ABLATIONS, "contender"),
-        collect(values),
+        settings,
         seeds=seeds,
-        roots=roots_of(out_dir, results),
+        roots=roots,
     )
     if train:
         runs.run(lambda some: train_missing(some, jobs))
@@ -115,7 +115,10 @@ def suite(
 
 @click.command()
 def params() -> None:
-    """Count the parameters of the paper's networks, plain and with Alrao, beside the paper's figures."""
+    """Count the parameters of the paper's networks.
+
+    The table shows them plain and with Alrao, beside the paper's figures.
+    """
     from ..paper.params import table
 
     out.print(table())

@@ -28,7 +28,7 @@ def _places(paths: tuple[Path, ...]) -> list[Path]:
 
 
 def command_line() -> str:
-    """The command that is running, as the user would type it."""
+    """Return the running command, as the user would type it."""
     return shlex.join(["alrao", *sys.argv[1:]])
 
 
@@ -46,7 +46,10 @@ def make_report(reading: Reading, target: Path, command: str) -> None:
 @paths_argument
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page instead")
 def table(paths: tuple[Path, ...], markdown: str | None) -> None:
-    """Print the tables of all finished runs below PATHS, which may be files (default: runs and results)."""
+    """Print tables of the finished runs in PATHS.
+
+    PATHS are directories of runs, or files of results; by default, runs and results.
+    """
     from ..reading import read_runs
     from ..render.markdown import page
     from ..render.terminal import comparison_table
@@ -72,10 +75,10 @@ def table(paths: tuple[Path, ...], markdown: str | None) -> None:
     show_default=True, metavar="FILE", help="the HTML file to write",
 )  # fmt: skip
 def report(paths: tuple[Path, ...], target: Path) -> None:
-    """Write one HTML page of tables and figures from all runs below PATHS (default: runs and results).
+    """Write an HTML report of the runs in PATHS.
 
-    Nothing is trained; unfinished runs are shown as far as they got. The page is a single file and needs no
-    network.
+    PATHS are directories of runs, or files of results; by default, runs and results. Nothing is trained;
+    unfinished runs are shown as far as they got. The report is a single file and needs no network.
     """
     from ..reading import read_runs
 
@@ -84,11 +87,12 @@ def report(paths: tuple[Path, ...], target: Path) -> None:
 
 @click.command()
 @paths_argument
-@click.option("--results", default="results", show_default=True, metavar="DIR", help="where they are kept")
+@click.option("--results", default="results", show_default=True, metavar="DIR", help="files of results")
 def keep(paths: tuple[Path, ...], results: str) -> None:
-    """Add finished runs below PATHS (default: runs) to the files of results, to commit them.
+    """Add finished runs in PATHS to the results to commit.
 
-    A run is kept if it started from a clone whose tracked files were committed: train it with --to-keep.
+    PATHS are directories of runs; by default, runs. A run is kept if it started from a clone whose tracked
+    files were committed: train it with --to-keep.
     """
     from ..keep import keep as add
 

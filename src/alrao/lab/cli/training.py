@@ -1,37 +1,39 @@
-"""The commands that train on a task: ``train``, ``compare`` and ``triangle``."""
+"""The commands that train on a task: ``train``, ``compare`` and ``triangle``.
+
+The workbench is imported inside the commands: torch takes seconds to import, and ``--help`` must not wait.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..errors import LabError
-from .options import collect, jobs_option, out_option, results_option, roots_of, settings_options, words_of
+from ..settings import Settings
+from .options import Command, jobs_option, places, settings_options, words_of
 from .records import command_line, make_report
 from .terminal import fail_if, out, say, train_missing
 
 __all__ = ["compare", "train", "triangle"]
 
-# The workbench is imported inside the commands: torch takes seconds to import, and --help must not wait.
 
-
-@click.command()
+@click.command(cls=Command)
 @click.argument("task")
 @settings_options(skip=["task"])
-@out_option()
-@results_option()
-def train(task: str, out_dir: str, results: str, **values: Any) -> None:
-    """Train one network on TASK. Run the same command again to resume an interrupted run."""
+@places
+def train(settings: Settings, roots: list[Path]) -> None:
+    """Train one network on TASK.
+
+    Run the same command again to resume an interrupted run. A finished run is not repeated.
+    """
     from ..render.terminal import TrainingBar, describe
     from ..resolve import refuse_idle
     from ..run import run
 
-    settings = collect({"task": task, **values})
     refuse_idle(settings)
     with TrainingBar(out) as bar:
-        directory = run(settings, roots_of(out_dir, results), bar)
+        directory = run(settings, roots, bar)
         lines = directory.metrics()
         if lines:
             bar.epoch(lines[-1])
@@ -41,7 +43,7 @@ def train(task: str, out_dir: str, results: str, **values: Any) -> None:
     say(f"run: {directory.path}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("task")
 @click.option(
     "--methods", default="alrao,sgd,adam", show_default=True, metavar="A,B,…", help="methods to compare"
@@ -53,22 +55,14 @@ def train(task: str, out_dir: str, results: str, **values: Any) -> None:
 )  # fmt: skip
 @jobs_option
 @settings_options(skip=["task", "method", "seed"])
-@out_option()
-@results_option()
+@places
 def compare(
-    task: str,
-    methods: str,
-    seeds: int | None,
-    grid_seeds: int,
-    jobs: int,
-    out_dir: str,
-    results: str,
-    **values: Any,
+    settings: Settings, methods: str, seeds: int | None, grid_seeds: int, jobs: int, roots: list[Path]
 ) -> None:
-    """Train with several methods and seeds on TASK, and print a table like the paper's.
+    """Compare methods on TASK, and print a table like the paper's.
 
-    The best epoch and the best of SGD's rates are chosen on the validation data; the figures are those on
-    the test data. Finished runs are not repeated.
+    Each method trains with several seeds, SGD at seven rates. The best epoch and the best rate are chosen on
+    the validation data; the figures are those on the test data. Finished runs are not repeated.
     """
     from ..compare import Comparison
     from ..reading import read
@@ -76,13 +70,11 @@ def compare(
     from ..resolve import resolve
     from ..table import experiments
 
-    settings = collect({"task": task, **values})
     names = words_of(methods)
     if not names:
         raise LabError(f"--methods must name at least one method, got {methods!r}: alrao,sgd,adam")
-    kind, _ = resolve(settings)
-    count = seeds or kind.budgets[settings.budget].seeds
-    roots = roots_of(out_dir, results)
+    task, _ = resolve(settings)
+    count = seeds or task.budgets[settings.budget].seeds
     comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
     train_missing(comparison, jobs)
     reading = read(comparison.runs)
@@ -90,26 +82,27 @@ def compare(
         out.print(comparison_table(experiment))
         for failure in experiment.failures:
             out.print(failure, style="red", markup=False)
-    make_report(reading, Path(out_dir) / f"report-{settings.task}.html", command_line())
+    make_report(reading, roots[0] / f"report-{settings.task}.html", command_line())
     fail_if(comparison.failed)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("task")
 @click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
 @jobs_option
 @settings_options(skip=["task", "lr"])
-@out_option()
-@results_option()
-def triangle(task: str, rates: str | None, jobs: int, out_dir: str, results: str, **values: Any) -> None:
-    """Train Alrao on TASK in every interval of a grid of rates; where both ends are equal, train SGD."""
+@places
+def triangle(settings: Settings, rates: str | None, jobs: int, roots: list[Path]) -> None:
+    """Train Alrao in every interval of a grid of rates.
+
+    Where both ends of an interval are equal, SGD is trained at that rate (Adam with --method alrao-adam).
+    """
     from ..methods import GRID
     from ..paper.triangle import Triangle
     from ..values import parse_rate
 
-    settings = collect({"task": task, **values})
     grid = GRID if rates is None else [parse_rate(rate) for rate in words_of(rates)]
-    runs = Triangle(settings, grid, roots=roots_of(out_dir, results))
+    runs = Triangle(settings, grid, roots=roots)
     train_missing(runs, jobs)
     out.print(runs.table())
     fail_if(runs.failed)

@@ -1,4 +1,4 @@
-"""Where data is looked for, and where what was made of it is kept."""
+"""Where data is looked for, and the cache for what is made of it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..errors import LabError
 __all__ = ["cache_folder", "data_path", "locked", "short_digest"]
 
 WAIT = 600
-"""Seconds to wait for another process before doing its work again."""
+"""Seconds to wait for another process before doing its work."""
 
 
 def data_path(where: str | Path | None, wanted: str) -> Path:
-    """The place the user named, or ``$ALRAO_DATA``.
+    """Return the place that the user named, or ``$ALRAO_DATA``.
 
     Args:
-        where: a directory or a file; None if the user named none.
-        wanted: what to download and how it must lie there, for the error.
+        where: a directory or a file, or None.
+        wanted: the remedy, for the error: what to download and where to put it.
 
     Raises:
         LabError: no place was named, or it does not exist.
@@ -39,7 +39,7 @@ def data_path(where: str | Path | None, wanted: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """``$ALRAO_CACHE``, else ``$XDG_CACHE_HOME/alrao``, else ``~/.cache/alrao``; it need not exist."""
+    """Return ``$ALRAO_CACHE``, or ``$XDG_CACHE_HOME/alrao``, or ``~/.cache/alrao``; it need not exist."""
     if named := os.environ.get("ALRAO_CACHE"):
         return Path(named).expanduser()
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -48,7 +48,7 @@ def cache_folder() -> Path:
 
 
 def short_digest(*parts: object) -> str:
-    """Sixteen hexadecimal digits that stand for the parts; bytes and tensors' buffers count as they are."""
+    """Return a digest of the parts in sixteen hexadecimal digits."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes | memoryview) else repr(part).encode())
@@ -58,9 +58,9 @@ def short_digest(*parts: object) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Keep other processes from making the same file of the cache meanwhile.
+    """Keep other processes from making the same file of the cache, and tell whether that worked.
 
-    They would do no harm, so where there can be no lock, things go on without it, and the value is False.
+    Without a lock, they only do the same work twice.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT)
     try:

@@ -20,20 +20,14 @@ __all__ = ["LEVELS", "Parts", "Streams", "Vocabulary", "ptb", "read_text", "spli
 LEVELS = ("char", "word")
 PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
 PTB_PLACES = ("", "ptb", "simple-examples/data")
-"""Where in the directory the files may be; the last is what the distributed archive unpacks to."""
+"""Subfolders to look for the files in; the last is in the distributed archive."""
 
 UNKNOWN, END = "<unk>", "<eos>"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The symbols of each part of an experiment.
-
-    Args:
-        train: symbols to train on; ``valid`` and ``test`` likewise.
-        place: the file or directory they are from.
-        source: which text is which part, in a sentence for ``config.json``.
-    """
+    """The symbols of each part of an experiment, their file or folder, and which text is which part."""
 
     train: Sequence[str]
     valid: Sequence[str]
@@ -43,10 +37,10 @@ class Parts:
 
 
 def read_text(path: Path) -> str:
-    """A text file, with newlines as its line ends and without a byte-order mark.
+    """Read a text file; line ends become newlines, and a byte-order mark is removed.
 
     Raises:
-        LabError: there is no such file, or it is not text in UTF-8, or nothing is in it.
+        LabError: there is no such file, it is not text in UTF-8, or it is empty.
     """
     if not path.exists():
         raise LabError(f"there is no file {path}: check the name, or point at it with --data FILE")
@@ -74,11 +68,11 @@ def read_text(path: Path) -> str:
 
 
 def ptb(data: str | None, level: str, *, mini: bool) -> Parts:
-    """The Penn Treebank's three files, in their usual pre-processed form.
+    """Read the Penn Treebank's three files, in their usual pre-processed form.
 
     Args:
-        data: the directory they are in; by default ``$ALRAO_DATA``.
-        level: what the symbols are, ``"char"`` or ``"word"``.
+        data: the folder they are in; by default ``$ALRAO_DATA``.
+        level: the kind of symbols, ``"char"`` or ``"word"``.
         mini: do without the training file: train on the validation file, validate on the first half of
             the test file and test on its second half.
 
@@ -89,22 +83,15 @@ def ptb(data: str | None, level: str, *, mini: bool) -> Parts:
     folder = _ptb_folder(data, list(names.values()))
     texts = {part: tokens(read_text(folder / name), level) for part, name in names.items()}
     if not mini:
-        return Parts(
-            **texts, place=folder, source="train: ptb.train.txt; valid: ptb.valid.txt; test: ptb.test.txt"
-        )
+        source = "; ".join(f"{part}: {name}" for part, name in names.items())
+        return Parts(**texts, place=folder, source=source)
     test = texts["test"]
     half = len(test) // 2
-    return Parts(
-        train=texts["valid"],
-        valid=test[:half],
-        test=test[half:],
-        place=folder,
-        source="train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half",
-    )
+    source = "train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half"
+    return Parts(texts["valid"], test[:half], test[half:], folder, source)
 
 
 def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
-    """Where the files are."""
     remedy = (
         f"put {', '.join(names)} (the usual text, as in simple-examples.tgz of the RNNLM toolkit) into a "
         "directory and name it with --data DIR or $ALRAO_DATA"
@@ -112,42 +99,37 @@ def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
     root = data_path(data, remedy)
     if root.is_file():
         raise LabError(f"{root} is a file, and a directory is needed: {remedy}")
-    folders = [root / place for place in PTB_PLACES]
-    absent = {folder: [name for name in names if not (folder / name).exists()] for folder in folders}
-    folder = min(folders, key=lambda folder: len(absent[folder]))
+    absent = {
+        folder: [name for name in names if not (folder / name).exists()]
+        for folder in (root / place for place in PTB_PLACES)
+    }
+    folder = min(absent, key=lambda folder: len(absent[folder]))
     if not absent[folder]:
         return folder
-    if len(absent[folder]) == len(names):
-        looked = f"{root} (nor in its {' or '.join(PTB_PLACES[1:])})"
-    else:
-        looked = str(folder)
+    everywhere = f"{root} (nor in its {' or '.join(PTB_PLACES[1:])})"
+    looked = everywhere if len(absent[folder]) == len(names) else folder
     also = "; --budget mini does without the training file" if absent[folder] == [PTB_FILES["train"]] else ""
     raise LabError(f"there is no {', no '.join(absent[folder])} in {looked}: {remedy}{also}")
 
 
 def split(path: Path, level: str) -> Parts:
-    """Any text file: the first 90 % of its symbols to train, 5 % to validate, the last 5 % to test.
+    """Split a text file: 90 % of its symbols for training, 5 % for validation, the last 5 % for testing.
 
     Raises:
         LabError: there is no such file, or it is not text.
     """
     text = tokens(read_text(path), level)
     valid, test = len(text) * 90 // 100, len(text) * 95 // 100
-    return Parts(
-        train=text[:valid],
-        valid=text[valid:test],
-        test=text[test:],
-        place=path,
-        source=f"train: the first 90 % of {path.name}; valid: the next 5 %; test: the last 5 %",
-    )
+    source = f"train: the first 90 % of {path.name}; valid: the next 5 %; test: the last 5 %"
+    return Parts(text[:valid], text[valid:test], text[test:], path, source)
 
 
 def tokens(text: str, level: str) -> Sequence[str]:
-    """The symbols of a text.
+    """Return the symbols of a text.
 
     Characters are those of the file, blanks and line ends included; a ``<unk>`` in it is five characters.
-    The usual Penn Treebank files have 50. Words are what blanks separate, with ``<eos>`` for each line end;
-    the Penn Treebank's training file has 9,999, as the paper counts, and ``<eos>``.
+    The usual Penn Treebank files have 50. Words are separated by blanks, with ``<eos>`` for each line end;
+    the Penn Treebank's training file has 9,999, the paper's number, and ``<eos>``.
     """
     if level == "char":
         return text
@@ -159,7 +141,7 @@ def tokens(text: str, level: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The symbols a network knows, the most frequent first."""
+    """The symbols that a network distinguishes, the most frequent first."""
 
     symbols: tuple[str, ...]
 
@@ -167,16 +149,16 @@ class Vocabulary:
     def of(
         cls, train: Sequence[str], *others: Sequence[str], least: int = 1, most: int | None = None
     ) -> Vocabulary:
-        """The symbols of the training text.
+        """Collect the symbols of the training text.
 
-        ``<unk>``, which stands for all others, is among them where the training text has it, and where
-        there are others.
+        ``<unk>``, which stands for all other symbols, is included if the training text has it or if there are
+        others.
 
         Args:
             train: the training text.
             others: the texts to evaluate.
-            least: a symbol that is rarer in the training text is unknown.
-            most: so many are known, the most frequent, ``<unk>`` included.
+            least: rarer symbols of the training text are not included.
+            most: the size of the vocabulary, ``<unk>`` included.
         """
         counts = Counter(train)
         ranked = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
@@ -189,26 +171,21 @@ class Vocabulary:
         return len(self.symbols)
 
     def encode(self, text: Sequence[str]) -> Tensor:
-        """The numbers of the symbols of a text."""
+        """Return the numbers of the symbols of a text."""
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         other = numbers.get(UNKNOWN, -1)
         encoded = torch.tensor([numbers.get(symbol, other) for symbol in text], dtype=torch.long)
         if (encoded < 0).any():
-            raise ValueError("the text has symbols that are not in the vocabulary, which is without <unk>")
+            raise ValueError("the text has symbols that are not in the vocabulary, which lacks <unk>")
         return encoded
 
 
 class Streams:
-    """A text cut into parallel streams, read side by side, some symbols at a time.
+    """A text cut into parallel streams, read side by side, ``window`` symbols at a time.
 
-    Stream ``b`` of ``B`` predicts the symbols ``b L + 1 .. (b + 1) L`` of the text, ``L`` being the largest
-    length for which there are enough: each symbol is predicted at most once, from those right before it, and
-    all are but the first and at most ``B - 1`` at the end.
-
-    Args:
-        text: the numbers of the symbols.
-        count: streams.
-        window: symbols of each stream in a batch; the last batch may have fewer.
+    Stream ``b`` of ``B`` predicts the symbols ``b L + 1 .. (b + 1) L`` of the text, with the largest possible
+    length ``L``. Each symbol is predicted at most once, from those right before it. The first symbol and at
+    most ``B - 1`` at the end are not predicted.
     """
 
     def __init__(self, text: Tensor, count: int, window: int) -> None:
@@ -223,7 +200,7 @@ class Streams:
         return -(-self.inputs.shape[1] // self.window)
 
     def batches(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs (streams, window), and targets in a row, from batch ``start`` on."""
+        """Yield inputs (streams, window), and targets in one row, from batch ``start`` on."""
         for first in range(start * self.window, self.inputs.shape[1], self.window):
             now = slice(first, first + self.window)
             yield self.inputs[:, now], self.targets[:, now].flatten()

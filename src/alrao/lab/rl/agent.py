@@ -32,14 +32,10 @@ REPLAYED = ("observations", "next_observations", "actions", "rewards", "dones", 
 
 
 class Episodes(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment in which episode number n begins from a seed of its own.
+    """An environment in which episode number n starts from its own seed, made of a name and n.
 
-    An episode is then determined by its number and the actions taken in it: repeating these restores the
-    environment, which cannot be stored itself.
-
-    Args:
-        env: the environment.
-        name: what the seeds are made of, besides the number.
+    An episode is then determined by its number and its actions. Repeating these restores the environment,
+    which cannot be saved itself.
     """
 
     def __init__(self, env: gym.Env[Any, Any], *name: object) -> None:
@@ -49,25 +45,24 @@ class Episodes(gym.Wrapper[Any, Any, Any, Any]):
         self.actions: list[int] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """Begin the next episode; a seed from outside is ignored."""
+        """Begin the next episode; the ``seed`` is ignored."""
         self.number += 1
         self.actions = []
         return self.env.reset(seed=seed_of(*self._name, self.number), options=options)
 
     def step(self, action: Any) -> Any:
-        """Act."""
         self.actions.append(int(action))
         return self.env.step(action)
 
 
 def make_environment(recipe: Recipe) -> gym.Env[Any, Any]:
-    """The environment, with numbered actions and its own rewards."""
+    """Make the environment, with numbered actions and unscaled rewards."""
     env = gym.make(recipe.environment)
     return env if recipe.levels is None else DiscreteActions(env, recipe.levels)
 
 
 class _Policy(LearnerPolicy):
-    """Takes over the network that a method made."""
+    """Uses the network and the optimizer of a learner."""
 
     def __init__(self, *args: Any, make: Callable[[nn.Module], Learner], **kwargs: Any) -> None:
         self._make = make
@@ -79,13 +74,7 @@ class _Policy(LearnerPolicy):
 
 
 class Agent(LikelihoodDQN):
-    """Q-learning whose steps are those of a learner of the workbench.
-
-    Args:
-        problem: the environment and its recipe.
-        settings: resolved.
-        device: where the network is.
-    """
+    """Q-learning with the optimizer steps of a learner of the workbench."""
 
     def __init__(self, problem: Problem, recipe: Recipe, settings: Settings, device: torch.device) -> None:
         self.episodes = Episodes(make_environment(recipe), settings.seed, "episode")
@@ -117,14 +106,14 @@ class Agent(LikelihoodDQN):
         self.learner.train()
 
     def _update_learning_rate(self, optimizers: Any) -> None:
-        """The learner has its rates, and its schedule."""
+        """Leave the rates to the learner and its schedule."""
 
     def rollouts(self, until: int, total: int) -> Iterator[tuple[int, float | None]]:
-        """Alternate between acting and learning, as :meth:`learn` does.
+        """Act and learn in turn, as :meth:`learn` does, up to a step of the training.
 
         Args:
-            until: the number of steps of the environment, from the start of the training, to stop at.
-            total: their number in the whole training, for the schedule of the exploration.
+            until: the step of the environment to stop at.
+            total: the number of steps in the whole training, for the schedule of the exploration.
 
         Yields:
             The number of steps made, and the loss of the update that followed, if there was one.
@@ -150,10 +139,8 @@ class Agent(LikelihoodDQN):
         self.monitor.episode_returns.clear()
         return returns
 
-    # The state of the agent, without the learner's and torch's generators.
-
     def state_dict(self) -> dict[str, Any]:
-        """The state between two rollouts; the environment is stored as the actions of the last episode."""
+        """The state between two rollouts, except the learner's and torch's generators."""
         buffer = cast(Any, self.replay_buffer)
         rows = len(buffer.observations) if buffer.full else buffer.pos
         return {
@@ -167,7 +154,7 @@ class Agent(LikelihoodDQN):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state: the last episode is repeated up to its last action."""
+        """Restore a state; the last episode is played again up to its last action."""
         for name in COUNTERS:
             setattr(self, name, state["counters"][name])
         self.q_net_target.load_state_dict(state["target"])
@@ -202,7 +189,7 @@ def _set_random_state(agent: Agent, state: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def play(model: nn.Module, recipe: Recipe, seeds: Sequence[int], device: torch.device) -> list[float]:
-    """The returns of the greedy policy in episodes that begin from some seeds."""
+    """Return the returns of the greedy policy, one for each seed of an episode."""
     returns: list[float] = []
     environments = [make_environment(recipe) for _ in seeds[:AT_ONCE]]
     for start in range(0, len(seeds), AT_ONCE):

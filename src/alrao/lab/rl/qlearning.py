@@ -28,13 +28,7 @@ __all__ = ["QLearning"]
 
 
 class QLearning(Trainable):
-    """An environment and how to learn it.
-
-    Args:
-        recipe: of the Q-learning.
-        settings: of the run.
-        budget: of the task.
-    """
+    """An environment, with the steps and episodes of a budget."""
 
     likelihood = "gaussian"
     measures = ("return",)
@@ -53,7 +47,6 @@ class QLearning(Trainable):
         }
 
     def start(self, settings: Settings, device: torch.device) -> Training:
-        """Make an agent with a fresh network."""
         return _QTraining(self, settings, device)
 
 
@@ -73,37 +66,30 @@ class _QTraining(Training):
         self.returns: list[float] = []  # of the episodes that ended in this epoch
 
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
-        """Act and learn until the end of the epoch."""
         for steps, loss in self.agent.rollouts(number * self.problem.steps, self.total):
             self.returns += self.agent.ended_episodes()
             yield steps, loss
 
     def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
-        """Play the evaluation episodes; the test episodes are played once, at the end."""
         seeds = [seed_of("valid", i) for i in range(self.problem.episodes["valid"])]
         return {"return": mean(play(model, self.recipe, seeds, self.device))}, {"return": None}
 
     def end_epoch(self) -> Measures:
-        """Return the mean return of the episodes that ended in this epoch."""
         returns, self.returns = self.returns, []
         return {"return": mean(returns) if returns else None}
 
     def status(self, loss: float | None) -> str:
-        """The return of the last episodes, and the loss."""
         shown = "random actions" if loss is None else f"loss {loss:.4g}"
         return f"return {mean(self.returns[-10:]):.1f}  {shown}" if self.returns else shown
 
     def state_dict(self) -> dict[str, Any]:
-        """The agent's state and the returns of this epoch."""
         return {"agent": self.agent.state_dict(), "returns": self.returns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.agent.load_state_dict(state["agent"])
         self.returns = state["returns"]
 
     def conclude(self, best: dict[str, Tensor] | None) -> dict[str, Any]:
-        """Play the test episodes with the best weights."""
         returns: list[float] = []
         if best is not None:
             seeds = [seed_of(self.seed, "test", i) for i in range(self.problem.episodes["test"])]

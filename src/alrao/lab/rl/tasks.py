@@ -24,11 +24,10 @@ class _Control(Task):
     models = ("mlp",)
     options = frozenset({"width", "tau"})
     defaults: ClassVar = {"tau": 0.1}
-    examples = "steps per epoch"
+    unit = " steps"
     recipe: ClassVar[Recipe]
 
     def load(self, settings: Settings, device: torch.device) -> Trainable:
-        """Prepare the environment."""
         if settings.tau is not None and settings.tau > 1:
             raise LabError(f"--tau must be at most 1, got {settings.tau}")
         try:

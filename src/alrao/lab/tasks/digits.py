@@ -51,7 +51,6 @@ class Digits(Task):
     options = frozenset({"width"})
 
     def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        """Load the images, normalised and not augmented."""
         parts, identity = _digits()
         return ImagesInMemory(
             self,
@@ -77,11 +76,9 @@ class _Reconstruction(TableProblem):
     """The target is the input; errors are counted for every pixel."""
 
     def network(self) -> nn.Module:
-        """Build a network with a bottleneck."""
         return zoo.autoencoder(self.parts["train"][0].shape[1], self.settings.width)
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return sums over pixels."""
         return {**super().score(outputs, targets), "count": torch.tensor(targets.numel())}
 
 
@@ -98,7 +95,6 @@ class Autoencoder(Task):
     options = frozenset({"width"})
 
     def load(self, settings: Settings, device: torch.device) -> TableProblem:
-        """Load the pixels, with mean 0 and deviation 1 over all of them."""
         images, identity = _digits()
         images["train"] = images["train"].take(slice(settings.train_size))
         pixels = {name: part.images.flatten(1).double() for name, part in images.items()}

@@ -39,7 +39,6 @@ class FolderTask(Task):
         """Return the source of the data, its parts ``train``, ``valid`` and ``test``, and its identity."""
 
     def load(self, settings: Settings, device: torch.device) -> Problem:
-        """List the files, and make sure that the network takes images of their size."""
         from ..zoo.vision import classifier, classifiers
         from .image_files import ImagesInFolders, require_fit
 
@@ -54,11 +53,8 @@ class FolderTask(Task):
             return classifier(model, classes, width=settings.width)
 
         require_fit(build, model, size)
-        about = {"source": source.name, "classes": classes}
-        return ImagesInFolders(
-            self, parts, build, settings, device, size=size, workers=settings.workers, identity=identity,
-            about=about,
-        )  # fmt: skip
+        about = {"source": source.name, "classes": classes, "image": [3, size, size]}
+        return ImagesInFolders(self, parts, build, settings, device, identity=identity, about=about)
 
     def shuffled(self, listing: Listing, part: str) -> Listing:
         """Bring a part of the data into a random order, the same for every run."""
@@ -92,7 +88,6 @@ class ImageNet(FolderTask):
         return min(usual, 128) if settings.model == "densenet121" else usual
 
     def read(self, settings: Settings) -> tuple[Path, Parts, str]:
-        """Return the training images without those held out, these, and those of ``val``."""
         from ..data import folders
 
         source = self._find(data_path(settings.data, self.remedy))
@@ -143,7 +138,6 @@ class ImageFolder(FolderTask):
     )
 
     def read(self, settings: Settings) -> tuple[Path, Parts, str]:
-        """Return the parts as the folder has them, or a fixed split of it."""
         from ..data import folders
 
         source = data_path(settings.data, self.remedy)

@@ -32,20 +32,14 @@ class ImagesInFolders(Images):
 
     A random crop depends only on the seed, the epoch and the number of the image: not on the number of
     workers, nor on where an epoch was resumed.
-
-    Args:
-        *args: as for :class:`Images`.
-        size: side of the images that the network sees.
-        workers: number of processes; by default one per core, at most 8.
-        **kwargs: as for :class:`Images`.
     """
 
     parts: dict[str, Listing]
 
-    def __init__(self, *args: Any, size: int, workers: int | None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.about["image"] = [3, size, size]
-        self.workers = _workers(workers)
+        size = self.about["image"][-1]
+        self.workers = _workers(self.settings.workers)
         random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
         central = [transforms.Resize(round(size * 256 / 224)), transforms.CenterCrop(size)]
         self.for_training = transforms.Compose([*random, transforms.PILToTensor()])
@@ -54,14 +48,12 @@ class ImagesInFolders(Images):
         self.scale, self.shift = (1 / (255 * deviation)).to(self.device), (-mean / deviation).to(self.device)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return random crops in the epoch's order."""
         order = self.order(epoch)
         numbers = [order[low:high].tolist() for low, high in self.cuts[start:]]
-        seed = (self.seed, "augment", epoch)
+        seed = (self.settings.seed, "augment", epoch)
         return self._read(_Images(self.parts["train"], self.for_training, seed), numbers)
 
     def evaluation(self, part: str) -> Iterator[Batch]:
-        """Return the centres of the images of a part."""
         chosen = self.parts[part]
         numbers = torch.arange(len(chosen)).split(EVALUATION_BATCH)
         return self._read(_Images(chosen, self.for_evaluation, None), [each.tolist() for each in numbers])
@@ -74,17 +66,16 @@ class ImagesInFolders(Images):
                     images,
                     batch_sampler=numbers,
                     num_workers=min(self.workers, len(numbers)),
-                    collate_fn=_collate,
                     generator=torch.Generator(),  # else it draws from the global one, which is the network's
                     pin_memory=self.device.type == "cuda",
                 )
             )
         try:
             for batch in batches:
-                if isinstance(batch, str):
-                    raise LabError(batch)
                 pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
                 yield pixels.float().mul_(self.scale).add_(self.shift), labels
+        except LabError as error:  # from a worker, with its traceback before the message
+            raise LabError(str(error).splitlines()[-1].removeprefix("alrao.lab.errors.LabError: ")) from None
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
@@ -93,35 +84,19 @@ class ImagesInFolders(Images):
 
 
 class _Images(Dataset[Any]):
-    """Pixels and label of an image by its number, or the message of the error that reading it raised.
-
-    An exception would arrive from another process with a traceback for a message.
-    """
+    """Pixels and label of an image, by its number."""
 
     def __init__(
         self, listing: Listing, transform: Callable[[Any], Tensor], seed: tuple[object, ...] | None
     ) -> None:
         self.listing, self.transform, self.seed = listing, transform, seed
 
-    def __getitem__(self, number: int) -> tuple[Tensor, int] | str:
-        try:
-            image = load_image(self.listing.path(number))
-        except LabError as error:
-            return str(error)
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        image = load_image(self.listing.path(number))
         with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
             if self.seed is not None:
                 torch.default_generator.manual_seed(seed_of(*self.seed, number))
             return self.transform(image), int(self.listing.labels[number])
-
-
-def _collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | str:
-    pixels, labels = [], []
-    for sample in samples:
-        if isinstance(sample, str):
-            return sample
-        pixels.append(sample[0])
-        labels.append(sample[1])
-    return torch.stack(pixels), torch.tensor(labels)
 
 
 def _workers(wanted: int | None) -> int:

@@ -30,14 +30,6 @@ class TableProblem(Supervised):
     Trained on :math:`-\log p(y)` up to its constant: half the squared error of a plain network, the mixture's
     loss of an Alrao model. Measured, for both, by the mean squared error of the prediction and by
     :math:`R^2 = 1 - \mathrm{mse} / \mathrm{var}(y)`.
-
-    Args:
-        task: whose budget it is.
-        parts: inputs and targets of ``"train"``, ``"valid"`` and ``"test"``.
-        settings: of the run.
-        device: where the batches are.
-        identity: of the data.
-        about: further entries for ``config.json``.
     """
 
     likelihood = "gaussian"
@@ -61,28 +53,23 @@ class TableProblem(Supervised):
         self._criterion = alrao.MixtureMSELoss()
 
     def network(self) -> nn.Module:
-        """Build a network with two hidden layers."""
         hidden = max(1, round(HIDDEN * self.settings.width))
         return mlp(self.parts["train"][0].shape[1], 1, hidden=(hidden, hidden))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return the training rows, in another order in every epoch."""
         inputs, targets = self.parts["train"]
         order = torch.randperm(len(inputs), generator=generator(self.settings.seed, "order", epoch))
         for which in order.to(inputs.device).split(self.batch)[start:]:
             yield inputs[which], targets[which]
 
     def evaluation(self, part: str) -> Iterator[Batch]:
-        """Return the rows of a part, in the order of the split."""
         return zip(*(each.split(CHUNK) for each in self.parts[part]), strict=True)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the negative log-likelihood."""
         loss: Tensor = self._criterion(outputs, targets)
         return loss
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the sums of squared errors, of targets and of their squares."""
         return {
             "loss": (outputs - targets).square().sum(),
             "targets": targets.sum(),
@@ -110,7 +97,6 @@ class Regression(Task):
     options = frozenset({"target", "width"})
 
     def load(self, settings: Settings, device: torch.device) -> TableProblem:
-        """Read the table, split it 70/15/15, standardise it by its training rows."""
         from ..data.tables import diabetes, prepare, read_csv, split  # which imports pandas
 
         if settings.data is not None:  # $ALRAO_DATA, a directory for other tasks, names no table

@@ -132,8 +132,8 @@ class Task(ABC):
     """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Their default values."""
-    examples: ClassVar[str] = "examples"
-    """The unit of ``train`` in the budgets."""
+    unit: ClassVar[str] = ""
+    """Of ``train`` in the budgets, if it is not a number of examples."""
 
     def interval_of(self, method: str) -> tuple[float, float]:
         """Return the default interval of rates of an Alrao method."""

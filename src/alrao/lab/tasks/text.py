@@ -34,13 +34,6 @@ class TextProblem(Classification):
     The state is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
     size is the number of streams, and ``train_size`` the number of symbols to train on, from the start of the
     text. The seed only affects weights and dropout.
-
-    Args:
-        parts: the symbols.
-        vocabulary: the symbols that the network distinguishes.
-        settings: of the run.
-        streams: number of streams to train on.
-        device: where the batches are.
     """
 
     def __init__(
@@ -75,7 +68,6 @@ class TextProblem(Classification):
         }
 
     def network(self) -> nn.Module:
-        """Build the paper's LSTM, or a Transformer."""
         settings = self.settings
         if settings.model == "transformer":
             return TransformerLM(len(self.vocabulary), window=WINDOW, width=settings.width)
@@ -87,15 +79,12 @@ class TextProblem(Classification):
         )
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return the text from its beginning, in every epoch."""
         return self.streams["train"].batches(start)
 
     def evaluation(self, part: str) -> Iterator[Batch]:
-        """Return the text of a part, in streams too."""
         return self.streams[part].batches()
 
     def forward(self, model: nn.Module, inputs: Tensor, carry: Any) -> tuple[Tensor, Any]:
-        """Return the outputs of all positions in one row, and the state: a tuple of tensors."""
         outputs, state = model(inputs, carry)
         return outputs.flatten(0, 1), tuple(each.detach() for each in state)
 
@@ -120,7 +109,6 @@ class _TextTask(Task):
     defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
 
     def load(self, settings: Settings, device: torch.device) -> TextProblem:
-        """Read the text, count its symbols, cut it into streams."""
         parts, limits = self.read(settings, settings.level or LEVELS[0])
         if settings.train_size is not None:
             parts = dataclasses.replace(parts, train=parts.train[: settings.train_size])
@@ -139,7 +127,6 @@ class PennTreebank(_TextTask):
     summary = "Penn Treebank, the next character or word (--data)"
 
     def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
-        """Return the three files."""
         return ptb(settings.data, level, mini=settings.budget == "mini"), {}
 
 
@@ -150,6 +137,5 @@ class Text(_TextTask):
     summary = "your own text file, the next character or word (--data FILE)"
 
     def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
-        """Return a split of the file."""
         place = data_path(settings.data, "name a text file of your own with --data FILE")
         return split(place, level), {} if level == "char" else {"least": 2, "most": MOST_WORDS}

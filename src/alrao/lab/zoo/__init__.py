@@ -1,17 +1,18 @@
-"""The plain networks of the workbench: ordinary modules, each with its output layer.
+"""The plain networks of the workbench: ordinary modules with their output layer.
 
-``small``, ``residual``, ``attention`` and ``recurrent`` are for two cores; ``vgg``, ``googlenet`` and
-``mobilenet`` are the paper's, for images of 32×32 pixels; ``vision`` offers torchvision's
-classifiers, and is the only one that needs it.
+``small`` holds those for two cores, ``paper`` the paper's, and ``vision`` torchvision's classifiers.
 """
 
-from .attention import TransformerLM, VisionTransformer
-from .googlenet import googlenet
-from .mobilenet import mobilenet_v2
-from .recurrent import RecurrentLM
-from .residual import residual_groupnorm
-from .small import autoencoder, digits_cnn, mlp, small_cnn
-from .vgg import vgg19
+from .paper import RecurrentLM, googlenet, mobilenet_v2, vgg19
+from .small import (
+    TransformerLM,
+    VisionTransformer,
+    autoencoder,
+    digits_cnn,
+    mlp,
+    residual_groupnorm,
+    small_cnn,
+)
 
 __all__ = [
     "RecurrentLM",

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from .blocks import scaled
 
-__all__ = ["autoencoder", "digits_cnn", "mlp", "small_cnn"]
+__all__ = [
+    "TransformerLM",
+    "VisionTransformer",
+    "autoencoder",
+    "digits_cnn",
+    "mlp",
+    "residual_groupnorm",
+    "small_cnn",
+]
+
+GROUP = 8
+"""Channels that GroupNorm normalises together."""
+HEADS = 4
+"""Attention heads."""
 
 
 def mlp(
@@ -26,12 +41,12 @@ def mlp(
 
 
 def autoencoder(inputs: int, width: float = 1.0) -> nn.Module:
-    """From ``inputs`` numbers down to 12, and back to all of them."""
+    """Fully connected layers from ``inputs`` numbers down to 12, and back."""
     return mlp(inputs, inputs, hidden=(scaled(128, width), 12, scaled(128, width)), activation=nn.Tanh)
 
 
 def small_cnn(channels: int, classes: int, width: float = 1.0, batch_norm: bool = True) -> nn.Module:
-    """Four 3×3 convolutions of 16, 32, 64 and 64 channels, for images from 8×8 pixels on."""
+    """Four 3×3 convolutions of 16, 32, 64 and 64 channels, for images of at least 8×8 pixels."""
     return _cnn(channels, classes, (16, 32, 64, 64), width, batch_norm)
 
 
@@ -41,7 +56,7 @@ def digits_cnn(classes: int = 10, width: float = 1.0) -> nn.Module:
 
 
 def _cnn(channels: int, classes: int, sizes: Sequence[int], width: float, batch_norm: bool) -> nn.Module:
-    """Convolutions with the image halved between them, the mean over what is left of it, a Linear layer."""
+    """Convolutions with the image halved between them, the mean over its rest, and a Linear layer."""
     layers: list[nn.Module] = []
     for size in (scaled(size, width) for size in sizes):
         layers += [nn.MaxPool2d(2)] if layers else []
@@ -50,3 +65,108 @@ def _cnn(channels: int, classes: int, sizes: Sequence[int], width: float, batch_
         layers.append(nn.ReLU())
         channels = size
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions, each after GroupNorm and ReLU, added to the input or a projection of it."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = _norm(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm2 = _norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1(F.relu(self.norm1(x)))
+        y = self.conv2(F.relu(self.norm2(y)))
+        shortcut: Tensor = self.shortcut(x)
+        return shortcut + y
+
+
+def _norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(max(1, channels // GROUP), channels)
+
+
+def residual_groupnorm(classes: int, width: float = 1.0) -> nn.Module:
+    """Three residual blocks of 16, 32 and 64 channels with GroupNorm, for images of 3×32×32."""
+    sizes = [GROUP * max(1, scaled(size, width) // GROUP) for size in (16, 32, 64)]
+    blocks, inputs = [], sizes[0]
+    for size in sizes:
+        blocks.append(_Block(inputs, size, stride=2))
+        inputs = size
+    return nn.Sequential(
+        nn.Conv2d(3, sizes[0], 3, padding=1, bias=False),
+        *blocks,
+        _norm(inputs),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(inputs, classes),
+    )
+
+
+def _encoder(size: int, layers: int) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(
+        size, HEADS, 2 * size, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    )
+    encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(size), enable_nested_tensor=False)
+    for parameter in encoder.parameters():  # the layers start as copies of one
+        if parameter.ndim > 1:
+            nn.init.xavier_uniform_(parameter)
+    return encoder
+
+
+def _size(size: int, width: float) -> int:
+    return HEADS * max(1, scaled(size, width) // HEADS)
+
+
+class VisionTransformer(nn.Module):
+    """Patches of an image as tokens, pre-normalised attention layers, and the mean over the tokens."""
+
+    def __init__(
+        self,
+        classes: int,
+        size: int = 48,
+        layers: int = 3,
+        image: int = 32,
+        patch: int = 4,
+        *,
+        width: float = 1.0,
+    ) -> None:
+        super().__init__()
+        size = _size(size, width)
+        self.patches = nn.Conv2d(3, size, patch, patch)
+        self.positions = nn.Embedding((image // patch) ** 2, size)
+        self.encoder = _encoder(size, layers)
+        self.output = nn.Linear(size, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.positions.weight
+        scores: Tensor = self.output(self.encoder(x).mean(1))
+        return scores
+
+
+class TransformerLM(nn.Module):
+    """Embedding, causal attention layers, and a decoder that predicts the next symbol at every position.
+
+    It reads at most ``window`` symbols at once and has no state.
+    """
+
+    def __init__(
+        self, symbols: int, size: int = 64, layers: int = 2, window: int = 70, *, width: float = 1.0
+    ) -> None:
+        super().__init__()
+        size = _size(size, width)
+        self.embedding = nn.Embedding(symbols, size)
+        self.positions = nn.Embedding(window, size)
+        self.encoder = _encoder(size, layers)
+        self.decoder = nn.Linear(size, symbols)
+
+    def forward(self, tokens: Tensor, state: tuple[()] | None = None) -> tuple[Tensor, tuple[()]]:
+        time = tokens.shape[1]
+        x = self.embedding(tokens) + self.positions.weight[:time]
+        mask = torch.full((time, time), -torch.inf, device=tokens.device).triu(1)
+        return self.decoder(self.encoder(x, mask, is_causal=True)), ()
