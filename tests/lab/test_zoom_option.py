@@ -6,9 +6,9 @@ import torch
 import alrao
 from alrao.lab.errors import LabError
 from alrao.lab.methods import learner
+from alrao.lab.naming import label
 from alrao.lab.resolve import refuse_idle, resolve
 from alrao.lab.settings import Settings
-from alrao.lab.table import label
 from alrao.lab.zooming import Zooming
 
 CPU = torch.device("cpu")

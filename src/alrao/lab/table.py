@@ -10,100 +10,18 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
-from .errors import LabError
 from .methods import METHODS
+from .naming import OF_METHOD, divergence, label, title, varied
 from .reading import PARTS, Reading, Record
-from .resolve import OF_ALRAO
-from .settings import Settings
-from .tasks import Task, get_task
-from .values import Interval, MethodSpec
+from .values import MethodSpec
 
-__all__ = [
-    "Experiment",
-    "best_rate",
-    "divergence",
-    "experiments",
-    "frame",
-    "historical_note",
-    "label",
-    "spread",
-    "summary",
-    "varied",
-]
+__all__ = ["Experiment", "best_rate", "experiments", "frame", "historical_note", "spread", "summary"]
 
-OF_METHOD = ("method", "lr", *OF_ALRAO)
 HIGHER_IS_BETTER = ("return", "accuracy")
 TYPED = ["spec", "method", "rate", "fraction", "low", "high", "varied"]
 """The columns of a method and its settings."""
 COLUMNS = ["experiment", "label", *TYPED, "seed", "ended", "diverged", "diverged_at", "seconds", *PARTS]
 COLUMNS += ["historical", "record"]
-
-
-# What a run is called.
-
-
-def task_of(settings: Settings) -> Task | None:
-    """Return the task, or None if this version has none of that name."""
-    try:
-        return get_task(settings.task)
-    except LabError:
-        return None
-
-
-def varied(settings: Settings) -> dict[str, str]:
-    """Return the settings of an Alrao run that are not its method's defaults, as they are shown."""
-    name, task = settings.method.name, task_of(settings)
-    if name not in METHODS or METHODS[name].rate != "never" or task is None:
-        return {}
-    shown: dict[str, str] = {}
-    if settings.lr is not None and settings.lr != Interval(*task.interval_of(name)):
-        shown["lr"] = str(settings.lr)
-    if settings.copies not in (None, task.copies):
-        shown["copies"] = f"{settings.copies} copies"
-    for option in ("averaging", "theta"):
-        if getattr(settings, option) != Settings.__dataclass_fields__[option].default:
-            shown[option] = f"{option} {getattr(settings, option)}"
-    if settings.evidence not in (None, METHODS[name].evidence):
-        shown["evidence"] = f"evidence {settings.evidence}"
-    if settings.zoom is not None and (name != "alrao-zoom" or str(settings.zoom) != "default"):
-        shown["zoom"] = f"zoom {settings.zoom}"
-    if settings.body_lr is not None:
-        shown["body_lr"] = f"body {settings.body_lr}"
-    if settings.normalise is not None:
-        shown["normalise"] = f"unit {settings.normalise}"
-    return shown
-
-
-def label(settings: Settings) -> str:
-    """Return the name of a method in every table: ``SGD 0.1``, ``Alrao (0.001:1, 4 copies)``."""
-    spec, shown = settings.method, varied(settings)
-    name = METHODS[spec.name].title if spec.name in METHODS else spec.name
-    return f"{name} {spec.rates}".strip() + (f" ({', '.join(shown.values())})" if shown else "")
-
-
-def title(settings: Settings) -> str:
-    """Return what the runs of an experiment have in common, and is not the default."""
-    task = task_of(settings)
-    usual = dict(task.defaults) if task is not None else {}
-    shown = [f"{settings.task}, {settings.model}, budget {settings.budget}, {settings.epochs} epochs"]
-    shown += [
-        f"{name.replace('_', ' ')} {getattr(settings, name)}"
-        for name, field in Settings.__dataclass_fields__.items()
-        if name not in (*OF_METHOD, "task", "model", "budget", "epochs", "batch", "seed")
-        and field.metadata["repeats"]
-        and getattr(settings, name) != usual.get(name, field.default)
-    ]
-    return ", ".join(shown)
-
-
-def divergence(step: float | None) -> str:
-    """Return how a run failed: at a step, or without a finite validation loss."""
-    return (
-        f"diverged at step {step:.0f}" if step and not isnan(step) else "diverged (no finite validation loss)"
-    )
-
-
-# The frame.
 
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:

@@ -41,12 +41,12 @@ class Shown:
     """About historical runs."""
 
 
-def write_index(
-    budget: str, shown: Mapping[str, Sequence[Shown]], failed: Mapping[str, str], path: Path
-) -> None:
+def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], path: Path) -> None:
     """Write the page; the parts about exhibits that were not made this time stay as they were."""
     parts = _parts(path.read_text("utf-8")) if path.exists() else {}
-    parts |= {name: _section(EXHIBITS[name], budget, found) for name, found in shown.items()}
+    for name, exhibit in EXHIBITS.items():
+        if found := [one for one in shown if one.exhibit is exhibit]:
+            parts[name] = _section(exhibit, budget, found)
     for name, why in failed.items():
         parts.setdefault(name, f"## {EXHIBITS[name].title}\n\nNot made: {why}\n")
     text = [HEAD, *(f"{MARK.format(name)}\n\n{parts[name].strip()}\n" for name in EXHIBITS if name in parts)]

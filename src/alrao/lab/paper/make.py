@@ -156,13 +156,6 @@ def theorem_figure(found: Theorem) -> Figure:
     return Figure("theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, table)
 
 
-def _by_exhibit(made: Reproduction) -> dict[str, list[Shown]]:
-    found: dict[str, list[Shown]] = {}
-    for shown in made.shown:
-        found.setdefault(shown.exhibit.name, []).append(shown)
-    return found
-
-
 def _write(made: Reproduction, place: Path) -> None:
     images: dict[Path, Figure] = {}
     for shown in made.shown:
@@ -171,5 +164,5 @@ def _write(made: Reproduction, place: Path) -> None:
             images[place / f"{name}.svg"] = figure
         if shown.table:
             write_csv(place / f"{shown.name}.csv", pd.DataFrame(shown.table[1:], columns=shown.table[0]))
-    write_index(made.budget, _by_exhibit(made), made.failed, place / "README.md")
+    write_index(made.budget, made.shown, made.failed, place / "README.md")
     write_images(images)

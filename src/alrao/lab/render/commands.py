@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from typing import Any
 
 from ..errors import LabError
+from ..naming import OF_METHOD, unusual
 from ..settings import Settings
-from ..table import OF_METHOD, Experiment, task_of
+from ..table import Experiment
+from ..tasks import get_task
 from ..values import MethodSpec, spelled
 
 __all__ = ["compare_command", "triangle_command"]
@@ -20,34 +21,19 @@ MANY = 3
 def _options(settings: Settings) -> list[str]:
     """What the runs of an experiment have in common and is not the default, as options."""
     words: list[str] = []
-    usual = _usual(settings)
-    for name, field in Settings.__dataclass_fields__.items():
-        value = getattr(settings, name)
-        plain = (None, "", field.default, usual.get(name))
-        if name in ("task", "seed", *OF_METHOD) or not field.metadata["repeats"] or value in plain:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        words += [flag] if value is True else [flag, str(value)]
+    for name, value in unusual(settings):
+        if name not in ("task", "seed", *OF_METHOD):
+            flag = f"--{name.replace('_', '-')}"
+            words += [flag] if value is True else [flag, str(value)]
     return words
 
 
-def _usual(settings: Settings) -> dict[str, Any]:
-    """The task's defaults."""
-    task = task_of(settings)
-    if task is None or settings.budget not in task.budgets:
-        return {}
+def _seeds(settings: Settings, count: int) -> list[str]:
     try:
-        batch = task.batch(Settings(task=task.name, budget=settings.budget, model=settings.model))
+        usual = get_task(settings.task).budgets[settings.budget].seeds
     except (LabError, KeyError):
-        return {}
-    epochs = task.budgets[settings.budget].epochs
-    return {"model": task.models[0], "epochs": epochs, "batch": batch, **task.defaults}
-
-
-def _seeds(experiment: Experiment, count: int) -> list[str]:
-    task = task_of(experiment.settings)
-    budget = task.budgets.get(experiment.settings.budget) if task is not None else None
-    return [] if budget is not None and count == budget.seeds else ["--seeds", str(count)]
+        usual = None
+    return [] if count == usual else ["--seeds", str(count)]
 
 
 def compare_command(experiment: Experiment, names: Iterable[str]) -> str:
@@ -57,7 +43,7 @@ def compare_command(experiment: Experiment, names: Iterable[str]) -> str:
     many = sum(spec.name == "sgd" for spec in specs) >= MANY
     chosen = dict.fromkeys("sgd" if many and spec.name == "sgd" else str(spec) for spec in specs)
     words = ["compare", experiment.settings.task, "--methods", ",".join(chosen)]
-    words += _seeds(experiment, int(methods["seeds"].max()))
+    words += _seeds(experiment.settings, int(methods["seeds"].max()))
     return shlex.join(["alrao", *words, *_options(experiment.settings)])
 
 

@@ -14,8 +14,9 @@ from rich.text import Text
 import alrao
 from alrao.model import posterior_bar
 
+from ..naming import divergence, label
 from ..runset import Planned, RunSet
-from ..table import Experiment, divergence, historical_note, label
+from ..table import Experiment, historical_note
 from ..training import Moment
 from .cells import cells, columns, is_alrao, measure_text, row_name, value_text
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
+from ..naming import divergence
 from ..reading import Record
 from ..render.cells import is_alrao
 from ..render.commands import compare_command
-from ..table import Experiment, divergence
+from ..table import Experiment
 from ..values import MethodSpec
 from .captions import caption
 from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain
