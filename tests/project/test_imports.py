@@ -144,8 +144,12 @@ def test_the_workbench_imports_its_command_line_nowhere(module):
     [
         ("data", {"tasks", "zoo", "methods", "learner", "loop", "run", "runset", "compare", "table", "rl"}),
         ("zoo", {"tasks", "data", "methods", "learner", "loop", "run", "store", "runset", "compare", "rl"}),
-        ("tasks", {"methods", "learner", "loop", "run", "runset", "compare", "table", "display", "rl"}),
-        ("rl", {"loop", "run", "runset", "compare", "table", "display", "supervised"}),
+        ("tasks", {"methods", "learner", "loop", "run", "runset", "compare", "table", "render", "rl"}),
+        ("rl", {"loop", "run", "runset", "compare", "table", "render", "supervised"}),
+        ("render", {"report", "paper", "suite", "cli"}),
+        ("report", {"paper", "suite", "cli", "runset"}),
+        ("suite", {"paper", "report", "cli"}),
+        ("paper", {"suite", "cli"}),
     ],
 )
 def test_the_layout_of_the_workbench(folder, later):

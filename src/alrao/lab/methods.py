@@ -133,7 +133,7 @@ def _betas(settings: Settings) -> tuple[float, float]:
 def _plain(
     module: str, name: str, *, betas: bool = False, weight_decay: float = 0.0, kind: type[Learner] = Learner
 ) -> Any:
-    """A method that is an optimizer from a package, at its published defaults."""
+    """Return the builder of an optimizer from a package, at its published defaults."""
 
     def build(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
         options: dict[str, Any] = {"weight_decay": settings.weight_decay or weight_decay}

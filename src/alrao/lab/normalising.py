@@ -1,4 +1,4 @@
-"""Gradients of unit size, so that a rate says how far a step goes: an experiment with SGD's steps."""
+"""Gradients of unit size, so that the rate is the size of a step: an experiment with SGD's steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def normalise(optimizer: AlraoOptimizer, unit: str) -> None:
     """Divide gradients by the root of their mean square, from now on, before each step.
 
     Args:
-        optimizer: whose gradients.
-        unit: what each has a size of its own: ``"feature"``, or ``"layer"`` for whole tensors. A copy of the
-            output layer always has.
+        optimizer: the optimizer whose gradients are scaled.
+        unit: what is scaled to unit size: each ``"feature"``, or each ``"layer"``, that is, a whole tensor.
+            Each copy of the head is always scaled separately.
     """
     copies = set(optimizer.model.head.parameters())
     along = {}

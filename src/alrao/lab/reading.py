@@ -1,4 +1,4 @@
-"""Reading runs whatever their state: what cannot be understood is left out, and a sentence says so."""
+"""Reading runs in any state: a run that cannot be read is left out, with a sentence why."""
 
 from __future__ import annotations
 

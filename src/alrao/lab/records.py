@@ -1,4 +1,4 @@
-"""Runs, wherever they are: directories that training writes, and rows of the files that ``alrao keep`` fills.
+"""Finding runs: directories that training writes, and rows of the files that ``alrao keep`` fills.
 
 An experiment is kept as one file, ``results/<experiment>.jsonl.xz``: compressed JSON, a line per run. A row
 holds the name of the run and what the files of its directory hold: ``config``, ``result``, ``metrics`` and

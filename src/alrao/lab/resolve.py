@@ -1,4 +1,4 @@
-"""From the settings as given to those of one run, complete and in one spelling."""
+"""Resolve settings: check them, and fill in the defaults of the task and the method."""
 
 from __future__ import annotations
 

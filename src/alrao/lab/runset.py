@@ -1,4 +1,4 @@
-"""Sets of runs: trained in parallel, none twice; the failure of one leaves the others alone."""
+"""Sets of runs: trained in parallel, none twice; the failure of one does not stop the others."""
 
 from __future__ import annotations
 

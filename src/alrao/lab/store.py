@@ -1,4 +1,4 @@
-"""Run directories: what is in them, and how it is written so that a kill at any moment loses nothing.
+"""Run directories: their files, and how to write them so that a kill at any moment loses nothing.
 
 A run is a directory with ``config.json`` (what would repeat it), ``metrics.jsonl`` (a line for each epoch),
 ``checkpoint.pt`` (the last state and the best weights) and, once it has ended, ``result.json``; of Alrao's
@@ -50,7 +50,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C wait until the end: within torch's writer it would become another error, or be lost."""
+    """Delay Ctrl-C until the end: within torch's writer it would become another error, or be lost."""
     if threading.current_thread() is not threading.main_thread():  # only this one has signals
         yield
         return
@@ -89,7 +89,7 @@ def decode(text: str) -> Any:
 
 
 class Run:
-    """A run as the workbench reads it; subclasses say where from.
+    """A run as the workbench reads it.
 
     Args:
         path: names the run in messages; its last three parts are the task, the network and the run.
@@ -117,7 +117,7 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What came out, or None while it has not ended."""
+        """The result, or None while the run has not ended."""
         return self._read("result")
 
     def features(self) -> list[dict[str, Any]]:
@@ -137,7 +137,11 @@ class RunDirectory(Run):
     """A run on the disk; the directory need not exist yet."""
 
     def lock(self) -> FileLock:
-        """Hold the run, or say that another process does. Released when the process ends, however it does."""
+        """Lock the run for this process; the lock is released when the process ends, in whatever way.
+
+        Raises:
+            LabError: another process holds it.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock")
@@ -203,18 +207,18 @@ class RunDirectory(Run):
         return LabError(f"{self.path / name} is damaged ({why}): delete the run's directory to run it again")
 
     def threads(self, config: dict[str, Any]) -> int:
-        """The processor threads that the run began with."""
+        """Return the number of processor threads that the run started with."""
         count = config.get("threads")
         if not isinstance(count, int) or count < 1:
             raise self._damaged("config.json", "it names no number of threads")
         return count
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Store what defines the run."""
+        """Store the config."""
         replace_file(self.path / "config.json", lambda file: file.write(encode(config, 2)))
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Store what came out; the run has ended."""
+        """Store the result, which ends the run."""
         replace_file(self.path / "result.json", lambda file: file.write(encode(result, 2)))
 
     def write_features(self, layers: list[dict[str, Any]]) -> None:
@@ -228,7 +232,7 @@ class RunDirectory(Run):
         replace_file(self.path / "metrics.jsonl", lambda file: file.write(content))
 
     def save(self, state: dict[str, Any]) -> None:
-        """Store the state to go on from."""
+        """Store the state to resume from."""
 
         def write(file: BinaryIO) -> None:
             try:
@@ -241,7 +245,7 @@ class RunDirectory(Run):
         replace_file(self.path / "checkpoint.pt", write)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
-        """The state to go on from, or None."""
+        """Return the state to resume from, or None."""
         path = self.path / "checkpoint.pt"
         if not path.exists():
             return None
@@ -254,7 +258,7 @@ class RunDirectory(Run):
         return state
 
     def foreign_checkpoint(self, error: Exception) -> LabError:
-        """The error for a checkpoint that can be read, but is not of this run."""
+        """Return the error for a checkpoint that can be read, but is not of this run."""
         path = self.path / "checkpoint.pt"
         return LabError(
             f"{path} is not of this run or of this version ({type(error).__name__}): "

@@ -107,7 +107,7 @@ def best_rate(runs: pd.DataFrame, *, higher: bool = False) -> str:
 
 
 def best_of(runs: pd.DataFrame, *, higher: bool = False) -> pd.DataFrame:
-    """Return the summary of the best rate alone, with the number and the time of the runs that found it."""
+    """Return the summary of the best rate, with the number and the time of the runs that found it."""
     best = best_rate(runs, higher=higher)
     found = summary(runs[runs["label"] == best])
     found["searched"] = runs["label"].nunique()
@@ -162,7 +162,7 @@ class Experiment:
 
     @property
     def grid(self) -> pd.DataFrame:
-        """Those of SGD."""
+        """The rows of SGD, a rate each."""
         return self.every[self.every["method"] == "sgd"]
 
     @cached_property

@@ -1,5 +1,5 @@
-"""The paper's experiments: its figures, and its tables and figures made again.
+"""The paper's tables and figures, made again.
 
-``reported`` has the paper's numbers. ``exhibits`` lists which runs each table and figure needs, ``checks``
-whether ours agree, ``theorem`` computes appendix B, ``make`` writes figures and tables as files.
+``exhibits`` lists the runs that each needs, ``checks`` whether ours agree, ``theorem`` computes appendix B,
+``triangle`` and ``params`` are experiments of their own, ``make`` writes figures and tables as files.
 """

@@ -49,7 +49,7 @@ def check_table(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
 
 
 def check_triangle(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
-    """Intervals with a suitable rate work; suitable is one at which SGD alone works."""
+    """Intervals that contain a suitable rate, one at which plain SGD works, work."""
     if "triangle" not in figures:
         return TOO_FEW
     table = figures["triangle"].table
@@ -112,7 +112,7 @@ def check_adam(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
 
 
 def check_frozen(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
-    """With half of the features, nearly all of what training gains is there."""
+    """Training half of the features gains nearly as much as training all of them."""
     if "frozen" not in figures:
         return TOO_FEW
     table = figures["frozen"].table

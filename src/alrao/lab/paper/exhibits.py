@@ -1,4 +1,4 @@
-"""The tables and figures of the paper: which runs each needs, which figures of the report it is."""
+"""The tables and figures of the paper: the runs each needs, and the figures of the report it shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["EXHIBITS", "Exhibit", "Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs to be made: of some methods with some seeds, or, where it has rates, a triangle."""
+    """Runs of some methods with some seeds, or, where it has rates, a triangle."""
 
     task: str
     methods: str = "alrao,sgd,adam"
@@ -28,7 +28,7 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def runs(self, budget: str, common: Settings, roots: list[Path]) -> RunSet:
-        """The runs, those that exist included.
+        """Return the runs, finished ones included.
 
         Args:
             budget: of the task.
@@ -57,7 +57,7 @@ class Exhibit:
     """Of the report, by name."""
 
     def plans(self, budget: str) -> tuple[Plan, ...]:
-        """The runs of a budget."""
+        """Return the runs of a budget."""
         return self.mini if budget == "mini" else self.paper
 
 

@@ -26,7 +26,7 @@ SAID = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
 
 @dataclass
 class Shown:
-    """What one exhibit came to on one experiment."""
+    """One exhibit made from one experiment."""
 
     exhibit: Exhibit
     subject: str

@@ -29,7 +29,7 @@ __all__ = ["Reproduction", "reproduce", "theorem_figure"]
 
 @dataclass
 class Reproduction:
-    """What all exhibits came to."""
+    """The exhibits that were made."""
 
     budget: str
     shown: list[Shown] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Reproduction:
 
 
 Run = Callable[[RunSet], None]
-"""Runs what is missing, before the user's eyes."""
+"""Trains the missing runs of a set and shows their progress."""
 
 
 def reproduce(
@@ -50,7 +50,7 @@ def reproduce(
     page: Path,
     run: Run,
 ) -> Reproduction:
-    """Make exhibits: their runs as far as they are missing, their files, an index, and the report.
+    """Make exhibits: train their missing runs, write their files, an index, and the report.
 
     Args:
         names: of the exhibits.
@@ -59,7 +59,7 @@ def reproduce(
         roots: where runs are.
         figures: where the files go.
         page: where the report goes.
-        run: runs what is missing.
+        run: trains the missing runs of a set.
     """
     made = Reproduction(budget)
     every = Reading()

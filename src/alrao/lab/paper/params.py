@@ -10,8 +10,8 @@ from torch import nn
 
 import alrao
 
+from ..render.reported import PARAMETERS
 from ..zoo import RecurrentLM, googlenet, mobilenet_v2, vgg19
-from .reported import PARAMETERS
 
 __all__ = ["count", "counts", "table"]
 

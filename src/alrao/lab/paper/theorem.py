@@ -1,4 +1,4 @@
-"""Appendix B: one good rate is enough. A program of its own; nothing is random but the initial weights.
+"""Appendix B: one good rate is enough. Computed, not trained; only the initial weights are random.
 
 The loss is convex (softmax regression on fixed features), the gradient that of all data, the copies are
 averaged by plain Bayes. If one copy's rate is below 1/λ, λ a bound on the Hessian, the mixture's loss tends
@@ -29,7 +29,7 @@ STEPS, ROWS = 3_000, 600
 
 @dataclass(frozen=True)
 class Theorem:
-    """What happened."""
+    """The losses of the mixture and of its copies."""
 
     multiples: tuple[float, ...]
     rates: list[float]
@@ -70,7 +70,7 @@ def compute(steps: int = STEPS) -> Theorem:
 
 
 def _logits(model: alrao.Alrao, x: Tensor) -> Iterator[Tensor]:
-    """Of each copy."""
+    """The logits of each copy."""
     tensors = dict(model.head.named_parameters())
     for weight, bias in zip(tensors["weight"].detach(), tensors["bias"].detach(), strict=True):
         yield F.linear(x, weight, bias)

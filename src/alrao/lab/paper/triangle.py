@@ -43,7 +43,7 @@ class Triangle(RunSet):
                 self.cells[low, high] = self.plan(wanted)
 
     def table(self) -> Table:
-        """The first measure on the test data at the best epoch; ``×`` where the run diverged."""
+        """Return the first measure on the test data at the best epoch; ``×`` where the run diverged."""
         found = [p.run.result for p in self.cells.values() if p.run.result is not None]
         measure = found[0]["measures"][0] if found else "loss"
         table = Table(

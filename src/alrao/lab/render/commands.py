@@ -1,4 +1,4 @@
-"""The commands that repeat runs, put together from their settings."""
+"""The commands that repeat runs, made from their settings."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ..paper.reported import rows_for
 from ..table import Experiment, historical_note
 from ..values import spelled
 from .cells import behind, cells, columns, is_alrao, row_name
 from .commands import compare_command
+from .reported import rows_for
 
 __all__ = ["escaped", "page", "table"]
 

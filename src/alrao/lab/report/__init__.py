@@ -1,7 +1,6 @@
-"""The report: run directories in, one self-contained HTML page out. It reads and never trains.
+"""The report: one self-contained HTML page about runs. It reads and never trains.
 
-``records`` reads runs, ``experiments`` sorts them, one module for each kind of figure draws them with plotly,
-``page`` puts the page together.
+A module for each kind of figure draws it with plotly; ``tables`` makes the comparison, ``page`` the page.
 """
 
 from .page import Report, write_report

@@ -14,7 +14,7 @@ from ..render.commands import compare_command
 from ..table import Experiment
 from ..values import MethodSpec
 from .captions import caption
-from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain
+from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain, thinned
 
 __all__ = ["adam_curves", "compared", "curves", "learning_curves", "mean_curve"]
 
@@ -57,14 +57,8 @@ def mean_curve(lines: pd.DataFrame, column: str) -> pd.Series:
     return found.loc[2 * found["count"] >= max(1, lines["run"].nunique()), "mean"]
 
 
-def _thinned(points: pd.Series, most: int) -> pd.Series:
-    """At most so many points, the first and the last among them."""
-    last = len(points) - 1
-    return points if last < most else points.iloc[[round(i * last / (most - 1)) for i in range(most)]]
-
-
 def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
-    """Alrao among SGD's rates, Adam and whatever else was run."""
+    """Draw Alrao among SGD's rates, Adam and every other method that was run."""
     returns = experiment.measure == "return"
     figure = _curves(experiment, compared(experiment), "sgd", detail)
     if figure is None:
@@ -78,7 +72,7 @@ def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
 
 
 def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
-    """Alrao-Adam among Adam's rates."""
+    """Draw Alrao-Adam among Adam's rates."""
     methods = experiment.methods[experiment.methods["method"].isin(["adam", "alrao-adam"])]
     methods = methods[~methods.index.isin(_intervals(experiment))]
     if "alrao-adam" not in set(methods["method"]) or len(methods) < 3:
@@ -112,14 +106,14 @@ def _curves(experiment: Experiment, names: list[str], scaled: str, detail: int) 
             for run, one in singles.items() if several else ():
                 if run < detail:
                     plot.scatter(
-                        _thinned(one, max(20, 4 * detail)).items(), panel, 4, mode="lines", opacity=0.4,
+                        thinned([*one.items()], max(20, 4 * detail)), panel, 4, mode="lines", opacity=0.4,
                         line={"color": look["color"], "width": 1}, showlegend=False, **where,
                         hovertemplate=f"epoch %{{x}}: %{{y:.4~g}}, seed {records[run].settings.seed}",
                     )  # fmt: skip
-            mean = _thinned(mean_curve(lines, column), 200 if detail > FEW else 40)
-            if len(mean):
+            mean = thinned([*mean_curve(lines, column).items()], 200 if detail > FEW else 40)
+            if mean:
                 plot.scatter(
-                    mean.items(), panel, mode="lines" if len(mean) > 1 else "markers", line=look,
+                    mean, panel, mode="lines" if len(mean) > 1 else "markers", line=look,
                     hovertemplate=f"epoch %{{x}}: %{{y:.4~g}}{' (mean)' if several else ''}",
                     showlegend=panel == 0, **where,
                 )  # fmt: skip
@@ -159,7 +153,7 @@ def _columns(experiment: Experiment) -> dict[str, tuple[str, str]]:
 
 
 def _controls(drawn: pd.DataFrame, columns: dict[str, tuple[str, str]]) -> list[Control]:
-    """The axes end not far above where training begins; what goes beyond has diverged."""
+    """The axes end not far above where training begins; curves beyond have diverged."""
     axes = dict(zip(("yaxis", "yaxis2"), (drawn[column] for column in columns), strict=True))
     begin = drawn.groupby(["method", "run"])[list(columns)].nth(0).median()
     most = {axis: 3 * begin[column] for axis, column in zip(axes, columns, strict=True)}

@@ -53,7 +53,7 @@ def _features(layers: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def features_figure(experiment: Experiment, detail: int, found: Layers | None) -> Figure | None:
-    """Rate against movement, a point for each feature, a colour for each layer, of one run."""
+    """Draw rate against movement, a point for each feature, a colour for each layer, of one run."""
     if found is None:
         return None
     name, record, layers = found
@@ -92,7 +92,7 @@ def features_figure(experiment: Experiment, detail: int, found: Layers | None) -
 
 
 def health(found: Layers | None) -> tuple[list[str], list[list[Any]]]:
-    """For each layer, how many features moved how; how many are dead or saturated, where recorded."""
+    """Return for each layer how many features hardly moved, learnt, ran wild; are dead or saturated."""
     if found is None:
         return [], []
     layers = found[2]

@@ -17,7 +17,7 @@ from ..values import MethodSpec
 
 __all__ = [
     "ALRAO", "FEW", "LOG", "THEMES", "Control", "Figure", "Plot", "axes_controls", "ordered", "paint",
-    "panels", "plain", "rounded", "themed",
+    "panels", "plain", "rounded", "themed", "thinned",
 ]  # fmt: skip
 
 ALRAO = "#e5383b"
@@ -26,7 +26,7 @@ BASELINE = "#8a929c"
 SCALE = ["#7b3fe4", "#3f6fe8", "#1a9bc7", "#1fa774", "#7fa322", "#c99700"]
 """From the lowest rate to the highest; each is seen on white and on black."""
 FEW = 3
-"""The detail at which figures have fewer points: of single seeds, so many are drawn."""
+"""The number of single seeds drawn at the detail at which figures have fewer points."""
 PEERS = ["#8d6e63", "#78909c", "#b0718a", "#8a9a5b", "#9575cd", "#a1887f"]
 DASHES = ["dot", "dashdot", "longdash", "longdashdot"]
 
@@ -108,6 +108,12 @@ class Figure:
 def rounded(value: float | None, digits: int = 5) -> float | None:
     """Return a number with fewer digits, None where it is not one: a page has no use for more."""
     return None if value is None or isnan(value) else float(f"{value:.{digits}g}")
+
+
+def thinned(points: Sequence[Any], most: int) -> Sequence[Any]:
+    """Return at most ``most`` points, evenly spread, the first and the last among them."""
+    last = len(points) - 1
+    return points if last < most else [points[round(i * last / (most - 1))] for i in range(most)]
 
 
 def plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The page: sections for the experiments, as much detail as fits, everything in one file."""
+"""The page: a section for each experiment, with as much detail as fits, in one file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Report:
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        """The page."""
+        """Return the page."""
         return _render(self)
 
 
@@ -139,8 +139,8 @@ def write_report(
 
 
 def _shorten(report: Report, excess: int) -> None:
-    """Take away what is last: first the figures of experiments, then experiments."""
-    reason = "to keep the page small; a report of its runs alone has"
+    """Remove figures of experiments, the last first, then whole experiments."""
+    reason = "to keep the page small; a report of its runs only has"
     for section in reversed(report.sections):
         if excess <= 0:
             return

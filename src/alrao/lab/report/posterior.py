@@ -10,7 +10,7 @@ from ..reading import Record
 from ..render.commands import compare_command
 from ..table import Experiment
 from .captions import caption
-from .figure import ALRAO, FEW, Control, Figure, ordered, panels
+from .figure import ALRAO, FEW, Control, Figure, ordered, panels, thinned
 
 __all__ = ["copy_rates", "posterior_figure", "trace", "winners"]
 
@@ -19,14 +19,14 @@ MOST_SEEDS = 5
 
 
 def trace(record: Record) -> list[tuple[int, list[float]]]:
-    """Steps, and the weight of each copy after them."""
+    """Return steps, and the weight of each copy after them."""
     found = [entry for line in record.lines for entry in line["posterior"]]
     count = len(found[0][1]) if found else 0
     return [entry for entry in found if len(entry[1]) == count and count]
 
 
 def copy_rates(record: Record, count: int) -> list[float]:
-    """The rates of the copies: as recorded, else evenly spread over the interval, else just numbered."""
+    """Return the rates of the copies: as recorded, else evenly spread over the interval, else numbered."""
     rates = [rate for rate in record.result.get("copy_rates") or () if rate]
     if len(rates) == count:
         return rates
@@ -38,7 +38,7 @@ def copy_rates(record: Record, count: int) -> list[float]:
 
 
 def winners(record: Record) -> list[tuple[int, float]]:
-    """Steps, and the rate of the copy that has the largest weight from there on."""
+    """Return steps, and the rate of the copy that has the largest weight from there on."""
     found = trace(record)
     rates = copy_rates(record, len(found[0][1])) if found else []
     changes: list[tuple[int, float]] = []
@@ -50,7 +50,7 @@ def winners(record: Record) -> list[tuple[int, float]]:
 
 
 def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
-    """As the paper's figure of appendix C: one line for each copy, time on a logarithmic axis."""
+    """Draw the paper's figure of appendix C: a line for each copy, time on a logarithmic axis."""
     name = experiment.plain("alrao")
     records = [record for record in experiment.records(name or "") if trace(record)]
     if name is None or not records:
@@ -58,7 +58,7 @@ def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
     first, found = records[0], trace(records[0])
     rates = copy_rates(first, len(found[0][1]))
     plot = panels(2)
-    kept = _thinned(found, MOST_POINTS if detail > FEW else MOST_POINTS // 4)
+    kept = thinned(found, MOST_POINTS if detail > FEW else MOST_POINTS // 4)
     for j, (rate, colour) in enumerate(zip(rates, ordered(len(rates)), strict=True)):
         plot.scatter(
             [(step, weights[j]) for step, weights in kept], digits=4, name=f"{rate:.2g}", mode="lines",
@@ -93,10 +93,3 @@ def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
         [f"{len(records) - shown} more seeds are not drawn."] if len(records) > shown else [],
         [Control("weights", [("linear", linear), ("log", {"yaxis.type": "log", "yaxis.range": [-6, 0.1]})])],
     )
-
-
-def _thinned(found: list[tuple[int, list[float]]], most: int) -> list[tuple[int, list[float]]]:
-    """Points that are evenly spread on a logarithmic axis, more or less: the run noted them so."""
-    if len(found) <= most:
-        return found
-    return [found[round(i * (len(found) - 1) / (most - 1))] for i in range(most)]

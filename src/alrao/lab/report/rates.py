@@ -32,7 +32,7 @@ def _summary(rows: pd.DataFrame, part: str, measure: str) -> pd.DataFrame:
 
 
 def valley(experiment: Experiment) -> Figure | None:
-    """Final loss against the learning rate, with Alrao as a line across."""
+    """Draw the final loss against the learning rate, with Alrao as a line across."""
     measure = experiment.measure
     every = _summary(experiment.every, "test", measure)
     plot = panels(1)
@@ -95,7 +95,7 @@ def _across(plot: Plot, name: str, ends: list[float], row: Any) -> None:
 
 
 def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
-    """The loss for every interval of rates, plain SGD (or Adam) on the diagonal."""
+    """Draw the loss for every interval of rates, plain SGD (or Adam) on the diagonal."""
     base, measure = ("adam" if method == "alrao-adam" else "sgd"), experiment.measure
     every = experiment.every
     own = every[(every["method"] == method) & every["varied"].isin(["", "lr"])].dropna(subset="low")
@@ -165,7 +165,7 @@ def _shading(plot: Plot, known: list[float], name: str, higher: bool) -> None:
 
 
 def frozen(experiment: Experiment) -> Figure | None:
-    """Loss against the fraction of features that are trained at all."""
+    """Draw the loss against the fraction of features that are trained."""
     measure, every = experiment.measure, experiment.every
     found = every[(every["method"] == "frozen") & every["fraction"].notna()].sort_values("fraction")
     lines = dict(iter(found.groupby("rate")))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..paper.reported import rows_for
 from ..render.cells import cells, columns, duration, row_name
+from ..render.reported import rows_for
 from ..table import Experiment
 from ..values import spelled
 from .curves import compared
@@ -83,7 +83,7 @@ def _alrao(experiment: Experiment) -> Any:
 
 
 def _headline(experiment: Experiment) -> list[str]:
-    """What a reader should take home, computed."""
+    """The main findings in sentences, computed."""
     alrao, measure = _alrao(experiment), experiment.measure
     column = f"test {measure}"
     if alrao is None:

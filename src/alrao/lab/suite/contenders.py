@@ -1,4 +1,4 @@
-"""What learns in the suite: a method at its defaults, or at the best rate of a grid."""
+"""The contenders of the suite: methods at their defaults, or at the best rate of a grid."""
 
 from __future__ import annotations
 

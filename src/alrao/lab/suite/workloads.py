@@ -13,7 +13,7 @@ __all__ = ["WORKLOADS", "Workload"]
 
 @dataclass(frozen=True)
 class Workload:
-    """A network on a task, for so many steps: about a minute on one core with the budget ``mini``."""
+    """A network on a task: about a minute of training on one core with the budget ``mini``."""
 
     name: str
     what: str
@@ -25,7 +25,7 @@ class Workload:
     """Whether the defaults of Zoom were chosen on it."""
 
     def settings(self, common: Settings) -> Settings:
-        """Of every run: always to the last epoch, so that all methods take the same number of steps."""
+        """Return the settings of its runs, which go to the last epoch: all take the same number of steps."""
         settings = replace(common, task=self.task, model=self.model, experiment=f"suite-{self.name}")
         if common.budget == "mini":
             settings = replace(settings, **self.mini, patience=self.mini["epochs"])

@@ -1,4 +1,4 @@
-"""The paper's own figures, to stand beside ours: Table 1 (test loss, accuracy in %) and parameter counts."""
+"""The paper's figures, to compare ours with: Table 1 (test loss, accuracy in %) and parameter counts."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ PARAMETERS = {
 
 
 def rows_for(task: str) -> list[PaperRow]:
-    """The rows of Table 1 about a task."""
+    """Return the rows of Table 1 about a task."""
     return [row for row in TABLE_1 if row.task == task]
