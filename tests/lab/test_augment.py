@@ -59,7 +59,7 @@ def measured(images):
     return flips, torch.stack([top, bottom, left, right])
 
 
-def test_is_as_likely_as_the_paper_says():
+def test_probabilities_are_the_papers():
     n = 20_000
     images = torch.arange(1, 33, dtype=torch.uint8).expand(n, 3, 32, 32)
     flips, bands = measured(flip_and_frame(images, torch.Generator().manual_seed(0)))
@@ -72,7 +72,7 @@ def test_is_as_likely_as_the_paper_says():
     assert torch.corrcoef(torch.stack([bands[0, 1:], bands[0, :-1]]).float())[0, 1].abs() < 0.03
 
 
-def test_depends_on_the_generator_alone():
+def test_depends_only_on_the_generator():
     images = torch.randint(1, 256, (16, 3, 32, 32), dtype=torch.uint8)
     first, second, other = (flip_and_frame(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, second)

@@ -1,4 +1,4 @@
-"""The command line as a newcomer meets it: what it prints, and what it says when something is wrong."""
+"""The command line: its output, its help, and its errors in one line."""
 
 import dataclasses
 import os
@@ -178,7 +178,7 @@ def test_train(alrao, tmp_path):
     assert again.out == said.out
 
 
-def test_train_says_that_it_diverged(alrao):
+def test_train_reports_divergence(alrao):
     said = alrao("train", "digits", "--method", "sgd@1e30", *TINY)
     assert said.code == 0
     assert said.out.startswith("diverged at step 2\n")
@@ -210,7 +210,7 @@ def test_compare_table_keep(alrao, tmp_path, monkeypatch):
     assert "| **Alrao** |" in Path("page.md").read_text()
 
 
-def test_a_table_says_what_it_leaves_out(alrao, tmp_path):
+def test_a_table_lists_what_it_leaves_out(alrao, tmp_path):
     alrao("train", "digits", *TINY)
     [directory] = find_runs([tmp_path / "runs"])
     (directory.path / "result.json").unlink()
@@ -286,7 +286,7 @@ def test_interruption(alrao, monkeypatch):
     assert said.err.strip() == "interrupted: run the same command to resume"
 
 
-def test_another_process_is_at_it(alrao, tmp_path):
+def test_another_process_holds_the_run(alrao, tmp_path):
     from alrao.lab.store import RunDirectory
 
     alrao("train", "digits", *TINY)

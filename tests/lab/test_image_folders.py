@@ -1,4 +1,4 @@
-"""imagenet and imagefolder: what is read, split, cropped, and by how many processes."""
+"""imagenet and imagefolder: listing, splits, and refusals."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Image folders: what is read, by how many processes, and what archives are unpacked to."""
+"""Image folders: reading with worker processes, and unpacking archives."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What became of the features of a run: networks with features that are dead, or saturated, by hand."""
+"""Movement of features: networks with features that are dead or saturated by construction."""
 
 import copy
 
@@ -36,7 +36,7 @@ def test_features_without_a_gradient_are_counted(model, bias, key):
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_to_ask_changes_nothing(model):
+def test_measuring_changes_nothing(model):
     problem, trained, movement = started(model)
     for inputs, targets in problem.batches(1):
         trained.step(problem.loss(trained.model(inputs), targets))
@@ -48,6 +48,6 @@ def test_to_ask_changes_nothing(model):
     assert all(p.grad is None for p in trained.model.parameters())
 
 
-def test_without_data_nothing_is_asked():
+def test_without_data_nothing_is_counted():
     _, _, movement = started("mlp")
     assert all("dead" not in layer for layer in movement.layers())

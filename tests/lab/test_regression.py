@@ -1,4 +1,4 @@
-"""Tables: CSV files and their errors, what becomes of columns, and a regression's loss and measures."""
+"""Tables: CSV files and their errors, the preparation of columns, and a regression's loss and measures."""
 
 import csv
 import io
@@ -88,7 +88,7 @@ def test_columns_are_of_numbers_or_of_words(write):
     assert len(table) == 33
 
 
-def test_blank_lines_blank_names_and_marks_are_borne_with(write):
+def test_blank_lines_blank_names_and_marks_are_accepted(write):
     path = write("\ufeff\n,a,y\r\n" + "\r\n".join(f"{i},{i % 5},{i % 7}\r\n,," for i in range(30)))
     table = read_csv(path, "y")
     assert list(table.inputs) == ["column 1", "a"]

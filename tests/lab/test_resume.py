@@ -1,4 +1,4 @@
-"""A run that is killed at any moment ends, when started again, with the same numbers to the bit."""
+"""A run that is killed at any moment and started again ends with the same numbers to the bit."""
 
 import os
 import random

@@ -67,7 +67,7 @@ def interrupted(root, epoch, step, **changes):
 # Running.
 
 
-def test_what_a_run_says(tmp_path):
+def test_result_and_metrics_of_a_run(tmp_path):
     seen = []
     directory = run(settings(train_size=230), [tmp_path], seen.append)
     result, lines, config = directory.result, directory.metrics(), directory.config
@@ -119,7 +119,7 @@ def test_the_last_episodes_are_new_ones(tmp_path):
         pytest.param("lunarlander", "sgd@0.01", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_to_the_same_bits(tmp_path, task, method):
+def test_a_run_resumes_to_the_same_bits(tmp_path, task, method):
     whole = run(settings(task=task, method=method), [tmp_path / "whole"])
     parts = tmp_path / "parts"
     assert interrupted(parts, 2, 90, task=task, method=method)
@@ -163,7 +163,7 @@ def test_seeds_differ_and_repeat(tmp_path):
     assert first.metrics()[0]["train"] != other.metrics()[0]["train"]
 
 
-def test_a_run_that_diverges_says_so(tmp_path, monkeypatch):
+def test_a_run_that_diverges(tmp_path, monkeypatch):
     monkeypatch.setattr(Pendulum, "recipe", replace(Pendulum.recipe, reward_scale=100.0))
     result = run(settings(method="sgd@10"), [tmp_path]).result
     assert result["status"] == "diverged"
@@ -286,7 +286,7 @@ def test_another_recipe_is_another_run(monkeypatch):
     assert task.load(resolved, CPU).identity != before
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
+def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     for module in ("alrao.integrations.sb3", "alrao.lab.rl.agent", "alrao.lab.rl.qlearning"):
         monkeypatch.delitem(sys.modules, module, raising=False)

@@ -29,7 +29,7 @@ def all_files_are_strict_json(directory):
             strict(text)
 
 
-def test_what_a_run_says(tmp_path):
+def test_result_and_metrics_of_a_run(tmp_path):
     seen = []
     directory = tiny(tmp_path, seen.append)
     result, lines = directory.result, directory.metrics()
@@ -47,7 +47,7 @@ def test_what_a_run_says(tmp_path):
     all_files_are_strict_json(directory)
 
 
-def test_config_says_what_would_repeat_it(tmp_path):
+def test_config_repeats_the_run(tmp_path):
     config = tiny(tmp_path, epochs=1).config
     assert run(settings(**config["settings"]), [tmp_path]).config == config  # found again
     assert config["versions"]["torch"] == torch.__version__
@@ -56,7 +56,7 @@ def test_config_says_what_would_repeat_it(tmp_path):
     assert config["data"]["train"] == 200
 
 
-def test_the_posterior_is_noted_ever_more_rarely(tmp_path):
+def test_the_posterior_is_recorded_ever_more_rarely(tmp_path):
     lines = tiny(tmp_path, epochs=40, batch=50, patience=40).metrics()
     steps = [step for line in lines for step, _ in line.get("posterior", [])]
     assert steps == [*range(1, 100), *range(100, 161, 10)]
@@ -78,7 +78,7 @@ def test_features_and_their_movement(tmp_path):
     assert tiny(tmp_path, method="adam").features() == []
 
 
-def test_a_run_that_diverges_says_at_which_step(tmp_path):
+def test_the_step_of_a_divergence(tmp_path):
     directory = tiny(tmp_path, method="sgd@1e30")
     result = directory.result
     assert result["status"] == "diverged"

@@ -1,4 +1,4 @@
-"""Texts as tasks: the Penn Treebank, one's own, the state that goes along, and what is measured."""
+"""Texts as tasks: the Penn Treebank, one's own, the carried state, and the measures."""
 
 import copy
 import io
@@ -71,7 +71,7 @@ def test_mini_does_without_the_training_file(treebank):
     assert "--budget mini does without the training file" in message
 
 
-def test_missing_files_say_where_they_were_looked_for(tmp_path):
+def test_the_error_of_missing_files_names_the_places(tmp_path):
     remedy = "put ptb.valid.txt, ptb.test.txt (the usual text, as in simple-examples.tgz"
     message = check_refusal(ptb, str(tmp_path), "char", mini=True)
     assert f"no ptb.test.txt in {tmp_path} (nor in its ptb or simple-examples/data): {remedy}" in message

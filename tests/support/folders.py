@@ -1,4 +1,4 @@
-"""Image folders as problems, for the tests of both of their tasks."""
+"""Image folders as problems: shared by the tests of both tasks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tiny runs of the workbench, and what of their files must be equal: shared by test files."""
+"""Tiny runs of the workbench, and the content of their files: shared by test files."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def _timeless(value):
 
 
 def outcome(directory):
-    """All that a run says of itself, wall-clock times aside; floats are exact in JSON."""
+    """The content of a run's files, except for times; floats are exact in JSON."""
     path = directory.path
     files = {name: strict((path / name).read_text()) for name in ("config.json", "result.json")}
     files["metrics.jsonl"] = [strict(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

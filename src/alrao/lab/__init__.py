@@ -1,7 +1,7 @@
-"""The workbench: the paper's experiments, and one's own data, from one command line.
+"""The workbench: the paper's experiments, and your own data, from one command line.
 
-The map: a task (``tasks``) knows its data (``data``), its plain networks (``zoo``) and its budgets; a method
-(``methods``) turns a plain network into a model and an optimizer; a run (``run``) trains one and lives in a
-directory (``store``); ``compare`` is a set of runs and the table made of them; ``cli`` is the command
-``alrao``.
+A task (``tasks``, ``rl``) has data (``data``), plain networks (``zoo``) and budgets. A method (``methods``)
+turns a plain network into a model with an optimizer (``learner``). A run (``run``) trains one in the training
+loop (``loop``) and is stored in a directory (``store``). ``compare`` is a set of runs; ``table``, ``render``
+and ``report`` show results; ``paper`` and ``suite`` are the published experiments; ``cli`` is the command line.
 """

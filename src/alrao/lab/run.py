@@ -33,9 +33,10 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise LabError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise LabError(f"--device {name} cannot be used here ({reason}): try --device cpu") from None
     if device.type == "meta":
-        raise LabError("--device meta cannot be used here: nothing is computed on it")
+        raise LabError("--device meta cannot be used here (it computes nothing): try --device cpu")
     return device
 
 

@@ -61,7 +61,8 @@ def run() -> None:
         click.echo(error.format_message(), err=True)
         raise SystemExit(2) from None
     except click.ClickException as error:
-        _fail(error.format_message())
+        of_task = isinstance(error, click.MissingParameter) and error.param and error.param.name == "task"
+        _fail(error.format_message() + (" `alrao list` shows the tasks." if of_task else ""))
     except (click.Abort, KeyboardInterrupt):
         warn("interrupted: run the same command to resume")
         raise SystemExit(130) from None
