@@ -3,5 +3,5 @@
 A task (``tasks``, ``rl``) has data (``data``), plain networks (``zoo``) and budgets. A method (``methods``)
 turns a plain network into a model with an optimizer (``learner``). A run (``run``) trains one in the training
 loop (``loop``) and is stored in a directory (``store``). ``compare`` is a set of runs; ``table``, ``render``
-and ``report`` show results; ``paper`` and ``suite`` are the published experiments; ``cli`` is the command line.
+and ``report`` show results; ``paper`` and ``suite`` are published experiments; ``cli`` is the command line.
 """
