@@ -2,6 +2,7 @@
 
 from functools import cache
 from math import inf, log, nan
+from statistics import median
 
 import pytest
 import torch
@@ -92,21 +93,20 @@ def test_rates_up_to_ten_thousand_leave_everything_finite(net, seed):
 LEARNS = [("relu", 1e2), ("tanh", 1e2), ("relu with batchnorm", 1e4), ("cnn with batchnorm", 1e4)]
 
 
-def assert_learns(net, highest, seed):
-    losses = run(net, seed, 400, (1e-5, highest))
-    assert sum(losses[-50:]) / 50 < 0.5 * log(10)  # half of what guessing costs
+def median_loss(net, highest, seeds):
+    """At the end of training. Single runs are chaotic: another processor's rounding gives another loss."""
+    return median(sum(run(net, seed, 400, (1e-5, highest))[-50:]) / 50 for seed in seeds)
 
 
 @pytest.mark.parametrize(("net", "highest"), LEARNS)
 def test_it_also_learns(net, highest):
-    assert_learns(net, highest, seed=0)
+    assert median_loss(net, highest, SEEDS[:3]) < 0.5 * log(10)  # half of what guessing costs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS[1:])
 @pytest.mark.parametrize(("net", "highest"), LEARNS)
-def test_it_also_learns_from_every_seed(net, highest, seed):
-    assert_learns(net, highest, seed)
+def test_it_also_learns_from_most_seeds(net, highest):
+    assert median_loss(net, highest, SEEDS) < 0.3 * log(10)
 
 
 @pytest.mark.parametrize("net", ["relu", "cnn with batchnorm"])

@@ -131,19 +131,22 @@ def test_a_wild_copy_does_not_hold_back_the_others(name):
 
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_it_learns(name):
-    torch.manual_seed(1)
-    model, rated = build(name, copies=6)
-    x = torch.randn(64, 6)
-    y = x[:, :3].argmax(1)
-    losses = []
-    for _ in range(120):
-        rated.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        rated.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.6 * losses[0]
-    assert model.posterior.max() > 1 / 6 + 1e-3
+    first, last = 0.0, 0.0
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, rated = build(name, copies=6)
+        x = torch.randn(64, 6)
+        y = x[:, :3].argmax(1)
+        losses = []
+        for _ in range(120):
+            rated.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            rated.step()
+            losses.append(loss.item())
+        assert model.posterior.max() > 1 / 6 + 1e-3
+        first, last = first + losses[0], last + losses[-1]
+    assert last < 0.8 * first  # 0.5 for Adafactor, 0.1 or less for the others
 
 
 @settings(max_examples=25, deadline=None)

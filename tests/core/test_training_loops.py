@@ -257,7 +257,7 @@ def learn(model, optimizer, likelihood="categorical", dtype=torch.float32, epoch
 def test_it_learns_in_every_type(likelihood, dtype):
     model = alrao.Alrao(mlp().to(dtype), 6, likelihood=likelihood)
     losses = learn(model, seeded_sgd(model), likelihood, dtype)
-    assert sum(losses[-4:]) < 0.7 * sum(losses[:4])
+    assert sum(losses[-4:]) < 0.85 * sum(losses[:4])  # over 8 seeds: 0.64 or less
     assert all(p.dtype == dtype for p in model.parameters())
     assert abs(model.posterior.sum().item() - 1) < 1e-6
 
