@@ -47,9 +47,10 @@ def images():
 
 
 def cnn():
+    # No biases before the normalisation: their gradients would be 0 but for rounding.
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 4, 2),
-        nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 4, 2, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
     )  # fmt: skip
 
 
