@@ -197,6 +197,11 @@ class TestRefusals:
         Image.new("RGB", (31, 33)).save(folder / "test" / "dog" / "big.png")
         check_refused(folder, "big.png", "31×33")
 
+    def test_empty_folders(self, tmp_path):
+        for part in ("train", "test"):
+            (tmp_path / part).mkdir()
+        check_refused(tmp_path, str(tmp_path / "train"), "none")
+
     def test_other_classes(self, tmp_path):
         folder = as_images(cifar(), tmp_path / "images")
         (folder / "test" / "dog").rename(folder / "test" / "cow")

@@ -7,7 +7,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,10 +28,10 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ENDINGS) and path.is_file()
 
 
-def state_of(files: list[Path]) -> str:
-    """A digest of names, sizes and times of modification, which changes when a file does."""
-    with readable(files[0]):
-        stats = [(str(file), file.stat()) for file in files]
+def state_of(source: Path, files: Iterable[Path]) -> str:
+    """Return a digest of names, sizes and times of modification, which changes when a file does."""
+    with readable(source):
+        stats = [(str(file), file.stat()) for file in sorted(files)]
     return short_digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
@@ -60,11 +60,11 @@ def unpacked(archive: Path, wanted: Wanted) -> Path:
         LabError: the archive is damaged, has a member that leads out of it, or the cache cannot be written.
     """
     stem = archive.name.split(".")[0]
-    folder = cache_folder() / f"{stem}-{short_digest(str(archive.resolve()), state_of([archive]))}"
-    with locked(folder) as alone:
+    folder = cache_folder() / f"{stem}-{short_digest(str(archive.resolve()), state_of(archive, [archive]))}"
+    with locked(folder) as exclusive:
         if folder.is_dir():
             return folder
-        for leftover in folder.parent.glob(f".{folder.name}-*/") if alone else ():
+        for leftover in folder.parent.glob(f".{folder.name}-*/") if exclusive else ():
             shutil.rmtree(leftover, ignore_errors=True)
         temporary = folder
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
@@ -48,7 +49,7 @@ def load_cifar10(where: str | Path | None = None) -> tuple[Arrays, Path]:
         LabError: there is none, or it is damaged.
     """
     source = _find(data_path(where, WANTED))
-    return cached("cifar10", source, state_of(_files(source)), lambda: _read(source)), source
+    return cached("cifar10", source, state_of(source, _files(source)), lambda: _read(source)), source
 
 
 def _find(place: Path) -> Path:
@@ -68,12 +69,14 @@ def _find(place: Path) -> Path:
     )
 
 
-def _files(source: Path) -> list[Path]:
-    """The files that are read."""
+def _files(source: Path) -> Iterator[Path]:
+    """The files that may be read."""
     if source.is_file():
-        return [source]
-    batches = [path for path in source.iterdir() if _is_batch(path.name)]
-    return sorted(batches or [path for part in ("train", "test") for path in source.glob(f"{part}/*/*")])
+        yield source
+        return
+    yield from (path for path in source.iterdir() if _is_batch(path.name))
+    for part in ("train", "test"):
+        yield from source.glob(f"{part}/*/*")
 
 
 def _is_batch(name: str) -> bool:
