@@ -15,6 +15,9 @@ from alrao.lab.keep import experiment_file, keep
 from alrao.lab.provenance import require_clean, source_state, unclean
 from alrao.lab.reading import read_runs
 from alrao.lab.records import KeptRun, find_runs, locate, read_rows, write_rows
+from alrao.lab.render.markdown import page
+from alrao.lab.render.terminal import comparison_table
+from alrao.lab.report import Report
 from alrao.lab.run import run
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
@@ -201,6 +204,37 @@ def test_a_run_that_is_to_be_kept_does_not_start_from_modified_files(tmp_path, m
     monkeypatch.setattr(provenance, "source_state", lambda: (None, False))
     with pytest.raises(LabError, match="--to-keep needs the code of a git clone"):
         require_clean()
+
+
+@pytest.fixture
+def historical(place):
+    """A file with a row that was kept before commits were recorded, and one of a clean commit."""
+    keep([place / "runs"], place / "results")
+    [file] = (place / "results").iterdir()
+    [row] = read_rows(file).values()
+    old = {**row, "run": row["run"].replace("alrao-1-", "alrao-2-"), "historical": True}
+    old["config"] = {**row["config"], "settings": {**row["config"]["settings"], "seed": 2}}
+    write_rows(file, {one["run"]: one for one in (row, old)})
+    return file
+
+
+def test_tables_and_pages_say_what_rests_on_historical_runs(historical):
+    said = "1 of these 2 runs is historical: no clean commit was recorded at their start."
+    reading = read_runs([historical])
+    [experiment] = experiments(reading)
+    assert experiment.rows.loc["Alrao", "historical"] == 1
+    assert said in page([experiment])
+    assert said in comparison_table(experiment).caption
+    assert said in Report.of(reading).html()
+
+
+def test_a_historical_row_stays_so_when_others_are_kept(historical, place):
+    [found] = find_runs([place / "runs"])
+    target = RunDirectory(found.path.with_name("alrao-3-0123456789"))
+    target.write_config({**found.config, "settings": {**found.config["settings"], "seed": 3}})
+    target.write_result(found.result)
+    assert keep([place / "runs"], place / "results") == (1, [])
+    assert [row["historical"] for row in read_rows(historical).values()] == [False, True, False]
 
 
 # What is committed.
