@@ -97,6 +97,6 @@ def keep(paths: tuple[Path, ...], results: str) -> None:
     from ..keep import keep as add
 
     count, refused = add(paths or [Path("runs")], Path(results))
-    say(f"{count} runs added to {results}")
+    say(f"{count} {'run' if count == 1 else 'runs'} added to {results}")
     for line in refused:
         warn(line)
