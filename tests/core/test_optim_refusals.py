@@ -34,6 +34,7 @@ def test_only_alrao_models_are_taken(optimizer):
         (alrao.SGD, {"nesterov": True}, "nesterov.*momentum=0"),
         (alrao.Adam, {"betas": (0.9, 1.0)}, r"betas.*\(0.9, 1.0\)"),
         (alrao.AdamW, {"eps": float("nan")}, "eps must be at least 0, got nan"),
+        (alrao.SGD, {"evidence": "max"}, "evidence must be 'mean' or 'sum', got 'max'"),
     ],
 )
 def test_bad_options_are_refused(optimizer, options, message):

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -101,9 +102,9 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @abstractmethod
     def _read(self, name: str) -> Any:
         """Return what a file of the run holds: its config, result, metrics or features."""
-        raise NotImplementedError
 
     @property
     def ended(self) -> bool:

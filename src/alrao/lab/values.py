@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -44,9 +45,9 @@ class Spelled:
     """A value with a spelling on the command line (``parse``, ``str``) and an object in JSON."""
 
     @classmethod
+    @abstractmethod
     def parse(cls, text: str) -> Self:
         """Read the spelling."""
-        raise NotImplementedError
 
     @classmethod
     def of(cls, value: object) -> Self:
