@@ -6,15 +6,18 @@ The map:
 - ``averaging`` is the posterior over the copies of the output layer, ``heads`` are those copies, ``tensors``
   what they return, ``model`` puts them in place of the ``output_layer``;
 - ``optim`` trains every feature at its own rate; ``evidence`` is what a backward pass reports to it;
+- ``auto`` is the optimizer with nothing to choose, ``recalibration`` is for BatchNorm under it;
 - ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
 """
 
+from .auto import Auto
 from .averaging import Averaging, BayesianAverage, Switch
 from .features import register_features
 from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
 from .optim import SGD, Adam, AdamW, AlraoOptimizer, PerFeature, Zoom
 from .rates import Bernoulli, Constant, LogUniform, PerWeight, RateDistribution, Redrawn
+from .recalibration import recalibrate
 from .summary import summary
 
 __version__ = "0.1.0"
@@ -25,6 +28,7 @@ __all__ = [
     "AdamW",
     "Alrao",
     "AlraoOptimizer",
+    "Auto",
     "Averaging",
     "BayesianAverage",
     "Bernoulli",
@@ -38,6 +42,7 @@ __all__ = [
     "Redrawn",
     "Switch",
     "Zoom",
+    "recalibrate",
     "register_features",
     "summary",
 ]

@@ -69,6 +69,11 @@ class Averaging(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_column": None}
 
+    @property
+    def at_prior(self) -> bool:
+        """Whether nothing has been observed yet."""
+        return not self._state.is_meta and self._state.tolist() == self._prior()
+
     def reset(self) -> None:
         """Reset the posterior to the prior, which is uniform over the copies."""
         prior = torch.tensor(self._prior(), dtype=torch.float64)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -69,6 +71,9 @@ class Alrao(nn.Module):
     head: Head
     """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
 
+    _averager: weakref.ref[Any] | None = None
+    """The optimizer that averages the weights, if one does; a copy of the model has none."""
+
     def __init__(
         self,
         net: nn.Module,
@@ -120,7 +125,11 @@ class Alrao(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the network returns, for what the network takes."""
-        if self._verified or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return self.net(*args, **kwargs)
+        if self._averager is not None:  # ``training`` may have been set without a call of train()
+            self.place_weights()
+        if self._verified:
             return self.net(*args, **kwargs)
         with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
             out = self.net(*args, **kwargs)
@@ -143,7 +152,8 @@ class Alrao(nn.Module):
         self.__dict__["forward"] = MethodType(forward, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key != "forward"}
+        left = ("forward", "_averager")
+        return {key: value for key, value in super().__getstate__().items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -194,14 +204,36 @@ class Alrao(nn.Module):
         self.head.evidence.grad = None
 
     def train(self, mode: bool = True) -> Alrao:
-        """Set training or evaluation mode, as in torch; running statistics are made finite."""
+        """Set training or evaluation mode, as in torch; running statistics are made finite.
+
+        Under :class:`Auto`, the parameters hold the averaged weights in evaluation mode, and the training
+        weights in training mode.
+        """
         if "finite_statistics" in self.__dict__:
             self.finite_statistics.restore()
         super().train(mode)
+        self.place_weights()
         return self
+
+    def averaged_by(self, optimizer: Any) -> None:
+        """Let an optimizer put its weights for the present mode into the parameters.
+
+        Args:
+            optimizer: one with ``place(training)`` and the context ``averaged()``; no reference that would
+                keep it alive is held.
+        """
+        self._averager = weakref.ref(optimizer)
+
+    def place_weights(self) -> None:
+        """Put the weights for the present mode into the parameters, under :class:`Auto`."""
+        optimizer = None if self._averager is None else self._averager()
+        if optimizer is not None:
+            optimizer.place(self.training)
 
     def collapse(self, *, mixture: bool = False) -> nn.Module:
         """Return an ordinary, independent network, with a single output layer.
+
+        Under :class:`Auto` it has the averaged weights, in either mode.
 
         Where the output layer was tied to an embedding, the ``config`` of a Hugging Face model is set to
         untied, so that ``save_pretrained`` and ``from_pretrained`` keep both.
@@ -212,11 +244,12 @@ class Alrao(nn.Module):
                 whole mixture does; a classifier then returns log-probabilities.
         """
         head = self.head
-        with torch.no_grad():
+        optimizer = None if self._averager is None else self._averager()
+        with torch.no_grad(), nullcontext() if optimizer is None else optimizer.averaged():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
-        layer.train(head.training)
-        memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
-        plain = copy.deepcopy(self.net, memo)
+            layer.train(head.training)
+            memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
+            plain = copy.deepcopy(self.net, memo)
         if self._untied:
             declare_untied(plain, self.output_name)
         return plain

@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "Adam": lambda model: alrao.Adam(model, lr=(1e-4, 0.1)),
     "Adam on sums": lambda model: alrao.Adam(model, lr=(1e-4, 0.1), evidence="sum"),
     "AdamW": lambda model: alrao.AdamW(model, lr=(1e-4, 0.1)),
+    "Auto": alrao.Auto,
     "PerFeature NAdam": lambda model: alrao.PerFeature(torch.optim.NAdam, model, lr=(1e-4, 0.1)),
     "PerFeature Adafactor": lambda model: alrao.PerFeature(torch.optim.Adafactor, model, lr=(1e-4, 0.1)),
 }

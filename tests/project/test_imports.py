@@ -27,7 +27,7 @@ ORDER = [
     "heads",
     "losses",
 ]
-ORDER += ["clipping", "output_layer", "model", "optim", "summary", "__init__"]
+ORDER += ["clipping", "output_layer", "model", "optim", "recalibration", "auto", "summary", "__init__"]
 """The rooms of the core: each imports only those before it."""
 EXAMPLES = {
     "accelerate_loop.py": ["--epochs", "1"],

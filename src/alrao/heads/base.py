@@ -45,6 +45,18 @@ class Head(nn.Module):
         self.averaging = averaging
         self.copies = averaging.copies
         self.evidence = new_leaf(self.copies, like)
+        self.loads = 0
+        """How many times weights have been loaded into the network, whatever module they were loaded by."""
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.loads += 1
+
+    @torch.no_grad()
+    def make_alike(self) -> None:
+        """Set every copy to the values of the first."""
+        for parameter in self.parameters():
+            parameter.copy_(parameter[:1].expand_as(parameter).clone())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)

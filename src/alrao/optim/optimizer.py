@@ -34,6 +34,9 @@ class AlraoOptimizer(Optimizer):
     :meth:`set_interval`), and the place of each feature in them, which is drawn once and saved in the state.
     """
 
+    _wide = frozenset({"u"})
+    """State that keeps its type when it is loaded, whatever the type of the parameter."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -225,6 +228,7 @@ class AlraoOptimizer(Optimizer):
         evidence = self._gather_evidence()
         self._check_sparse()
         finite = evidence is None or evidence.finite
+        self._begin_step()
         for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
             if group["redraws"] is not None:
                 group["redraws"] += 1
@@ -234,9 +238,16 @@ class AlraoOptimizer(Optimizer):
         if evidence is not None:
             log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
             head.averaging.update(head.posterior_evidence(log_likelihood))
+        self._end_step(evidence)
         head.evidence.grad = None
         self.model.finite_statistics.restore()
         return loss
+
+    def _begin_step(self) -> None:
+        """Prepare the parameters for an update, in a subclass that needs to; nothing can refuse it now."""
+
+    def _end_step(self, evidence: reports.Evidence | None) -> None:
+        """Use the evidence of a finished step, in a subclass that needs it beside the posterior."""
 
     def _gather_evidence(self) -> reports.Evidence | None:
         """Return the evidence of the backward passes since the last step, over all processes."""
@@ -337,9 +348,9 @@ class AlraoOptimizer(Optimizer):
         )
         super().load_state_dict(state_dict)
         for p, i in zip(params, saved, strict=True):
-            u = state_dict["state"].get(i, {}).get("u")
-            if u is not None:  # torch has rounded it to the parameter's type
-                self.state[p]["u"] = u.to(p.device, copy=True)
+            of_param = state_dict["state"].get(i, {})
+            for key in self._wide.intersection(of_param):  # torch has rounded it to the parameter's type
+                self.state[p][key] = of_param[key].to(p.device, copy=True)
         for rates, group, drawn in zip(self.rates_of_groups, self.param_groups, distributions, strict=True):
             rates.drawn = rates.body = rates.copies = drawn
             rates.move(group["interval"], group["copies_interval"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["GroupUpdate"]
+__all__ = ["GroupUpdate", "rewind_"]
 
 
 @dataclass
@@ -66,3 +66,12 @@ class GroupUpdate:
             return
         decay = [(1 - rate * (self.factor * weight_decay)).clamp_(min=0) for rate in self.rates]
         torch._foreach_mul_(self.params, decay)
+
+
+def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:
+    """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
+    if p.requires_grad:
+        start = start.to(p)
+        way = (p - start) * part
+        back = start + torch.where(way.isfinite(), way, 0)
+        p.copy_(torch.where((part < 1) | ~p.isfinite(), back.to(p), p))

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..rates import Interval
 from .optimizer import AlraoOptimizer
+from .update import rewind_
 
 __all__ = ["Zoom"]
 
@@ -201,7 +202,7 @@ class Zoom(LRScheduler):
             before = [optimizer.rates(p) for p in moving]
             optimizer.set_interval(i, body=body, copies=copies)
             for p, origin, rate in zip(moving, start, before, strict=True):
-                _rewind(p, origin, optimizer.rates(p) / rate)
+                rewind_(p, origin, optimizer.rates(p) / rate)
         if self._moved >= self.steps:
             self._start = []
 
@@ -248,12 +249,3 @@ def _initial(optimizer: AlraoOptimizer, group: int) -> Interval | None:
     """Return the interval that a group began with, if it has one that can shrink."""
     interval = optimizer.interval(group, initial=True)
     return interval if interval is not None and interval[0] < interval[1] else None
-
-
-def _rewind(p: Tensor, start: Tensor, part: Tensor) -> None:
-    """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
-    if p.requires_grad:
-        start = start.to(p)
-        way = (p - start) * part
-        back = start + torch.where(way.isfinite(), way, 0)
-        p.copy_(torch.where((part < 1) | ~p.isfinite(), back.to(p), p))

@@ -1,0 +1,277 @@
+"""``Auto``: one optimizer with no learning rate, no schedule and no number of steps to choose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from math import sqrt
+from operator import index
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from . import evidence as reports
+from .finite import keep_finite_, zero_nonfinite_
+from .optim import checkpoint
+from .optim.averaged import AveragedOptimizer, wide_dtype
+from .optim.checks import check_at_least_0
+from .optim.search import COPIES, RateSearch
+from .optim.update import GroupUpdate, rewind_
+
+__all__ = ["Auto"]
+
+LARGEST_FACTOR = 1e6
+"""Below this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
+
+
+class Auto(AveragedOptimizer):
+    r"""Train without choosing a learning rate, a schedule or a number of steps. Experimental.
+
+    A step is Adam's without its first moment: with the gradient :math:`g` at the training weights :math:`y`,
+
+    .. math:: v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
+        \delta = \gamma\,\eta_i\, \frac{g}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+
+    where :math:`\eta_i` is the rate of feature :math:`i` and :math:`\gamma` the factor
+    ``param_groups[…]["lr"]``, 1.0 unless a scheduler changes it. There are two phases:
+
+    1. **Search**, 50 steps: :math:`y \leftarrow y - \delta`. The copies of the head learn at rates from 1e-6
+       to 0.1. The body's interval starts as (3e-4, 3e-3), and narrows to a ratio of 1.5 around the rates at
+       which copies gain most. Where a feature's rate falls, its distance from its start shrinks with it.
+    2. **Averaging**: :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
+       :math:`c_k = k^2 / \sum_{i \le k} i^2`, and :math:`y = (1 - \beta_1) z + \beta_1 x`.
+
+    The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
+    while it is in evaluation mode: ``model.train()`` and ``model.eval()`` are all that it takes. During the
+    search both are the same.
+
+    A model that has not been trained yet gets copies of the head that are all like the first one, so that
+    only their rates differ. Log :meth:`interval` as the learning rate.
+
+    Args:
+        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``.
+        steps: number of steps of the training, if it is known: the search then takes at most 15 % of it. A
+            longer run is fine.
+        weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
+        betas: :math:`\beta_1`, the part of the average in the training weights, and :math:`\beta_2`, of the
+            running average of squared gradients.
+        eps: term added to the denominator, as in Adam.
+        params: parameters or parameter groups, as in :class:`SGD`. A group with its own ``lr`` (interval,
+            distribution or number) keeps these rates; the others follow the search.
+        generator: random generator for the places of the features in the interval.
+        maximize: maximize the objective instead of minimizing it.
+        foreach: update all parameters of a group at once.
+        process_group: the processes that train this model together.
+
+    Example:
+        >>> import torch, alrao
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> model = alrao.Alrao(net)
+        >>> optimizer = alrao.Auto(model)
+        >>> for _ in range(60):
+        ...     x = torch.randn(8, 4)
+        ...     loss = torch.nn.functional.cross_entropy(model(x), x[:, :3].argmax(1))
+        ...     optimizer.zero_grad()
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> low, high = optimizer.interval()
+        >>> round(high / low, 3)
+        1.5
+
+    Reference: Defazio et al., "The Road Less Scheduled", 2024, for the averaging.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        steps: int | None = None,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.7, 0.99),
+        eps: float = 1e-8,
+        params: Iterable[Any] | None = None,
+        generator: Generator | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        process_group: Any = None,
+    ) -> None:
+        check_at_least_0(weight_decay=weight_decay)
+        if not all(0.0 < beta < 1.0 for beta in betas):
+            raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
+        if not eps > 0:
+            raise ValueError(f"eps must be positive, got {eps!r}")
+        self.search = RateSearch.of(_whole(steps))
+        defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(
+            model, COPIES, defaults,
+            params=params, generator=generator, maximize=maximize, foreach=foreach,
+            evidence="sum", process_group=process_group,
+        )  # fmt: skip
+        self._stepped = False
+        if self.model.head.averaging.at_prior:
+            self.model.head.make_alike()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model, as in torch; without an ``lr`` of their own they follow the search."""
+        follows = "lr" not in param_group
+        super().add_param_group({**param_group, "follows": follows})
+        if follows:
+            self.set_interval(len(self.param_groups) - 1, body=self.search.interval())
+
+    # The step.
+
+    def _begin_step(self) -> None:
+        super()._begin_step()
+        self._stepped = any(p.grad is not None for group in self.param_groups for p in group["params"])
+
+    def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        (beta, beta2), searching = group["betas"], not self.search.over
+        states = [self._state_of(p, group, searching) for p in u.params]
+        y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
+        g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
+        v = [state["v"] for state in states]
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, g, g, 1 - beta2)
+        unbias = [sqrt(1 - beta2 ** state["step"]) for state in states]
+        below = list(torch._foreach_sqrt(v))
+        torch._foreach_add_(below, [group["eps"] * each for each in unbias])
+        step = _Step(u, g, below, unbias)
+        if group["weight_decay"] != 0:
+            step.decay_by(group["weight_decay"], y)
+        if searching:
+            moved = y
+            before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
+            step.apply(y, [1.0] * len(y))
+        else:
+            z = [state["z"] for state in states]
+            moved = y + z
+            before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
+            mixing = [_mixing(state["k"]) for state in states]
+            for c in set(mixing):  # one, unless parameters have joined later
+                at = [i for i, each in enumerate(mixing) if each == c]
+                torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
+            step.apply(y, [1 - beta * (1 - c) for c in mixing])
+            step.apply(z, [1.0] * len(z))
+        if before is not None:
+            for now, old in zip(moved, before, strict=True):
+                keep_finite_(now, old)
+        for p, state, wide in zip(u.params, states, y, strict=True):
+            if "rest" in state:
+                _round(p, state["rest"], wide)
+
+    def _state_of(self, p: Tensor, group: dict[str, Any], searching: bool) -> dict[str, Any]:
+        """Return the state of a parameter that is updated now, counted."""
+        state: dict[str, Any] = self.state[p]
+        dtype = wide_dtype(p)
+        if "v" not in state:
+            state["step"] = 0
+            state["v"] = torch.zeros_like(p, dtype=dtype)
+            if dtype != p.dtype:
+                state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
+            if searching and group["follows"] and "u" in state:
+                state["start"] = p.detach().clone()
+        state["step"] += 1
+        if not searching:
+            if "z" not in state:
+                state["z"] = self.training_weights(p, state).to(dtype, copy=True)
+                state["k"] = 0
+            state["k"] += 1
+        return state
+
+    def _end_step(self, evidence: reports.Evidence | None) -> None:
+        if self._stepped and not self.search.over:
+            self.search.step += 1
+            if evidence is not None and evidence.finite:
+                self.search.observe(evidence.log_likelihood("mean"), self.copy_rates().log().tolist())
+            if self.search.due:
+                self._move()
+        super()._end_step(evidence)
+
+    def _move(self) -> None:
+        """Move the body's interval, and take back what features with a lower rate have moved too far."""
+        interval = self.search.interval()
+        for i, group in enumerate(self.param_groups):
+            if not group["follows"]:
+                continue
+            moving = [p for p in group["params"] if "start" in self.state.get(p, {})]
+            before = [self.rates(p) for p in moving]
+            self.set_interval(i, body=interval)
+            for p, rate in zip(moving, before, strict=True):
+                rewind_(p, self.state[p]["start"], self.rates(p) / rate)
+        if self.search.over:
+            for state in self.state.values():
+                state.pop("start", None)
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with that of the search and the mode that the weights in the model are in."""
+        packed = super().state_dict()
+        search = dataclasses.asdict(self.search)
+        packed["param_groups"] = [{**group, "search": search} for group in packed["param_groups"]]
+        return packed
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of :meth:`state_dict`, before or after the weights of the model."""
+        checkpoint.check_version(state_dict)
+        if not all("search" in group for group in state_dict["param_groups"]):
+            raise ValueError(
+                "this is the state of another optimizer than Auto: build the one that it was saved from"
+            )
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            self.search = RateSearch(**group.pop("search"))
+
+
+class _Step:
+    """The step against ``g / below``, at every feature's rate, with the decay of the weights."""
+
+    def __init__(self, u: GroupUpdate, g: list[Tensor], below: list[Tensor], unbias: list[float]) -> None:
+        factor = u.factor
+        if u.constant is not None:
+            factor *= u.constant
+        else:
+            torch._foreach_div_(below, u.rates)  # a rate of 0: no step, by division by infinity
+        self._u, self._g, self._below = u, g, below
+        self._lengths = [factor * each for each in unbias]
+        self._decay: list[Tensor] = []
+
+    def decay_by(self, weight_decay: float, y: list[Tensor]) -> None:
+        """Decay the weights in proportion to their rates, at most to zero."""
+        u = self._u
+        for each, rate in zip(y, u.rates, strict=True):
+            part = rate * (u.factor * weight_decay)
+            self._decay.append(each * (part.clamp(max=1) if isinstance(part, Tensor) else min(1.0, part)))
+
+    def apply(self, to: list[Tensor], shares: list[float]) -> None:
+        """Move some tensors, each by its share of the step."""
+        lengths = [-share * length for share, length in zip(shares, self._lengths, strict=True)]
+        torch._foreach_addcdiv_(to, self._g, self._below, lengths)
+        for each, decay, share in zip(to, self._decay, shares, strict=False):
+            each.sub_(decay, alpha=share)
+
+
+def _mixing(k: int) -> float:
+    """Return k² / (1² + … + k²), the weight of the newest of k points in their average."""
+    return 6 * k / ((k + 1) * (2 * k + 1))
+
+
+def _round(p: Tensor, rest: Tensor, wide: Tensor) -> None:
+    """Round the weights to a parameter of a narrow type, and keep what that takes from them."""
+    rounded = wide.to(p.dtype)
+    keep_finite_(rounded, p)
+    p.copy_(rounded)
+    rest.copy_(wide - rounded)
+    zero_nonfinite_(rest)
+
+
+def _whole(steps: int | None) -> int | None:
+    if steps is None:
+        return None
+    if isinstance(steps, bool) or not hasattr(steps, "__index__") or index(steps) < 1:
+        raise ValueError(
+            f"steps must be a whole number of at least 1, or None if it is not known, got {steps!r}"
+        )
+    return index(steps)

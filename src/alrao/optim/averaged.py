@@ -1,0 +1,250 @@
+"""The right weights at the right time: averaged ones to evaluate, training ones to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import evidence as reports
+from ..warn import warn
+from .optimizer import AlraoOptimizer
+
+__all__ = ["AveragedOptimizer", "fingerprint", "wide_dtype"]
+
+version_of = attrgetter("_version")
+"""torch's count of the changes of a tensor in place."""
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def wide_dtype(parameter: Tensor) -> torch.dtype:
+    """Return the type in which averages of a parameter are kept: at least float32."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def fingerprint(parameter: Tensor) -> int:
+    """Return a number that is the same for the same bits, on every device, and hardly ever for others."""
+    values = parameter.detach().contiguous()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return int(values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64))
+
+
+class AveragedOptimizer(AlraoOptimizer):
+    r"""An optimizer whose model is evaluated at averaged weights.
+
+    The gradient is taken at :math:`y = (1 - \beta) z + \beta x`; the step moves :math:`z`; :math:`x` is the
+    average. The parameters hold :math:`y` in training mode and :math:`x` in evaluation mode of the Alrao
+    model. ``state[p]["z"]`` is :math:`z`; :math:`x` follows from both. In evaluation mode ``state[p]["y"]``
+    is a copy of :math:`y`, because arithmetic would not bring back the same bits.
+
+    Weights that are loaded into the model without the state of the optimizer become all three. A state holds
+    a fingerprint of the weights it belongs to, so that they are recognised whatever is loaded first.
+    """
+
+    _wide = AlraoOptimizer._wide | {"z", "v"}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._evaluating = False
+        self._versions: dict[Tensor, int] = {}  # of the parameters when averages were put into them
+        self._expected: dict[Tensor, int] = {}  # fingerprints of the weights that belong to a loaded state
+        self._looked_at: list[int] = []
+        self._loads = self.model.head.loads
+        self.model.averaged_by(self)
+
+    # The modes.
+
+    def train(self) -> None:
+        """Put the training weights into the parameters. The model's ``train()`` does this by itself."""
+        self.place(True)
+
+    def eval(self) -> None:
+        """Put the averaged weights into the parameters. The model's ``eval()`` does this by itself."""
+        self.place(False)
+
+    def place(self, training: bool) -> None:
+        """Put the weights for a mode into the parameters, where they are not there yet."""
+        if self._evaluating != training and not self._expected and self._loads == self.model.head.loads:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self._notice_loads()
+            if self._expected and not self._recognise():
+                return  # the weights of the loaded state are still to come
+            if training:
+                self._leave()
+            else:
+                self._enter()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Show the averaged weights for a moment, in training mode too, without a change to the graph."""
+        self.place(self.model.training)
+        replaced = []
+        if not self._evaluating and not self._expected:
+            with torch.no_grad():
+                for p, beta in self._averages():
+                    replaced.append((p, p.data))
+                    p.data = self._average(p, beta).to(p.dtype)
+        try:
+            yield
+        finally:
+            for p, data in replaced:
+                p.data = data
+
+    def _averages(self) -> Iterator[tuple[Tensor, float]]:
+        """Return the parameters whose average differs from them, with their beta."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if self.state.get(p, {}).get("k", 0) > 0:
+                    yield p, group["betas"][0]
+
+    def _average(self, p: Tensor, beta: float) -> Tensor:
+        state = self.state[p]
+        return torch.lerp(state["z"], self.training_weights(p, state), 1 / beta)
+
+    def training_weights(self, p: Tensor, state: dict[str, Any]) -> Tensor:
+        """Return a parameter at the precision of its average; the parameter itself, if it has that."""
+        rest = state.get("rest")
+        return p.detach() if rest is None else p.to(wide_dtype(p)) + rest
+
+    def _enter(self) -> None:
+        if self._evaluating:
+            return
+        for p, beta in self._averages():
+            average = self._average(p, beta)
+            self.state[p]["y"] = p.detach().clone()
+            p.copy_(average)
+            self._versions[p] = version_of(p)
+        self._evaluating = True
+
+    def _leave(self) -> None:
+        if not self._evaluating:
+            return
+        for p, state in self.state.items():
+            if "y" not in state:
+                continue
+            if self._versions.get(p) == version_of(p):
+                p.copy_(state.pop("y"))
+            else:  # somebody has put other weights there
+                self._restart(p)
+        self._versions.clear()
+        self._evaluating = False
+
+    # Weights that came from elsewhere.
+
+    def _restart(self, p: Tensor) -> None:
+        """Take a parameter's present value for the start and for its average."""
+        state = self.state[p]
+        state.pop("y", None)
+        if "start" in state:
+            state["start"] = p.detach().clone()
+        if "z" in state:
+            state["z"] = p.detach().to(wide_dtype(p), copy=True)
+            state["k"] = 0
+        if "rest" in state:
+            state["rest"].zero_()
+
+    def _notice_loads(self) -> None:
+        """Start again from weights that were loaded into the model, unless a state was loaded too."""
+        if self._expected or self._loads == self.model.head.loads:
+            return
+        self._loads = self.model.head.loads
+        for p, state in self.state.items():
+            if "y" not in state or self._versions.get(p) != version_of(p):
+                self._restart(p)
+
+    def _recognise(self, *, stepping: bool = False) -> bool:
+        """Return whether the model has the weights of the loaded state.
+
+        Args:
+            stepping: the weights are trained now: start again from those that are not the state's.
+        """
+        looked_at = [version_of(p) for p in self._expected]
+        if looked_at == self._looked_at and not stepping:
+            return False
+        self._looked_at = looked_at
+        found = {p: fingerprint(p) for p in self._expected}
+        strange = [p for p, expected in self._expected.items() if found[p] != expected]
+        if strange and self._evaluating and self._are_training_weights(found):
+            strange, self._evaluating = [], False
+            for p in self._expected:
+                self.state[p].pop("y", None)
+        if strange and not stepping:
+            return False
+        for p in strange:
+            self._restart(p)
+        if strange:
+            warn(
+                f"{len(strange)} parameters are not those that the optimizer's state was saved with, so "
+                "their averages start again: load the model and the optimizer from the same checkpoint"
+            )
+        self._settle()
+        return True
+
+    def _are_training_weights(self, found: dict[Tensor, int]) -> bool:
+        """Return whether the model was saved in training mode, though the optimizer was not."""
+        return all(
+            mark == (fingerprint(self.state[p]["y"]) if "y" in self.state[p] else self._expected[p])
+            for p, mark in found.items()
+        )
+
+    def _settle(self) -> None:
+        self._expected, self._looked_at = {}, []
+        self._loads = self.model.head.loads
+        self._versions = {p: version_of(p) for p, state in self.state.items() if "y" in state}
+
+    # The step.
+
+    def _begin_step(self) -> None:
+        self._notice_loads()
+        if self._expected:
+            self._recognise(stepping=True)
+        self._leave()
+
+    def _end_step(self, evidence: reports.Evidence | None) -> None:
+        if not self.model.training:
+            self._enter()
+
+    # Checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the mode that the weights in the model are in, and their fingerprints."""
+        self._notice_loads()
+        packed = super().state_dict()
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, p in enumerate(params):
+            state = self.state.get(p, {})
+            if "z" in state or "start" in state:
+                known = self._expected.get(p)
+                mark = fingerprint(p) if known is None else known
+                packed["state"][i] = {**packed["state"][i], "fingerprint": mark}
+        packed["param_groups"] = [
+            {**group, "evaluating": self._evaluating} for group in packed["param_groups"]
+        ]
+        return packed
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of :meth:`state_dict`, before or after the weights of the model."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            self._evaluating = group.pop("evaluating")
+        self._settle()
+        self._expected = {
+            p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in super().__getstate__().items() if key != "_versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "model" in state:  # a copy or a pickle, not a loaded state
+            self._versions = {p: version_of(p) for p, of_param in self.state.items() if "y" in of_param}
+            self.model.averaged_by(self)
