@@ -1,0 +1,315 @@
+"""Auto: its steps against a slow reference, its search, its settings, and what it must withstand."""
+
+from math import inf, log, nan
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from support.auto_reference import SlowAuto
+from support.auto_runs import batch, build, equal, small, train, weights
+from torch import nn
+
+import alrao
+from alrao.optim.search import RateSearch
+
+
+def the_same(model, optimizer, slow):
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), slow.y[name], rtol=1e-9, atol=1e-12)
+    assert [log(end) for end in optimizer.interval()] == pytest.approx(slow.interval, abs=1e-12)
+    model.eval()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), slow.average(name), rtol=1e-9, atol=1e-12)
+    model.train()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_decay": 0.1},
+        {"weight_decay": 300.0},  # clamped
+        {"steps": 100},
+        {"steps": 3},
+        {"betas": (0.9, 0.95), "eps": 1e-4, "foreach": True},
+    ],
+    ids=str,
+)
+def test_it_is_the_algorithm_as_written_down(options):
+    model, optimizer = build(dtype=torch.float64, **options)
+    places = {n: optimizer.state[p]["u"] for n, p in model.named_parameters() if "u" in optimizer.state[p]}
+    assert len(places) == 2, "a weight and a bias"
+    betas = options.get("betas", (0.7, 0.99))
+    slow = SlowAuto(
+        dict(zip([n for n, _ in model.named_parameters()], weights(model), strict=True)), places, 5,
+        steps={100: 15, 3: 1}.get(options.get("steps"), 50), weight_decay=options.get("weight_decay", 0.0),
+        beta=betas[0], beta2=betas[1], eps=options.get("eps", 1e-8),
+    )  # fmt: skip
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 60, gamma=0.5)
+    for step in range(80):
+        x, y = batch(step, torch.float64)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        seen = model.head.evidence.grad
+        grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+        slow.step(grads, (seen[:5] / seen[5]).tolist(), factor=0.5 if step >= 60 else 1.0)
+        optimizer.step()
+        schedule.step()
+        the_same(model, optimizer, slow)
+    assert optimizer.search.over
+
+
+# The search.
+
+
+def gaining(gains, steps=50):
+    """A search of copies that gain at these rates, per step."""
+    search, count = RateSearch(steps), len(gains)
+    rates = [log(1e-6) + j * (log(0.1) - log(1e-6)) / (count - 1) for j in range(count)]
+    for _ in range(steps):
+        search.step += 1
+        search.observe([-2.3 + search.step * gain for gain in gains], rates)
+    return search
+
+
+def test_the_centre_goes_to_the_rates_of_the_copies_that_gain():
+    low, high = gaining([0, 0.01, 0.02, 0.05, 0.02]).interval()  # rates 1e-6, 1.8e-5, 3e-4, 5.6e-3, 0.1
+    assert high / low == pytest.approx(1.5)
+    assert 4e-3 < low < high < 8e-3
+    low, high = gaining([0, 0.05, 0.02, 0.01, -1.0]).interval()
+    assert 1.2e-5 < low < high < 4e-5
+
+
+def test_on_a_plateau_the_interval_never_moves_down():
+    low, high = gaining([0, -1e-4, -1e-3, -1e-2, -0.1]).interval()  # the faster, the worse
+    assert (low * high) ** 0.5 == pytest.approx(1e-3, rel=0.02)
+
+
+def test_failed_copies_do_not_stop_the_search():
+    search = RateSearch(10)
+    for _ in range(10):
+        search.step += 1
+        search.observe([-1.0, -0.5 / search.step, nan, -inf, inf, -1e30], [log(1e-5) + j for j in range(6)])
+    assert all(0 < end < inf for end in search.interval())
+    assert log(1e-5) <= search.centre <= log(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "length"), [(None, 50), (1, 1), (10, 1), (100, 15), (333, 49), (334, 50), (10**6, 50)]
+)
+def test_the_search_takes_fifty_steps_or_a_part_of_the_training(steps, length):
+    assert build(steps=steps)[1].search.steps == length
+
+
+def test_steps_without_a_gradient_are_not_counted():
+    model, optimizer = build()
+    optimizer.step()
+    assert optimizer.search.step == 0
+    F.cross_entropy(model(torch.randn(4, 4)), torch.full((4,), -100)).backward()  # nothing is observed
+    optimizer.step()
+    assert (optimizer.search.step, optimizer.search.seen) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:the single copy of the head")
+def test_with_one_copy_the_centre_stays():
+    model = alrao.Alrao(small(), 1)
+    optimizer = alrao.Auto(model)
+    train(model, optimizer, 0, 60)
+    low, high = optimizer.interval()
+    assert (low * high) ** 0.5 == pytest.approx(1e-3)
+
+
+# The start.
+
+
+def test_the_copies_start_alike_unless_they_are_trained():
+    model, optimizer = build()
+    for p in model.head.parameters():
+        assert torch.equal(p, p[:1].expand_as(p))
+    train(model, optimizer, 0, 10)
+    before = weights(model)
+    assert not torch.equal(model.head.weight[0], model.head.weight[1])
+    alrao.Auto(model)
+    assert equal(weights(model), before)
+
+
+def test_a_kept_output_stays():
+    net = small()
+    output = net[-1].weight.detach().clone()
+    model = alrao.Alrao(net, 5, keep_output=True)
+    alrao.Auto(model)
+    assert torch.equal(model.head.weight, output.expand(5, -1, -1))
+
+
+# Groups.
+
+
+@pytest.mark.filterwarnings("ignore:lr=0.01 gives all 5 copies")
+@pytest.mark.parametrize("lr", [0.01, (1e-4, 1e-2)])
+def test_a_group_with_its_own_rates_keeps_them(lr):
+    model, _ = build()
+    others = [p for p in model.parameters() if p is not model.net[0].weight]
+    groups = [{"params": others}, {"params": [model.net[0].weight], "lr": lr}]
+    optimizer = alrao.Auto(model, params=groups)
+    rates = optimizer.rates(model.net[0].weight)
+    train(model, optimizer, 0, 60)
+    assert torch.equal(optimizer.rates(model.net[0].weight), rates)
+    assert optimizer.interval(1) == (lr if isinstance(lr, tuple) else None)
+    assert optimizer.interval(0)[1] / optimizer.interval(0)[0] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("at", [20, 60])
+def test_parameters_may_join_later(at):
+    model, _ = build()
+    late = model.net[0].weight
+    optimizer = alrao.Auto(model, params=[p for p in model.parameters() if p is not late])
+    train(model, optimizer, 0, at)
+    before = late.detach().clone()
+    optimizer.add_param_group({"params": [late]})
+    train(model, optimizer, at, 80)
+    assert not torch.equal(late, before)
+    assert optimizer.interval(1) == optimizer.interval(0)
+    assert optimizer.state[late]["k"] == 80 - max(at, 50)
+    model.eval()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_parameters_may_be_frozen_and_thawed():
+    model, optimizer = build()
+    weight = model.net[0].weight
+    train(model, optimizer, 0, 60)
+    weight.requires_grad_(False)
+    before = weight.detach().clone()
+    train(model, optimizer, 60, 65)
+    assert torch.equal(weight, before)
+    weight.requires_grad_(True)
+    train(model, optimizer, 65, 70)
+    assert not torch.equal(weight, before)
+    assert optimizer.state[weight]["k"] == 15
+
+
+# Loops.
+
+
+def test_a_run_may_be_longer_than_its_steps():
+    model, optimizer = build(steps=20)
+    train(model, optimizer, 0, 60)
+    assert optimizer.state[model.head.weight]["k"] == 57
+    assert equal(weights(model), weights(model.train()))
+
+
+def test_a_step_that_a_scaler_skips_changes_nothing():
+    model, optimizer = build()
+    train(model, optimizer, 0, 55)
+    before, search = weights(model), optimizer.search.step
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    optimizer.zero_grad()
+    x, y = batch(0)
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    model.net[0].weight.grad[0, 0] = inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert equal(weights(model), before)
+    assert (optimizer.search.step, optimizer.state[model.head.weight]["k"]) == (search, 5)
+
+
+def test_a_closure_is_the_same_step():
+    one, other = build(), build()
+    for step in range(60):
+        x, y = batch(step)
+
+        def closure(x=x, y=y):
+            one[1].zero_grad()
+            loss = F.cross_entropy(one[0](x), y)
+            loss.backward()
+            return loss
+
+        assert one[1].step(closure).item() > 0
+    train(*other, 0, 60)
+    assert equal(weights(one[0]), weights(other[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_tensors_the_size_of_the_weights_and_no_more(dtype):
+    model, optimizer = build(dtype=dtype, hidden=64)
+    train(model, optimizer, 0, 55)
+    for p in model.parameters():
+        large = [key for key, value in optimizer.state[p].items() if getattr(value, "shape", ()) == p.shape]
+        assert sorted(set(large) - {"u"} if p.ndim == 1 else large) == ["v", "z"]
+
+
+# It learns, and nothing breaks it.
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_learns_digits(seed):
+    torch.manual_seed(seed)
+    data = load_digits()
+    x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+    order = torch.randperm(len(x))
+    train_rows, test_rows = order[:1400], order[1400:]
+    model = alrao.Alrao(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
+    optimizer = alrao.Auto(model)
+    for _ in range(300):
+        rows = train_rows[torch.randint(1400, (32,))]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        out = model(x[test_rows])
+    assert F.cross_entropy(out, y[test_rows]) < 0.3
+    assert (out.argmax(1) == y[test_rows]).float().mean() > 0.93
+
+
+def body_is_finite(model, optimizer):
+    values = [value for p in model.body_parameters() for value in (p, *optimizer.state[p].values())]
+    return all(bool(torch.as_tensor(value).isfinite().all()) for value in (*values, model.posterior))
+
+
+@pytest.mark.parametrize("at", [3, 60])
+@pytest.mark.parametrize("bad", [nan, inf, -inf, 3e38])
+@pytest.mark.parametrize("where", ["inputs", "gradient", "a copy", "the factor"])
+def test_wild_numbers_never_reach_the_body(where, bad, at):
+    model, optimizer = build(norm=where == "inputs")
+    train(model, optimizer, 0, at)
+    if where == "a copy":
+        model.head.weight.data[2] = bad
+    if where == "the factor":
+        optimizer.param_groups[0]["lr"] = abs(bad)
+    for step in range(3):
+        x, y = batch(step)
+        if where == "inputs":
+            x[3] = bad
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        assert bool(loss.isfinite())
+        loss.backward()
+        if where == "gradient":
+            model.net[0].weight.grad[2, 1] = bad
+        optimizer.step()
+        assert body_is_finite(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 1.0
+    train(model, optimizer, 3, 8)
+    model.eval()
+    assert body_is_finite(model, optimizer)
+    with torch.no_grad():
+        assert bool(model(batch(0)[0]).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 0}, "steps must be a whole number of at least 1, or None"),
+        ({"steps": 2.5}, "got 2.5"),
+        ({"steps": True}, "got True"),
+        ({"betas": (0.0, 0.99)}, r"strictly between 0 and 1, got \(0.0, 0.99\)"),
+        ({"betas": (0.7, 1.0)}, "betas"),
+        ({"eps": 0.0}, "eps must be positive, got 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0"),
+    ],
+)
+def test_refusals(options, words):
+    with pytest.raises(ValueError, match=words):
+        build(**options)

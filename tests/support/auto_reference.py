@@ -1,0 +1,95 @@
+"""Auto as it is written down: explicit x, y and z, plain numbers for the centre. Slow, for comparison."""
+
+from math import exp, inf, log
+
+import torch
+
+LOW, HIGH = log(1e-6), log(0.1)
+
+
+class SlowAuto:
+    """The algorithm over a dictionary of weights, in double precision.
+
+    Args:
+        weights: the start, by name.
+        places: the place of each feature in the interval, by name; copies of the head have none.
+        copies: number of copies of the head.
+        steps: steps of the search.
+    """
+
+    def __init__(
+        self, weights, places, copies, *, steps=50, weight_decay=0.0, beta=0.7, beta2=0.99, eps=1e-8
+    ):
+        self.y = {name: w.clone() for name, w in weights.items()}
+        self.start = {name: w.clone() for name, w in weights.items()}
+        self.x = self.z = None
+        self.v = {name: torch.zeros_like(w) for name, w in weights.items()}
+        self.places, self.copies, self.T = places, copies, steps
+        self.weight_decay, self.beta, self.beta2, self.eps = weight_decay, beta, beta2, eps
+        self.t, self.k, self.squares = 0, 0, 0.0
+        self.centre = log(1e-3)
+        self.R = self.first = None
+        self.interval = (log(3e-4), log(3e-3))
+
+    def rate(self, name, weight):
+        if name in self.places:
+            low, high = self.interval
+            return torch.exp(low + self.places[name] * (high - low))
+        grid = [LOW + j * (HIGH - LOW) / (self.copies - 1) for j in range(self.copies)]
+        return torch.tensor(grid, dtype=torch.float64).exp().view([-1] + [1] * (weight.ndim - 1))
+
+    def step(self, grads, log_likelihoods, factor=1.0):
+        self.t += 1
+        if self.t > self.T:
+            self.k += 1
+            self.squares += self.k**2
+            if self.z is None:
+                self.x = {name: y.clone() for name, y in self.y.items()}
+                self.z = {name: y.clone() for name, y in self.y.items()}
+        for name, g in grads.items():
+            y = self.y[name]
+            rate = factor * self.rate(name, y)
+            self.v[name] = self.beta2 * self.v[name] + (1 - self.beta2) * g**2
+            direction = g / ((self.v[name] / (1 - self.beta2**self.t)).sqrt() + self.eps)
+            delta = rate * direction + (rate * self.weight_decay).clamp(max=1) * y
+            if self.t <= self.T:
+                self.y[name] = y - delta
+            else:
+                self.z[name] = self.z[name] - delta
+                self.x[name] = self.x[name] + self.k**2 / self.squares * (self.z[name] - self.x[name])
+                self.y[name] = (1 - self.beta) * self.z[name] + self.beta * self.x[name]
+        if self.t <= self.T:
+            self.follow(log_likelihoods)
+
+    def follow(self, log_likelihoods):
+        seen = [-50.0 if not abs(x) < inf else max(x, -50.0) for x in log_likelihoods]
+        if self.t == 1:
+            self.first, self.R = seen, [0.0] * len(seen)
+        self.R = [R + (x - R) / min(self.t, 20) for R, x in zip(self.R, seen, strict=True)]
+        gains = [R - x for R, x in zip(self.R, self.first, strict=True)]
+        top = max(gains)
+        G = max(top - gains[0], 1e-6)
+        q = [exp(-(top - gain) / (0.1 * G)) for gain in gains]
+        rates = [LOW + j * (HIGH - LOW) / (self.copies - 1) for j in range(self.copies)]
+        m = sum(a * b for a, b in zip(q, rates, strict=True)) / sum(q)
+        P = max(0.0, top)
+        a = P**4 / (P**4 + 0.2**4)
+        m = a * m + (1 - a) * max(m, log(1e-3))
+        self.centre += (m - self.centre) / max(1.0, self.T / 4)
+        if self.t % 5 == 0 or self.t == self.T:
+            self.move(self.t / self.T)
+
+    def move(self, s):
+        width = log(10) + s * (log(1.5) - log(10))
+        begun = (log(3e-4) + log(3e-3)) / 2
+        middle = begun + s * (self.centre - begun)
+        middle = max(LOW + width / 2, min(HIGH - width / 2, middle))
+        before = {name: self.rate(name, self.y[name]) for name in self.places}
+        self.interval = (middle - width / 2, middle + width / 2)
+        for name, old in before.items():
+            part = self.rate(name, self.y[name]) / old
+            back = self.start[name] + (self.y[name] - self.start[name]) * part
+            self.y[name] = torch.where(part < 1, back, self.y[name])
+
+    def average(self, name):
+        return self.y[name] if self.x is None else self.x[name]

@@ -1,0 +1,40 @@
+"""A small model under Auto, and its training on batches that depend on the step only."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import alrao
+
+
+def small(hidden=8, norm=False):
+    layers = [nn.Linear(4, hidden), *[nn.BatchNorm1d(hidden)] * norm, nn.Tanh(), nn.Linear(hidden, 3)]
+    return nn.Sequential(*layers)
+
+
+def build(seed=0, *, dtype=torch.float32, norm=False, hidden=8, **options):
+    torch.manual_seed(seed)
+    model = alrao.Alrao(small(hidden, norm).to(dtype), 5)
+    return model, alrao.Auto(model, **options)
+
+
+def batch(step, dtype=torch.float32):
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+    return x.to(dtype), x[:, :3].argmax(1)
+
+
+def train(model, optimizer, start, stop):
+    """Train with the batches of some steps, in the mode that the model is in."""
+    for step in range(start, stop):
+        x, y = batch(step, next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def equal(one, other):
+    return all(map(torch.equal, one, other))
