@@ -1,0 +1,288 @@
+"""Auto's checkpoints: either mode, either order, to the bit; weights that are loaded without a state."""
+
+import copy
+import io
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.auto_runs import batch, build, equal, train, weights
+from support.stepping import same
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+import alrao
+
+END = 75
+AT = [30, 50, 60]  # in the search, at its end, behind it
+
+
+def save(model, optimizer):
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def load(model, optimizer, saved, order="model first"):
+    parts = [(model, saved["model"]), (optimizer, saved["optimizer"])]
+    for each, state in parts if order == "model first" else reversed(parts):
+        each.load_state_dict(state)
+
+
+def finish(model, optimizer, start, stop=END):
+    """Train to the end; all that a run is, in both modes."""
+    model.train()
+    train(model, optimizer, start, stop)
+    model.train()
+    training = weights(model)
+    model.eval()
+    return training + weights(model) + [model.posterior, torch.tensor(optimizer.interval())]
+
+
+@cache
+def uninterrupted():
+    return finish(*build(norm=True), 0)
+
+
+ORDERS = ["model first", "optimizer first"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("loading", ["training", "evaluating"])
+@pytest.mark.parametrize("saving", ["training", "evaluating"])
+@pytest.mark.parametrize("at", AT)
+def test_resumed_to_the_bit(at, saving, loading, order):
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, at)
+    model.train(saving == "training")
+    saved = save(model, optimizer)
+    other = build(1, norm=True)  # other weights and rates, until they are loaded
+    other[0].train(loading == "training")
+    load(*other, saved, order)
+    assert equal(finish(*other, at), uninterrupted())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_saving_changes_nothing(training):
+    model, optimizer = build(norm=True)
+    for step in range(60):
+        model.train()
+        train(model, optimizer, step, step + 1)
+        model.train(training)
+        save(model, optimizer)
+    assert equal(finish(model, optimizer, 60), uninterrupted())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("loading", ["training", "evaluating"])
+@pytest.mark.parametrize("saving", ["training", "evaluating"])
+def test_resumed_by_a_run_under_way(saving, loading, order):
+    """Its averages and saved weights are those of another run, and must not come back."""
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, 60)
+    model.train(saving == "training")
+    saved = save(model, optimizer)
+    other = build(1, norm=True)
+    train(*other, 0, 70)
+    other[0].train(loading == "training")
+    load(*other, saved, order)
+    assert equal(finish(*other, 60), uninterrupted())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("saving", ["training", "evaluating"])
+def test_evaluations_between_the_loads_do_no_harm(saving, order):
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, 60)
+    model.eval()
+    x = batch(99)[0]
+    expected = model(x)
+    model.train(saving == "training")
+    saved = save(model, optimizer)
+    other, its_optimizer = build(1, norm=True)
+    train(other, its_optimizer, 0, 55)
+    parts = [(other, saved["model"]), (its_optimizer, saved["optimizer"])]
+    for each, state in parts if order == "model first" else reversed(parts):
+        other.eval()
+        other(x)
+        each.load_state_dict(state)
+        other.train()
+        other.eval()
+    assert torch.equal(other(x), expected)
+    assert equal(finish(other, its_optimizer, 60), uninterrupted())
+
+
+def test_the_model_alone_is_what_its_mode_says():
+    model, optimizer = build()
+    train(model, optimizer, 0, 60)
+    in_training = copy.deepcopy(model.state_dict())
+    in_evaluation = copy.deepcopy(model.eval().state_dict())
+    x = batch(99)[0]
+    plain = alrao.Alrao(copy.deepcopy(model.collapse()), 5).eval()  # without an optimizer
+    plain.load_state_dict(in_evaluation)
+    assert torch.equal(plain(x), model(x))
+    plain.load_state_dict(in_training)
+    assert not torch.equal(plain(x), model(x))
+    assert torch.equal(plain(x), model.train()(x))
+
+
+def test_a_model_saved_in_training_mode_and_an_optimizer_saved_in_evaluation_mode():
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, 60)
+    of_model = copy.deepcopy(model.state_dict())
+    saved = {"model": of_model, "optimizer": save(model.eval(), optimizer)["optimizer"]}
+    for order in ORDERS:
+        other = build(1, norm=True)
+        load(*other, saved, order)
+        assert equal(finish(*other, 60), uninterrupted())
+
+
+# Weights without a state.
+
+
+@pytest.mark.parametrize("by", ["the model", "a wrapper", "the network"])
+@pytest.mark.parametrize("mode", ["training", "evaluating"])
+@pytest.mark.parametrize("at", [30, 70])
+def test_a_restored_best_epoch_is_not_overwritten(at, mode, by):
+    model, optimizer = build()
+    train(model, optimizer, 0, at - 10)
+    best = copy.deepcopy(model.eval().state_dict())
+    model.train()
+    train(model, optimizer, at - 10, at)
+    model.train(mode == "training")
+    if by == "the model":
+        model.load_state_dict(best)
+    elif by == "a wrapper":
+        wrapper = torch.nn.ModuleDict({"module": model})
+        wrapper.load_state_dict({f"module.{key}": value for key, value in best.items()})
+    else:
+        model.net.load_state_dict({key.removeprefix("net."): value for key, value in best.items()})
+    loaded = weights(model)
+    assert equal(loaded, [best[name] for name, _ in model.named_parameters()])
+    for training in (True, False, True):
+        assert equal(weights(model.train(training)), loaded)
+    train(model, optimizer, at, at + 1)
+    for p, q in zip(model.parameters(), loaded, strict=True):
+        way = (p - q).abs().max()
+        assert 0 < way < 0.15, "one step away"
+    train(model, optimizer, at + 1, at + 30)
+    model.eval()
+    x, y = batch(99)
+    assert F.cross_entropy(model(x), y) < 1.0
+
+
+def test_weights_set_by_hand_in_evaluation_mode_stay():
+    model, optimizer = build()
+    train(model, optimizer, 0, 60)
+    model.eval()
+    with torch.no_grad():
+        model.net[0].weight.fill_(0.25)
+    model.train()
+    assert bool((model.net[0].weight == 0.25).all())
+    assert optimizer.state[model.net[0].weight]["k"] == 0
+    assert optimizer.state[model.head.weight]["k"] == 10, "the others go on"
+
+
+def test_a_state_for_other_weights_starts_the_average_again():
+    model, optimizer = build()
+    train(model, optimizer, 0, 60)
+    saved = save(model, optimizer)
+    other, its_optimizer = build(1)
+    before = weights(other)
+    its_optimizer.load_state_dict(saved["optimizer"])
+    for training in (False, True):
+        assert equal(weights(other.train(training)), before), "the weights may still come"
+    assert equal([p.detach() for p in other.collapse().parameters()][:2], before[:2])
+    with pytest.warns(UserWarning, match="from the same checkpoint"):
+        train(other, its_optimizer, 0, 1)
+    for p, q in zip(other.parameters(), before, strict=True):
+        assert its_optimizer.state[p]["k"] == 1
+        torch.testing.assert_close(p.detach(), its_optimizer.state[p]["z"])
+        assert not torch.equal(p, q)
+
+
+def test_a_state_that_was_saved_before_its_weights_came_is_the_same_state():
+    model, optimizer = build()
+    train(model, optimizer, 0, 60)
+    saved = save(model.eval(), optimizer)
+    other, its_optimizer = build(1)
+    its_optimizer.load_state_dict(saved["optimizer"])
+    assert same(save(other, its_optimizer)["optimizer"], saved["optimizer"])
+
+
+# Other ways to save.
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("at", [30, 60])
+def test_torchs_distributed_checkpoints(at, training):
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, at)
+    model.train(training)
+    states = copy.deepcopy(get_state_dict(model, optimizer))
+    other, its_optimizer = build(1, norm=True)
+    set_state_dict(other, its_optimizer, model_state_dict=states[0], optim_state_dict=states[1])
+    assert equal(finish(other, its_optimizer, at), uninterrupted())
+
+
+@pytest.mark.parametrize("at", [30, 60])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_narrow_and_wide_weights_resume_too(dtype, at):
+    model, optimizer = build(dtype=dtype)
+    train(model, optimizer, 0, at)
+    saved = save(model.eval(), optimizer)
+    other = build(1, dtype=dtype)
+    load(*other, saved)
+    assert equal(finish(*other, at), finish(*build(dtype=dtype), 0))
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+sys.path[:0] = sys.argv[3:]
+from support.auto_runs import build, train
+torch.set_num_threads(1)
+path, stop = sys.argv[1], int(sys.argv[2])
+model, optimizer = build(norm=True)
+start = 0
+if os.path.exists(path):
+    saved = torch.load(path, weights_only=True)
+    optimizer.load_state_dict(saved["optimizer"])
+    model.load_state_dict(saved["model"])
+    start = saved["step"]
+for step in range(start, 75):
+    if step == stop:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model.train()
+    train(model, optimizer, step, step + 1)
+    model.eval()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+    torch.save(saved, path + ".new")
+    os.replace(path + ".new", path)
+"""
+
+
+def test_a_killed_run_ends_with_the_same_bits(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for stop in (31, 58, END):
+        command = [sys.executable, tmp_path / "script.py", path, str(stop), *sys.path]
+        code = subprocess.run(command, check=False, timeout=100).returncode
+        assert code == (0 if stop == END else -9)
+    model, optimizer = build(1, norm=True)
+    load(model, optimizer, torch.load(path, weights_only=True))
+    assert equal(finish(model, optimizer, END), uninterrupted())
+
+
+def test_the_state_of_another_optimizer_is_refused_with_nothing_changed():
+    model, optimizer = build()
+    train(model, optimizer, 0, 60)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="another optimizer than Auto"):
+        optimizer.load_state_dict(alrao.Adam(model).state_dict())
+    with pytest.raises(ValueError, match="not the state of an alrao optimizer"):
+        optimizer.load_state_dict(torch.optim.Adam(model.parameters()).state_dict())
+    assert same(optimizer.state_dict(), before)

@@ -1,0 +1,348 @@
+"""The right weights at the right time: averages in evaluation mode, training weights in training mode."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.auto_runs import batch, build, equal, train, weights
+from support.needs import needs_compile
+from support.stepping import same
+from torch import nn
+
+import alrao
+
+
+def trained(steps=60, **options):
+    model, optimizer = build(**options)
+    train(model, optimizer, 0, steps)
+    return model, optimizer
+
+
+def averages(model, optimizer, beta=0.7):
+    """The averaged weights by their definition, of a model in training mode."""
+    return [(p.detach() - (1 - beta) * optimizer.state[p]["z"]) / beta for p in model.parameters()]
+
+
+def close(one, other):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-6)
+    return True
+
+
+# Who decides.
+
+
+def test_evaluation_mode_has_the_average_and_training_mode_the_training_weights():
+    model, optimizer = trained()
+    y, x = weights(model), averages(model, optimizer)
+    assert not equal(y, x)
+    assert close(weights(model.eval()), x)
+    assert equal(weights(model.train()), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_evaluating_restores_the_bits(dtype):
+    model, optimizer = trained(dtype=dtype)
+    state = copy.deepcopy(optimizer.state_dict())
+    y = weights(model)
+    for _ in range(3):
+        model.eval()
+        assert not equal(weights(model), y)
+        model(batch(0, dtype)[0])
+        model.train()
+        assert equal(weights(model), y)
+    assert same(optimizer.state_dict(), state)
+    twin, its_optimizer = trained(dtype=dtype)
+    train(model, optimizer, 60, 65)
+    train(twin, its_optimizer, 60, 65)
+    assert equal(weights(model), weights(twin)), "evaluating never changes training"
+
+
+def test_during_the_search_both_are_the_same():
+    model, _ = trained(steps=30)
+    y = weights(model)
+    assert equal(weights(model.eval()), y)
+
+
+def test_the_mode_may_be_set_without_a_call():
+    """Lightning does so after validation."""
+    model, optimizer = trained()
+    y = weights(model)
+    model.eval()
+    for module in model.modules():
+        module.training = True
+    model(batch(0)[0])
+    assert equal(weights(model), y)
+    model.training = False
+    model(batch(0)[0])
+    assert not equal(weights(model), y)
+    twin, its_optimizer = trained()
+    model.training = True
+    train(model, optimizer, 60, 65)
+    train(twin, its_optimizer, 60, 65)
+    assert equal(weights(model), weights(twin))
+
+
+def test_the_modes_of_parts_swap_nothing():
+    model, _ = trained(norm=True)
+    y = weights(model)
+    model.net[1].eval()
+    model.net.eval()
+    model.head.eval()
+    model(batch(0)[0])
+    assert equal(weights(model), y)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+def test_wrappers_call_through():
+    model, optimizer = build()
+    wrapper = Wrapper(model)
+    train(model, optimizer, 0, 60)
+    y = weights(model)
+    wrapper.eval()
+    assert not equal(weights(model), y)
+    wrapper.train()
+    assert equal(weights(model), y)
+
+
+def test_the_optimizers_own_eval_and_train_are_harmless():
+    model, optimizer = trained()
+    y = weights(model)
+    x = averages(model, optimizer)
+    for _ in range(2):
+        optimizer.eval()
+        assert close(weights(model), x)
+    for _ in range(2):
+        optimizer.train()
+        assert equal(weights(model), y)
+    model.eval()
+    optimizer.eval()
+    assert close(weights(model), x)
+    optimizer.train()
+    model.train()
+    assert equal(weights(model), y)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_steps_in_evaluation_mode(training):
+    """The gradient is taken where it is taken; the average advances and stays in the parameters."""
+    model, optimizer = build(dtype=torch.float64)
+    model.train(training)
+    train(model, optimizer, 0, 51)
+    states = [optimizer.state[p] for p in model.parameters()]
+    y = weights(model) if training else [state["y"].clone() for state in states]
+    z = [state["z"].clone() for state in states]
+    before = [optimizer.state[p]["v"].clone() for p in model.parameters()]
+    data, target = batch(51, torch.float64)
+    optimizer.zero_grad()
+    F.cross_entropy(model(data), target).backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    c = 4 / 5
+    for p, old_y, old_z, v, g in zip(model.parameters(), y, z, before, grads, strict=True):
+        v = 0.99 * v + 0.01 * g**2
+        delta = optimizer.rates(p) * g / ((v / (1 - 0.99**52)).sqrt() + 1e-8)
+        new_z = old_z - delta
+        new_y = old_y + c * (old_z - old_y) - (1 - 0.7 * (1 - c)) * delta
+        torch.testing.assert_close(optimizer.state[p]["z"], new_z)
+        torch.testing.assert_close(p.detach(), new_y if training else (new_y - 0.3 * new_z) / 0.7)
+
+
+def test_accumulated_gradients_across_an_evaluation():
+    model, optimizer = trained()
+    twin, its_optimizer = trained()
+    for each, its, evaluates in ((model, optimizer, True), (twin, its_optimizer, False)):
+        its.zero_grad()
+        for step in (60, 61):
+            x, y = batch(step)
+            (F.cross_entropy(each(x), y) / 2).backward()
+            if evaluates:
+                each.eval()
+                with torch.no_grad():
+                    each(x)
+                each.train()
+        its.step()
+    assert equal(weights(model), weights(twin))
+
+
+# How.
+
+
+def test_a_swap_between_forward_and_backward_is_an_error_and_not_a_wrong_gradient():
+    model, _ = trained()
+    x, y = batch(0)
+    loss = F.cross_entropy(model(x), y)
+    model.eval()
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+
+
+def test_no_state_is_made_under_inference_mode():
+    model, optimizer = trained()
+    y = weights(model)
+    with torch.inference_mode():
+        model.eval()
+        model(batch(0)[0])
+        model.training = True
+        model(batch(0)[0])
+        model.eval()
+    assert not any(p.is_inference() for p in model.parameters())
+    tensors = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    assert not any(value.is_inference() for value in tensors)
+    model.train()
+    assert equal(weights(model), y)
+    train(model, optimizer, 60, 62)
+
+
+def test_narrow_weights_are_averaged_in_float32():
+    """In bfloat16 steps below the resolution must add up, and the average must follow."""
+    model, optimizer = build(dtype=torch.bfloat16)
+    other, its_optimizer = build(dtype=torch.float32)
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            q.copy_(p)
+    train(model, optimizer, 0, 150)
+    train(other, its_optimizer, 0, 150)
+    for p in model.parameters():
+        assert optimizer.state[p]["z"].dtype == optimizer.state[p]["v"].dtype == torch.float32
+        assert optimizer.state[p]["rest"].dtype == torch.bfloat16
+    x = torch.cat([batch(step)[0] for step in range(200, 220)])
+    with torch.no_grad():
+        losses = [
+            F.cross_entropy(each(x.to(next(each.parameters()).dtype)).float(), x[:, :3].argmax(1)).item()
+            for each in (model.eval(), other.eval())
+        ]
+    assert losses[0] == pytest.approx(losses[1], abs=0.05)
+
+
+# References and copies.
+
+
+def test_the_model_does_not_keep_the_optimizer():
+    model, optimizer = trained()
+    watch = weakref.ref(optimizer)
+    y = weights(model)
+    del optimizer
+    gc.collect()
+    assert watch() is None
+    assert equal(weights(model.eval()), y), "nobody knows the averages any more"
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_copy_of_the_model_is_a_plain_model(way, training):
+    model, optimizer = trained()
+    model.train(training)
+    present = weights(model)
+    twin = way(model)
+    assert equal(weights(twin.eval()), present)
+    assert equal(weights(twin.train()), present)
+    assert equal(weights(model), present)
+    assert optimizer.model is model
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("training", [True, False])
+def test_model_and_optimizer_copied_together_continue_to_the_same_bits(way, training):
+    pair = trained()
+    pair[0].train(training)
+    twins = way(pair)
+    for model, optimizer in (pair, twins):
+        model.train()
+        train(model, optimizer, 60, 65)
+        model.eval()
+    assert equal(weights(pair[0]), weights(twins[0]))
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_collapsed_network_has_the_averages(training, mixture):
+    model, _ = trained()
+    x, y = batch(0)
+    model.train(training)
+    before = weights(model)
+    loss = F.cross_entropy(model(x), y) if training else None
+    plain = model.collapse(mixture=mixture)
+    assert equal(weights(model), before)
+    if loss is not None:
+        loss.backward()  # the graph is as it was
+    model.eval()
+    assert torch.equal(plain[0].weight, model.net[0].weight)
+    best = model.posterior.argmax()
+    if not mixture:
+        assert torch.equal(plain[-1].weight, model.head.weight[best])
+
+
+@needs_compile
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_model_is_one_graph_with_the_right_weights():
+    torch._dynamo.reset()
+    model, optimizer = build()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    eager, its_optimizer = build()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(60):
+            x, y = batch(step)
+            for each, its in ((compiled, optimizer), (eager, its_optimizer)):
+                its.zero_grad()
+                F.cross_entropy(each(x), y).backward()
+                its.step()
+    for each in (compiled, eager):
+        each.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), eager(x), rtol=1e-3, atol=1e-4)
+    assert not equal(weights(model), weights(model.train()))
+    assert close(weights(eager.train()), weights(model)) is True
+
+
+# BatchNorm.
+
+
+def test_recalibration_takes_the_statistics_at_the_averages():
+    model, _ = trained(norm=True)
+    norm = model.net[1]
+    loader = [batch(step) for step in range(100, 110)]
+    y, momentum = weights(model), norm.momentum
+    model.net[2].eval()
+    alrao.recalibrate(model, loader)
+    assert equal(weights(model), y)
+    assert (model.training, norm.training, model.net[2].training) == (True, True, False)
+    assert norm.momentum == momentum
+    model.eval()
+    with torch.no_grad():
+        hidden = [model.net[0](x) for x, _ in loader]
+    torch.testing.assert_close(norm.running_mean, torch.stack([h.mean(0) for h in hidden]).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack([h.var(0) for h in hidden]).mean(0))
+    x = weights(model)
+    alrao.recalibrate(model, [inputs for inputs, _ in loader])
+    assert not model.training
+    assert equal(weights(model), x)
+
+
+def test_recalibration_without_batches_is_refused_and_changes_nothing():
+    model, _ = trained(norm=True)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="at least one batch"):
+        alrao.recalibrate(model, [])
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
+    plain, _ = trained()
+    alrao.recalibrate(plain, [])  # there is nothing to take
+
+
+def test_recalibration_with_numbers_that_are_not_finite_keeps_the_old_ones():
+    model, _ = trained(norm=True)
+    mean = model.net[1].running_mean.clone()
+    alrao.recalibrate(model, [torch.full((4, 4), torch.nan)])
+    assert torch.equal(model.net[1].running_mean, mean)
