@@ -219,16 +219,18 @@ class Alrao(nn.Module):
         """Let an optimizer put its weights for the present mode into the parameters.
 
         Args:
-            optimizer: one with ``place(training)`` and the context ``averaged()``; no reference that would
-                keep it alive is held.
+            optimizer: one with ``place(training)``, ``ignore_load()`` and the context ``averaged()``; no
+                reference that would keep it alive is held.
         """
         self._averager = weakref.ref(optimizer)
 
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, under :class:`Auto`."""
-        optimizer = None if self._averager is None else self._averager()
-        if optimizer is not None:
+        if (optimizer := self._averaging_optimizer()) is not None:
             optimizer.place(self.training)
+
+    def _averaging_optimizer(self) -> Any:
+        return None if self._averager is None else self._averager()
 
     def collapse(self, *, mixture: bool = False) -> nn.Module:
         """Return an ordinary, independent network, with a single output layer.
@@ -244,7 +246,7 @@ class Alrao(nn.Module):
                 whole mixture does; a classifier then returns log-probabilities.
         """
         head = self.head
-        optimizer = None if self._averager is None else self._averager()
+        optimizer = self._averaging_optimizer()
         with torch.no_grad(), nullcontext() if optimizer is None else optimizer.averaged():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
             layer.train(head.training)
@@ -281,6 +283,8 @@ class Alrao(nn.Module):
                 module._buffers.update(buffers)
             for value, before in values:
                 value.copy_(before)
+            if (optimizer := self._averaging_optimizer()) is not None:
+                optimizer.ignore_load()
             raise
 
     def register_full_backward_hook(self, *_: Any, **__: Any) -> Any:

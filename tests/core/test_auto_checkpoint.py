@@ -186,6 +186,17 @@ def test_weights_set_by_hand_in_evaluation_mode_stay():
     assert optimizer.state[model.head.weight]["k"] == 10, "the others go on"
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_load_that_fails_changes_nothing(training):
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, 60)
+    model.train(training)
+    strange = {**build(1, norm=True)[0].state_dict(), "unknown": torch.zeros(1)}
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict(strange)
+    assert equal(finish(model, optimizer, 60), uninterrupted())
+
+
 def test_a_state_for_other_weights_starts_the_average_again():
     model, optimizer = build()
     train(model, optimizer, 0, 60)

@@ -150,6 +150,11 @@ class AveragedOptimizer(AlraoOptimizer):
         if "rest" in state:
             state["rest"].zero_()
 
+    def ignore_load(self) -> None:
+        """Keep the average after a load that failed: the model has the weights that it had before."""
+        self._loads = self.model.head.loads
+        self._versions = {p: version_of(p) for p in self._versions}
+
     def _notice_loads(self) -> None:
         """Start again from weights that were loaded into the model, unless a state was loaded too."""
         if self._expected or self._loads == self.model.head.loads:
