@@ -33,6 +33,11 @@ def optimizer_for(model, rank, **kwargs):
     return alrao.SGD(model, lr=(1e-2, 1.0), momentum=0.5, **kwargs)
 
 
+def auto_for(model, rank):
+    torch.manual_seed(100 + rank)
+    return alrao.Auto(model, steps=14)  # two steps of search, then averages
+
+
 def batch(likelihood, step):
     generator = torch.Generator().manual_seed(step)
     x, y = torch.randn(2, 12, 4, dtype=torch.float64, generator=generator)
@@ -40,7 +45,7 @@ def batch(likelihood, step):
     return x, {"categorical": y.argmax(1), "gaussian": y, "bernoulli": (y > 0).double()}[likelihood]
 
 
-def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0, zoom=None):
+def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0, zoom=None, evaluates=False):
     """The state after every step."""
     seen = []
     for step in range(STEPS):
@@ -51,6 +56,10 @@ def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0, zoom=Non
         optimizer.step()
         if zoom is not None:
             zoom.step()
+        if evaluates:
+            optimizer.model.eval()
+            optimizer.model(x)
+            optimizer.model.train()
         seen.append({name: value.clone() for name, value in optimizer.model.state_dict().items()})
     return seen
 
@@ -92,6 +101,10 @@ def worker(rank, folder):
     model = DistributedDataParallel(model)
     result["zoom"] = train(model, optimizer, "categorical", half, zoom=zoom)
 
+    model = DistributedDataParallel(build("categorical", seed=rank))
+    optimizer = auto_for(model, rank)
+    result["auto"] = train(model, optimizer, "categorical", half, evaluates=rank == 0)
+
     together = dist.new_group([0, 1])
     model = DistributedDataParallel(build("categorical"), process_group=together)
     optimizer = optimizer_for(model, rank, process_group=together)
@@ -132,7 +145,7 @@ def test_rates_are_the_same_although_the_seeds_differ(ranks, likelihood):
     assert all(torch.equal(a, b) for a, b in zip(ranks[0][key], ranks[1][key], strict=True))
 
 
-@pytest.mark.parametrize("what", [*CRITERIA, "ignored", "group", "zoom"])
+@pytest.mark.parametrize("what", [*CRITERIA, "ignored", "group", "zoom", "auto"])
 def test_ranks_stay_in_step_to_the_bit(ranks, what):
     assert_same(ranks[0][what], ranks[1][what], rtol=0, atol=0)
 
@@ -157,6 +170,14 @@ def test_zoom_narrows_in_all_processes_as_in_one(ranks):
     optimizer = optimizer_for(model, 0)
     expected = train(model, optimizer, "categorical", slice(None), zoom=alrao.Zoom(optimizer, 4, every=1))
     assert_same(ranks[0]["zoom"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_auto_trains_in_all_processes_as_in_one_while_one_evaluates(ranks):
+    model = build("categorical")
+    optimizer = auto_for(model, 0)
+    expected = train(model, optimizer, "categorical", slice(None))
+    assert_same(ranks[0]["auto"], expected, rtol=1e-5, atol=1e-6)
+    assert optimizer.state[model.head.weight]["k"] == STEPS - 2
 
 
 def test_a_process_group_of_both(ranks):
