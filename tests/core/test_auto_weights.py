@@ -307,6 +307,33 @@ def test_a_compiled_model_is_one_graph_with_the_right_weights():
     assert close(weights(eager.train()), weights(model)) is True
 
 
+@needs_compile
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_model_whose_mode_was_set_without_a_call_is_right_after_a_step():
+    torch._dynamo.reset()
+    model, optimizer = trained()
+    compiled = torch.compile(model, backend="eager")
+    compiled.eval()
+    for module in compiled.modules():
+        module.training = True
+    train(compiled, optimizer, 60, 61)
+    y = weights(model)
+    assert "y" not in optimizer.state[model.head.weight]
+    assert close(weights(model.eval()), [torch.lerp(optimizer.state[p]["z"], q, 1 / 0.7) for p, q in
+                 zip(model.parameters(), y, strict=True)])  # fmt: skip
+    assert equal(weights(model.train()), y)
+
+
+def test_a_model_may_be_cast_after_the_optimizer_was_built():
+    model, optimizer = build()
+    model.double()
+    train(model, optimizer, 0, 60)
+    assert optimizer.state[model.head.weight]["z"].dtype == torch.float64
+    y = weights(model)
+    assert not equal(weights(model.eval()), y)
+    assert equal(weights(model.train()), y)
+
+
 # BatchNorm.
 
 
