@@ -70,7 +70,7 @@ def test_mixed_precision():
     x, y = loader.dataset.tensors
     out = model(x.float())
     assert out.dtype == torch.float32
-    assert (out.argmax(1) == y).double().mean() > 0.8
+    assert (out.argmax(1) == y).double().mean() > 0.7
 
 
 def test_a_schedule_and_a_state_that_is_resumed(tmp_path):

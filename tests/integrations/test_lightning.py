@@ -100,7 +100,7 @@ def test_mixed_precision():
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x.float(), y), 16)
     trainer(20, precision="bf16-mixed").fit(module, data)
     assert not torch.equal(module.model.posterior, before)
-    assert (module.model(x.float()).argmax(1) == y).float().mean() > 0.8
+    assert (module.model(x.float()).argmax(1) == y).float().mean() > 0.7
 
 
 def checkpointed(folder):
