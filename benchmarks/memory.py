@@ -52,7 +52,7 @@ def main() -> None:
     for column in (
         "optimizer",
         "parameters, MB",
-        "rates, %",
+        "places and rates, %",
         "largest parameter, MB",
         "largest tensor made by step, MB",
     ):
@@ -70,7 +70,8 @@ def main() -> None:
         with LargestResult() as watch:
             optimizer.step()
         sizes = [p.numel() * p.element_size() for p in model.parameters()]
-        rates = sum(optimizer.rates(p).numel() * 4 for p in model.parameters())
+        places = [optimizer.state[p]["u"] for p in model.body_parameters()]
+        rates = sum(each.nbytes for each in [*places, *map(optimizer.rates, model.parameters())])
         table.add_row(
             name,
             f"{sum(sizes) / 1e6:.2f}",
