@@ -1,4 +1,4 @@
-"""Tar archives, unpacked into the cache."""
+"""Tar archives: read, or unpacked into the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import LabError
 from .places import cache_folder, locked, short_digest
 from .progress import open_file
 
-__all__ = ["is_archive", "readable", "state_of", "unpack", "unpacked"]
+__all__ = ["contents", "is_archive", "readable", "state_of", "unpacked"]
 
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 
@@ -88,26 +88,46 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
     """
     if not hasattr(tarfile, "data_filter"):
         raise LabError(f"unpacking {archive} safely needs Python 3.11.4 or later: unpack it, name the folder")
+    for tar, member in _members(archive, f"unpacking {archive.name}"):
+        if member.isdir() or (member.isfile() and wanted(member.name)):
+            _extract(archive, tar, member, folder)
+
+
+def contents(archive: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of the wanted files of an archive, without unpacking it.
+
+    Raises:
+        LabError: the archive is damaged or cut off.
+    """
+    for tar, member in _members(archive, f"reading {archive.name}"):
+        if member.isfile() and wanted(member.name):
+            with readable(archive):
+                file = tar.extractfile(member)
+                content = b"" if file is None else file.read()
+            yield member.name, content
+
+
+def _members(archive: Path, text: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     with (
         readable(archive),
-        open_file(archive, f"unpacking {archive.name}") as raw,
+        open_file(archive, text) as raw,
         tarfile.open(fileobj=raw, mode="r:*") as tar,
     ):
         for member in tar:
-            if member.isdir() or (member.isfile() and wanted(member.name)):
-                _extract(archive, tar, member, folder)
+            yield tar, member
         _require_end(tar)
 
 
 def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     try:
-        tar.extract(member, folder, filter="data")
-    except tarfile.FilterError as error:
-        raise LabError(f"{archive} is not unpacked: its member {member.name} leads out of it") from error
-    except OSError as error:
-        if error.errno is None:  # of reading
-            raise
-        raise _unwritten(archive, folder.parent, error) from error
+        with readable(archive):
+            tar.extract(member, folder, filter="data")
+    except LabError as error:
+        if isinstance(error.__cause__, tarfile.FilterError):
+            raise LabError(f"{archive} is not unpacked: its member {member.name} leads out of it") from error
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:  # of writing
+            raise _unwritten(archive, folder.parent, error.__cause__) from error
+        raise
 
 
 def _require_end(tar: tarfile.TarFile) -> None:

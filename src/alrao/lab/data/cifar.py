@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from ..errors import LabError
 from ..vision import torchvision
-from .archives import is_archive, state_of, unpack
+from .archives import contents, is_archive, state_of
 from .arrays import Arrays, cached
-from .folders import is_image, load_image, require_same_classes, scan
+from .folders import is_image, load_image
 from .places import data_path
 from .progress import track
 
@@ -83,29 +84,38 @@ def _is_batch(name: str) -> bool:
     return PurePath(name).stem in (*BATCHES, TEST, "batches")
 
 
+def _is_picture(name: str) -> bool:
+    return is_image(name) and PurePath(name).parts[-3:-2] in (("train",), ("test",))
+
+
 def _read(source: Path) -> Arrays:
+    if source.is_dir() and any(_is_batch(path.name) for path in source.iterdir()):
+        return _of_batches(source)
+    images: dict[PurePath, Tensor] = {}
     if source.is_dir():
-        return _read_folder(source)
-    with tempfile.TemporaryDirectory(prefix="alrao-") as temporary:
-        unpack(source, Path(temporary), lambda name: _is_batch(name) or is_image(name))
-        marks = (BATCHES[0], f"{BATCHES[0]}.bin", "train")
-        found = next((path for mark in marks for path in Path(temporary).rglob(mark)), None)
-        if found is None:
-            raise LabError(f"no CIFAR-10 in {source}: neither batches nor folders train and test; {WANTED}")
+        paths = [path for path in _files(source) if is_image(path.name)]
+        images = {path: _pixels(path, str(path)) for path in track(paths, f"reading {source.name}")}
+        return _of_images(source, images)
+    with tempfile.TemporaryDirectory(prefix="alrao-") as folder:
+        for name, content in contents(source, lambda name: _is_batch(name) or _is_picture(name)):
+            if _is_batch(name):
+                Path(folder, PurePath(name).name).write_bytes(content)
+            else:
+                images[PurePath(name)] = _pixels(BytesIO(content), f"{name} in {source}")
+        if images or not any(Path(folder).iterdir()):
+            return _of_images(source, images)
         try:
-            return _read_folder(found.parent)
+            return _of_batches(Path(folder))
         except LabError as error:
-            raise LabError(f"{source}: {str(error).replace(f'{temporary}/', '')}") from error
+            raise LabError(str(error).replace(folder, str(source))) from error
 
 
-def _read_folder(folder: Path) -> Arrays:
-    if (folder / BATCHES[0]).is_file():
+def _of_batches(folder: Path) -> Arrays:
+    if not any(folder.glob("*.bin")):
         return _of_python(folder)
-    if (folder / f"{BATCHES[0]}.bin").is_file():
-        train = [_of_binary(folder / f"{name}.bin") for name in BATCHES]
-        images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
-        return Arrays.of(images, labels, *_of_binary(folder / f"{TEST}.bin"), classes=CLASSES)
-    return _of_images(folder)
+    train = [_of_binary(folder / f"{name}.bin") for name in BATCHES]
+    images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
+    return Arrays.of(images, labels, *_of_binary(folder / f"{TEST}.bin"), classes=CLASSES)
 
 
 class _Python(torchvision.datasets.CIFAR10):  # type: ignore[misc]
@@ -147,24 +157,28 @@ def _require(path: Path) -> None:
         raise LabError(f"{path.parent} lacks {path.name}; {WANTED}")
 
 
-def _of_images(folder: Path) -> Arrays:
-    listings = {part: scan(folder / part) for part in ("train", "test")}
-    for listing in listings.values():
-        if (count := len(listing.classes)) != len(CLASSES):
-            raise LabError(f"{listing.root} has {count} classes, CIFAR-10 has {len(CLASSES)}; {WANTED}")
-    require_same_classes(listings["train"], listings["test"])
+def _of_images(source: Path, images: dict[PurePath, Tensor]) -> Arrays:
+    """Images by their paths, which end with ``train/<class>/<name>`` or ``test/<class>/<name>``."""
+    parts: list[Tensor] = []
+    found: dict[str, tuple[str, ...]] = {}
+    for part in ("train", "test"):
+        paths = sorted(path for path in images if path.parts[-3] == part)
+        classes = found[part] = tuple(sorted({path.parts[-2] for path in paths}))
+        if len(classes) != len(CLASSES):
+            raise LabError(
+                f"{source} has images of {len(classes)} classes in {part}/<class>/, CIFAR-10 has "
+                f"{len(CLASSES)}; {WANTED}"
+            )
+        labels = torch.tensor([classes.index(path.parts[-2]) for path in paths])
+        parts += [torch.stack([images[path] for path in paths]), labels]
+    if found["train"] != found["test"]:
+        different = ", ".join(sorted({*found["train"]} ^ {*found["test"]}))
+        raise LabError(f"{source}: these classes are not in both of train and test: {different}")
+    return Arrays.of(*parts, classes=found["train"])
 
-    def part(name: str) -> Part:
-        listing = listings[name]
-        numbers = track(range(len(listing)), f"reading {name} images")
-        images = torch.stack([_pixels(listing.path(number)) for number in numbers])
-        return images, torch.from_numpy(listing.labels)
 
-    return Arrays.of(*part("train"), *part("test"), classes=listings["train"].classes)
-
-
-def _pixels(path: Path) -> Tensor:
-    image = load_image(path)
+def _pixels(file: Path | BytesIO, name: str) -> Tensor:
+    image = load_image(file, name)
     if image.size != (SIDE, SIDE):
-        raise LabError(f"{path} has {image.width}×{image.height} pixels; CIFAR-10 has {SIDE}×{SIDE}")
+        raise LabError(f"{name} has {image.width}×{image.height} pixels; CIFAR-10 has {SIDE}×{SIDE}")
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import PIL.Image
 import torch
 
 from ..errors import LabError
@@ -37,16 +38,19 @@ def is_image(name: str) -> bool:
     return not hidden and reader.has_file_allowed_extension(name, reader.IMG_EXTENSIONS)
 
 
-def load_image(path: Path) -> Any:
+def load_image(file: Path | BinaryIO, name: str) -> Any:
     """Read an image in RGB.
 
     Raises:
-        LabError: it is missing, not an image, or damaged.
+        LabError: it is missing, not an image, or damaged; the message has its name.
     """
     try:
-        return reader.default_loader(str(path))
+        if isinstance(file, Path):
+            return reader.default_loader(str(file))
+        with PIL.Image.open(file) as image:
+            return image.convert("RGB")
     except Exception as error:  # the decoders of Pillow raise errors of any type
-        raise LabError(f"{path} is not an image, or damaged ({error}): replace or remove it") from error
+        raise LabError(f"{name} is not an image, or damaged ({error}): replace or remove it") from error
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,11 @@ def scan(folder: Path) -> Listing:
             f"{folder} needs a folder of images for each of at least two classes; there is {found}"
         )
 
+    def relative(path: str) -> str:
+        return path[len(os.path.join(folder, "")) :].replace(os.sep, "/")
+
     def visible(path: str) -> bool:
-        return is_image(Path(path).relative_to(folder).as_posix())
+        return is_image(relative(path))
 
     files: list[tuple[str, int]] = []
     with readable(folder):
@@ -120,7 +127,7 @@ def scan(folder: Path) -> Listing:
                 ) from None
             files += sorted(found, key=lambda file: file[0].split(os.sep))
         sizes = [os.path.getsize(path) for path, _ in files]
-    names = [os.fsencode(os.path.relpath(path, folder)) for path, _ in files]
+    names = [os.fsencode(relative(path)) for path, _ in files]
     return Listing(folder, classes, np.array(names), np.array([n for _, n in files]), np.array(sizes))
 
 

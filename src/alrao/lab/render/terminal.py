@@ -69,8 +69,6 @@ class TrainingBar:
             self.epoch(moment.last)
         if self.console.is_terminal and not self.progress.finished:
             state = moment.shown or f"loss {moment.loss:.4g}"
-            if moment.last is not None:
-                state += f"  valid {_values(moment.last['valid'])}"
             if isinstance(moment.learner.model, alrao.Alrao):
                 low, *_, high = moment.learner.rates or [0.0, 0.0]
                 state += f"  {low:.3g} |{posterior_bar(moment.learner.model.posterior)}| {high:.3g}"
