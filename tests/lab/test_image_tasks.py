@@ -246,7 +246,7 @@ def test_learns_digits():
             problem.loss(net(x), y).backward()
             optimizer.step()
     right = sum(problem.score(net(x), y)["accuracy"].item() for x, y in problem.evaluation("test"))
-    assert right / 400 > 0.85
+    assert right / 400 > 0.8
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import asdict
+from statistics import median
 
 import pytest
 import torch
@@ -207,10 +208,13 @@ def test_a_schedule_spans_the_whole_run(tmp_path):
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_learns(tmp_path, name):
-    epochs = 15 if name in ("dog", "dadapt-sgd") else 3  # these begin with steps of next to nothing
-    lines = tiny(tmp_path, method=RATES.get(name, name), epochs=epochs).metrics()
-    first, *others = [line["train"]["loss"] for line in lines]
-    assert min(others) < first  # D-Adaptation's last epoch is a matter of rounding
+    epochs = 15 if name in ("dog", "dadapt-sgd", "dadapt-adam") else 3  # these begin with tiny steps
+    kept = []
+    for seed in range(3):  # one run of D-Adaptation may diverge by rounding
+        lines = tiny(tmp_path, method=RATES.get(name, name), epochs=epochs, seed=seed).metrics()
+        first, *others = [line["train"]["loss"] for line in lines]
+        kept.append(min(others) / first)
+    assert median(kept) < 1
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "dog"])
@@ -248,9 +252,10 @@ def test_alrao_takes_interval_and_copies(method):
 
 def test_frozen_trains_a_fraction_of_the_features(tmp_path):
     [body, *_] = tiny(tmp_path, method="frozen@0.1:0.5", epochs=1).features()
-    moved = torch.tensor(body["moved"]) > 0
-    assert torch.equal(moved, torch.tensor(body["rates"]) > 0)
-    assert 0.3 < moved.float().mean() < 0.7
+    moved, trained = torch.tensor(body["moved"]) > 0, torch.tensor(body["rates"]) > 0
+    assert not moved[~trained].any()
+    assert moved[trained].float().mean() > 0.9  # a feature that is never active has no gradient
+    assert 0.3 < trained.float().mean() < 0.7
 
 
 def test_an_interval_of_one_rate():
