@@ -1,9 +1,9 @@
 """Run directories: their files, and how to write them so that a kill at any moment loses nothing.
 
 A run is a directory with ``config.json`` (what would repeat it), ``metrics.jsonl`` (a line for each epoch),
-``checkpoint.pt`` (the last state and the best weights) and, once it has ended, ``result.json``; of Alrao's
-runs also ``features.json`` (rate and movement of each feature). Each file is replaced as a whole: written
-beside, flushed to the disk, renamed.
+``checkpoint.pt`` (the last state and the best weights; only the best weights once the run has ended) and,
+once it has ended, ``result.json``; Alrao's runs also have ``features.json`` (rate and movement of each
+feature). Each file is replaced as a whole: written beside, flushed to the disk, renamed.
 """
 
 from __future__ import annotations
