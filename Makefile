@@ -11,7 +11,7 @@ CORE := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl pages suite ablations test test-slow test-core lint workflows types unit coverage \
+.PHONY: help env demo results results-rl pages suite test test-slow test-core lint workflows types unit coverage \
   format bench docs docs-serve build release clean
 
 # Every method, for the tables of the documentation.
@@ -57,18 +57,6 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS) --to-keep
 	$(BIN)/alrao keep
 	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
-
-ABLATIONS := sgd,sgd-cosine,adamw-cosine,alrao-zoom,first,first-constant,first-average,first-average-cosine,first-no-rewind
-ABLATIONS := $(ABLATIONS),first-fast,first-slow,first-narrow,first-wide,first-short-memory,first-long-memory,first-mode
-ABLATIONS := $(ABLATIONS),first-sum,first-copies-still,first-sgd,no-zoom,no-zoom-sgd,second,second-copies-still,second-slow-body
-ABLATIONS := $(ABLATIONS),second-fast-body,second-unit-features,second-unit-layers,second-sum,second-sum-mode
-ABLATIONS := $(ABLATIONS),second-sum-copies-30,second-sum-copies-still
-
-ablations: $(STAMP) ## train what docs/ablations.md shows (an hour, resumable; needs ALRAO_DATA)
-	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --jobs $(WORKERS) --to-keep
-	$(BIN)/alrao keep
-	$(BIN)/alrao suite --workloads cnn,cnn-plain,lstm,table --contenders $(ABLATIONS) --seeds 1 --no-run \
-	  --markdown docs/ablations.md --title "Ablations of Zoom"
 
 test: lint types unit ## what every change must pass: style, types, fast tests
 

@@ -175,7 +175,7 @@ def factors(schedule, steps, build=None):
     ours = Learner(nn.Module(), optimizer)
     if build is None:
         ours.follow(schedule, steps)
-    scheduler = ours.schedulers["scheduler"] if build is None else build(optimizer)
+    scheduler = ours.scheduler if build is None else build(optimizer)
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -238,6 +238,15 @@ def test_a_momentum_that_a_method_cannot_have():
         resolve(settings(method="dog", momentum=0.9))
     with pytest.raises(LabError, match="above 0"):
         resolve(settings(method="schedulefree", momentum=0.0))
+
+
+def test_adamw_decays_weights_as_torch_does():
+    for method, decay, expected in (("adamw", 0.0, (0.001, 0.01)), ("adamw@0.1", 0.5, (0.1, 0.5))):
+        problem, net, resolved = problem_and_net(method=method, weight_decay=decay)
+        optimizer = learner(net, resolved, problem).optimizer
+        group = optimizer.param_groups[0]
+        assert isinstance(optimizer, torch.optim.AdamW)
+        assert (group["lr"], group["weight_decay"]) == expected
 
 
 @pytest.mark.parametrize("method", ["alrao", "alrao-adam"])
@@ -329,7 +338,7 @@ def test_intervals():
     [
         {"method": "frozen@0.1:0.5"},
         {"method": "adam", "seed": 3},
-        {"method": "alrao-zoom", "lr": "1e-6:0.1", "zoom": "copies=inf,rewind=0", "body_lr": "1e-7:1"},
+        {"method": "alrao-adam", "lr": "1e-6:0.1", "evidence": "sum"},
     ],
 )
 def test_settings_come_back_from_json(tmp_path, changes):

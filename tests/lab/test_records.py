@@ -13,7 +13,7 @@ from alrao.lab import provenance
 from alrao.lab.errors import LabError
 from alrao.lab.keep import experiment_file, keep
 from alrao.lab.provenance import require_clean, source_state, unclean
-from alrao.lab.reading import read_runs
+from alrao.lab.reading import read, read_runs
 from alrao.lab.records import KeptRun, find_runs, locate, read_rows, write_rows
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import comparison_table
@@ -255,7 +255,7 @@ def test_every_committed_row_is_historical_or_of_a_clean_commit(file):
         config = row["config"]
         assert row["historical"] is (unclean(config["commit"], config["modified"]) is not None), row["run"]
         assert row["result"]["status"] in ("finished", "diverged")
-        own = Settings(**config["settings"])
+        own = read([KeptRun(file, row)]).records[0].settings
         assert isinstance(config["settings"]["method"], dict), "a typed value, not its spelling"
         name = f"{own.task}/{own.model}/{own.method}-{own.seed}-".replace(":", "_")
         assert re.fullmatch(re.escape(name) + "[0-9a-f]{10}", row["run"])
@@ -266,3 +266,20 @@ def test_committed_rows_can_all_be_read():
     assert reading.left_out == []
     assert len(reading.records) >= 1059
     assert sum(record.run.historical for record in reading.records) <= 506, "no row becomes historical later"
+
+
+def losses(table):
+    """The validation and test losses of a Markdown table, as printed."""
+    return re.findall(r"^\| .+? \| ([\d.]+) \| ([\d.]+) \| 1 \|$", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize("workload", ["cnn", "cnn-plain", "lstm", "table"])
+def test_the_page_of_ablations_shows_committed_rows(workload):
+    """Its contenders are no longer code, so the page is not made from the rows any more."""
+    page = (ROOT / "docs" / "ablations.md").read_text()
+    [section] = [part for part in page.split("\n### ") if part.startswith(f"{workload}: ")]
+    records = read_runs([ROOT / "results" / f"suite-{workload}.jsonl.xz"]).records
+    results = [record.result for record in records if not record.diverged]
+    known = {tuple(f"{run[part][run['measures'][0]]:.4f}" for part in ("valid", "test")) for run in results}
+    assert len(losses(section)) == 31
+    assert set(losses(section)) <= known

@@ -24,7 +24,6 @@ WAYS = {
     "dog": {"method": "dog", "model": "cnn"},
     "schedulefree": {"method": "schedulefree", "model": "cnn"},
     "alrao-adam": {"method": "alrao-adam", "schedule": "linear"},
-    "alrao-zoom": {"method": "alrao-zoom", "schedule": "cosine", "zoom": "part=0.5,memory=0.3"},
     "average": {"method": "alrao", "model": "cnn", "average": True},
     "adamw": {"method": "adamw@0.01"},
     "frozen": {"method": "frozen@0.1:0.5"},

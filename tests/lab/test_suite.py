@@ -19,7 +19,7 @@ from alrao.lab.records import find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
-from alrao.lab.suite import ABLATIONS, CONTENDERS, WORKLOADS, Standings, Suite, markdown, table
+from alrao.lab.suite import CONTENDERS, WORKLOADS, Standings, Suite, markdown, table
 from alrao.lab.suite.contenders import Contender
 from alrao.lab.suite.gaps import differences
 from alrao.lab.suite.workloads import Workload
@@ -30,10 +30,10 @@ QUICK = Workload("quick", "digits for two epochs", "digits", "mlp", {"epochs": 2
 OTHER = Workload("other", "the same, wider", "digits", "cnn", {"epochs": 1, "train_size": 64}, chosen_on=True)
 RATES = Contender("rates", "sgd", rates=(0.001, 0.5, 10_000.0))
 PLAIN = Contender("plain", "adam")
-ZOOM = Contender("zoom", "alrao-zoom", "cosine")
+OURS = Contender("ours", "alrao-adam", "cosine")
 
 
-CONTENDED = [RATES, PLAIN, ZOOM]
+CONTENDED = [RATES, PLAIN, OURS]
 
 
 def runs(workload, contender, method, tests, valid=1.0, failed=(), searched=True):
@@ -60,7 +60,7 @@ def told(searched=True):
         [
             runs(QUICK, RATES, "sgd@0.5", [1.0, 3.0], searched=searched),
             runs(QUICK, PLAIN, "adam", [2.5]),
-            runs(QUICK, ZOOM, "alrao-zoom", [1.0]),
+            runs(QUICK, OURS, "alrao-adam", [1.0]),
             runs(OTHER, RATES, "sgd@0.5", [4.0], searched=searched),
             runs(OTHER, PLAIN, "adam", [4.0], failed=[1]),
         ]
@@ -81,16 +81,16 @@ def test_gaps_are_parts_of_the_best_tuned_mean():
     found = Standings(told(), CONTENDED)
     assert gaps(found, RATES) == {"quick": 0.0, "other": 0.0}
     assert gaps(found, PLAIN) == {"quick": 0.25, "other": inf}
-    assert gaps(found, ZOOM) == {"quick": -0.5}
+    assert gaps(found, OURS) == {"quick": -0.5}
     assert found.failed(PLAIN, [QUICK, OTHER]) == 1
     assert found.failed(PLAIN, [QUICK]) == 0
     assert found.over(PLAIN, [QUICK]) == (0.25, 0.25)
     assert found.over(PLAIN, [QUICK, OTHER]) == (inf, inf)
-    assert found.over(ZOOM, [QUICK, OTHER]) is None, "it has not run on both"
+    assert found.over(OURS, [QUICK, OTHER]) is None, "it has not run on both"
 
 
 def test_differences_are_between_runs_of_one_seed():
-    ours = losses(QUICK, ZOOM, "alrao-zoom", [1.0, 3.0, 5.0])
+    ours = losses(QUICK, OURS, "alrao-adam", [1.0, 3.0, 5.0])
     theirs = losses(QUICK, PLAIN, "adam", [2.0, 2.0])
     assert differences(ours, theirs) == [-0.5, 0.5]
     assert differences(theirs, ours) == [1.0, pytest.approx(-1 / 3)]
@@ -99,18 +99,18 @@ def test_differences_are_between_runs_of_one_seed():
     assert differences(losses(QUICK, PLAIN, "adam", [], failed=[0]), theirs) == [inf]
 
 
-def test_the_page_pairs_zoom_with_the_best_constant_rate():
-    sgd, zoom = replace(RATES, name="sgd"), replace(ZOOM, name="alrao-zoom")
-    found = [runs(QUICK, sgd, "sgd@0.5", [1.0, 4.0]), runs(QUICK, zoom, "alrao-zoom", [0.9, 4.2])]
-    page = markdown(Standings(pd.concat(found), [sgd, zoom]), [QUICK, OTHER])
+def test_the_page_pairs_alrao_with_the_best_constant_rate():
+    sgd, ours = replace(RATES, name="sgd"), replace(OURS, name="alrao")
+    found = [runs(QUICK, sgd, "sgd@0.5", [1.0, 4.0]), runs(QUICK, ours, "alrao-adam", [0.9, 4.2])]
+    page = markdown(Standings(pd.concat(found), [sgd, ours]), [QUICK, OTHER])
     assert "| quick | no | -2.5 ± 10.6 | 2 | 1 |" in page
     assert "seed by seed" not in markdown(Standings(told(), CONTENDED), [QUICK, OTHER])
 
 
 def test_names_are_not_cut_in_a_narrow_terminal():
     console = Console(width=60, file=StringIO())
-    long = replace(ZOOM, name="a-name-of-some-length")
-    found = Standings(runs(QUICK, long, "alrao-zoom", [1.0]), [long])
+    long = replace(OURS, name="a-name-of-some-length")
+    found = Standings(runs(QUICK, long, "alrao-adam", [1.0]), [long])
     console.print(table(found, [replace(QUICK, name=f"workload-{i}") for i in range(5)], "title"))
     assert long.name in console.file.getvalue()
 
@@ -136,23 +136,23 @@ def test_the_page_says_what_rests_on_historical_runs():
 def test_there_are_no_gaps_before_the_search_is_over():
     found = Standings(told(searched=False), CONTENDED)
     assert found.gaps.size == 0
-    assert "| zoom | – | – | – | 0 | 1 |" in markdown(found, [QUICK])
+    assert "| ours | – | – | – | 0 | 1 |" in markdown(found, [QUICK])
 
 
 def test_a_run_that_ends_without_a_test_loss_has_failed():
-    lost = runs(QUICK, ZOOM, "alrao-zoom", [None, 1.0])
-    found = Standings(pd.concat([runs(QUICK, RATES, "sgd@0.5", [1.0, 3.0]), lost]), [RATES, ZOOM])
-    assert gaps(found, ZOOM) == {"quick": inf}
-    assert found.failed(ZOOM, [QUICK]) == 1
-    rates, zoom = (found.of(contender.name, "quick") for contender in (RATES, ZOOM))
-    assert differences(zoom, rates) == [inf, pytest.approx(-2 / 3)]
-    assert differences(rates, zoom) == [2.0]
-    assert "| zoom | failed | failed | failed | 1 | 1 |" in markdown(found, [QUICK])
+    lost = runs(QUICK, OURS, "alrao-adam", [None, 1.0])
+    found = Standings(pd.concat([runs(QUICK, RATES, "sgd@0.5", [1.0, 3.0]), lost]), [RATES, OURS])
+    assert gaps(found, OURS) == {"quick": inf}
+    assert found.failed(OURS, [QUICK]) == 1
+    rates, ours = (found.of(contender.name, "quick") for contender in (RATES, OURS))
+    assert differences(ours, rates) == [inf, pytest.approx(-2 / 3)]
+    assert differences(rates, ours) == [2.0]
+    assert "| ours | failed | failed | failed | 1 | 1 |" in markdown(found, [QUICK])
 
 
 def test_a_contender_without_runs_is_left_out():
     found = told()
-    standings = Standings(found[found["contender"] != "zoom"], CONTENDED)
+    standings = Standings(found[found["contender"] != "ours"], CONTENDED)
     assert standings.contenders == [RATES, PLAIN]
 
 
@@ -176,19 +176,19 @@ def test_its_workloads_are_of_many_kinds_and_half_of_them_held_out():
 
 def test_its_contenders_can_all_be_resolved():
     keys = set()
-    for contender in (CONTENDERS | ABLATIONS).values():
+    for contender in CONTENDERS.values():
         for method in contender.methods:
             settings = Settings(method=method, schedule=contender.schedule, **contender.settings)
             resolved = resolve(settings)[1]
             assert resolved.method == method
             keys.add(resolved.digest(""))
-    assert len(keys) == sum(len(c.methods) for c in (CONTENDERS | ABLATIONS).values()), "no two are the same"
+    assert len(keys) == sum(len(c.methods) for c in CONTENDERS.values()), "no two are the same"
     assert [len(c.methods) for c in CONTENDERS.values() if c.tuned] == [7, 7, 7]
 
 
 @pytest.fixture
 def ran(tmp_path):
-    suite = Suite([QUICK], [RATES, ZOOM], Settings(threads=1), seeds=2, roots=[tmp_path])
+    suite = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
     suite.run(lambda runs: runs.run())
     return suite
 
@@ -199,8 +199,8 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
         for s in (Settings(**directory.config["settings"]) for directory in find_runs([tmp_path]))
     )
     assert runs == [
-        ("alrao-zoom", "cosine", 0),
-        ("alrao-zoom", "cosine", 1),
+        ("alrao-adam", "cosine", 0),
+        ("alrao-adam", "cosine", 1),
         ("sgd@0.001", "none", 0),
         ("sgd@0.5", "none", 0),
         ("sgd@0.5", "none", 1),
@@ -214,27 +214,27 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
     files = [json.loads((d.path / "result.json").read_text()) for d in find_runs([tmp_path])]
     steps = {result["steps"] for result in files if result["status"] == "finished"}
     assert steps == {6}, "all methods take the same number of steps"
-    assert (found.of("zoom", "quick")["test loss"] > 0).all()
+    assert (found.of("ours", "quick")["test loss"] > 0).all()
     assert {run.config["settings"]["experiment"] for run in find_runs([tmp_path])} == {"suite-quick"}
 
 
 def test_nothing_is_trained_twice(ran, tmp_path):
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-    again = Suite([QUICK], [RATES, ZOOM], Settings(threads=1), seeds=2, roots=[tmp_path])
+    again = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
     again.run(lambda runs: runs.run())
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
     before = Standings(ran.frame(), ran.contenders)
     assert Standings(again.frame(), ran.contenders).gaps.equals(before.gaps)
-    shown = Suite([QUICK], [RATES, ZOOM], Settings(threads=1), seeds=2, roots=[tmp_path])
+    shown = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
     shown.choose()
     found = Standings(shown.frame(), ran.contenders)
-    assert [len(found.of(name, "quick")) for name in ("rates", "zoom")] == [2, 2], "all seeds"
+    assert [len(found.of(name, "quick")) for name in ("rates", "ours")] == [2, 2], "all seeds"
     assert found.gaps.equals(before.gaps)
 
 
 def test_the_command(tmp_path):
     page = tmp_path / "page.md"
-    words = ["suite", "--workloads", "table", "--contenders", "adam,alrao-zoom", "--seeds", "1"]
+    words = ["suite", "--workloads", "table", "--contenders", "adam,alrao", "--seeds", "1"]
     words += ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "none")]
     before = torch.get_num_threads()
     asked = CliRunner().invoke(cli, [*words, "--no-run"])

@@ -13,6 +13,7 @@ from alrao.lab.reading import read_runs
 from alrao.lab.records import locate
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import comparison_table
+from alrao.lab.report import Report
 from alrao.lab.resolve import resolve
 from alrao.lab.store import RunDirectory
 from alrao.lab.table import experiments, spread
@@ -179,6 +180,27 @@ def test_an_older_run_has_the_defaults_of_settings_that_came_later(make):
     assert left_out == []
     assert len(group.runs) == 2
     assert whole.config["settings"]["theta"] == 0.999
+
+
+def test_settings_that_the_workbench_no_longer_has_keep_runs_apart(make):
+    make("alrao")
+    make("alrao", seed=1, config={"zoom": None, "body_lr": None, "normalise": None})
+    make("alrao", seed=2, config={"zoom": {"part": 0.15, "copies": None}})
+    make("alrao", seed=3, config={"zoom": {"part": 0.5, "copies": None}, "normalise": "layer"})
+    of_zoom = {"name": "alrao-zoom", "lr": None, "fraction": None}
+    for evidence in ("mean", "sum"):
+        make("alrao", lr="1e-6:1", evidence=evidence, config={"method": of_zoom, "zoom": {"part": 0.15}})
+    [group], left_out = make.groups()
+    assert left_out == []
+    assert group.rows["seeds"].to_dict() == {
+        "Alrao": 2,
+        "Alrao (zoom part=0.15,copies=None)": 1,
+        "Alrao (zoom part=0.5,copies=None normalise layer)": 1,
+        "alrao-zoom (1e-06:1, 10 copies, evidence mean, zoom part=0.15)": 1,
+        "alrao-zoom (1e-06:1, 10 copies, evidence sum, zoom part=0.15)": 1,
+    }
+    assert "(1e-06:1, 10 copies, evidence sum, zoom part=0.15) | 1.000" in page([group])
+    assert Report.of(read_runs([make.root])).html()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from torch.optim.swa_utils import update_bn
 import alrao
 
 from .errors import missing
-from .zooming import Zooming
 
 __all__ = ["Averaged", "Learner", "Recalibrated", "ScheduleFree"]
 
@@ -26,18 +25,16 @@ RECALIBRATION = 50
 
 
 class Learner:
-    """A model, its optimizer, and how its interval of rates narrows, if it does."""
+    """A model and its optimizer."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, zooming: Zooming | None = None) -> None:
-        self.model, self.optimizer, self.zooming = model, optimizer, zooming
-        self.schedulers: dict[str, LRScheduler] = {}
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.scheduler: LRScheduler | None = None
 
     def follow(self, schedule: str, steps: int) -> None:
         """Apply a schedule of the rates over a number of steps."""
         if schedule != "none":
-            self.schedulers["scheduler"] = LambdaLR(self.optimizer, _factor(schedule, steps))
-        if self.zooming is not None:
-            self.schedulers["zoom"] = self.zooming.scheduler(self.optimizer, steps)
+            self.scheduler = LambdaLR(self.optimizer, _factor(schedule, steps))
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
         """Make one step against the gradient of the loss."""
@@ -49,8 +46,8 @@ class Learner:
             else:
                 nn.utils.clip_grad_norm_(self.model.parameters(), clip)
         self.optimizer.step()
-        for scheduler in self.schedulers.values():
-            scheduler.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def train(self) -> None:
         """Prepare for training steps."""
@@ -82,14 +79,16 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Everything that further training depends on, except random generators."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return state | {name: scheduler.state_dict() for name, scheduler in self.schedulers.items()}
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for name, scheduler in self.schedulers.items():
-            scheduler.load_state_dict(state[name])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
 
 
 def _factor(schedule: str, steps: int) -> Callable[[int], float]:
@@ -104,8 +103,8 @@ def _factor(schedule: str, steps: int) -> Callable[[int], float]:
 class Averaged(Learner):
     """DoG: the model to evaluate is the average of all iterates, weighted towards the last."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, zooming: Zooming | None = None) -> None:
-        super().__init__(model, optimizer, zooming)
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(model, optimizer)
         try:
             from dog import PolynomialDecayAverager  # type: ignore[import-untyped]
         except ImportError:

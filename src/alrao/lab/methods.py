@@ -16,7 +16,6 @@ from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, missing, unknown
 from .learner import Averaged, Learner, Recalibrated, ScheduleFree
-from .normalising import normalise
 from .settings import Settings
 from .tasks.task import Problem
 from .values import Interval, MethodSpec
@@ -42,8 +41,6 @@ class Method:
     """Whether it takes a momentum: ``"optional"``, ``"positive"`` or ``"never"``."""
     default_rate: float | None = None
     """The rate of its optimizer where the name has none, of methods that are compared rate by rate."""
-    evidence: str = "mean"
-    """What a batch counts for in the posterior, unless another is asked for."""
 
 
 def settle(spec: MethodSpec, lr: Interval | None = None) -> tuple[MethodSpec, Interval | None]:
@@ -88,14 +85,14 @@ def expand(text: str) -> list[MethodSpec]:
 def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     """Return the learner of the settings' method on a network. The settings must be resolved."""
     built = METHODS[settings.method.name].build(net, settings, problem)
-    return Recalibrated(built.model, built.optimizer, built.zooming) if settings.average else built
+    return Recalibrated(built.model, built.optimizer) if settings.average else built
 
 
 # How each is built.
 
 
-def _rates(settings: Settings, interval: Interval | None) -> alrao.RateDistribution:
-    spec = settings.method
+def _rates(settings: Settings) -> alrao.RateDistribution:
+    spec, interval = settings.method, settings.lr
     if spec.lr is not None and spec.fraction is not None:
         return alrao.Bernoulli(spec.lr, spec.fraction)
     assert interval is not None  # once the settings are resolved
@@ -108,18 +105,13 @@ def _alrao(net: nn.Module, settings: Settings, problem: Problem, *, adam: bool =
     averaging = alrao.BayesianAverage(copies) if bayes else alrao.Switch(copies, settings.theta)
     model = alrao.Alrao(net, likelihood=problem.likelihood, averaging=averaging)
     options: dict[str, Any] = {"weight_decay": settings.weight_decay, "evidence": settings.evidence or "mean"}
-    if settings.body_lr is not None:
-        body = {"params": model.body_parameters(), "lr": _rates(settings, settings.body_lr)}
-        options["params"] = [body, {"params": list(model.head.parameters())}]
-    rates = _rates(settings, settings.lr)
+    rates = _rates(settings)
     optimizer: AlraoOptimizer
     if adam:
         optimizer = alrao.Adam(model, rates, _betas(settings), **options)
     else:
         optimizer = alrao.SGD(model, rates, momentum=settings.momentum or 0.0, **options)
-    if settings.normalise is not None:
-        normalise(optimizer, settings.normalise)
-    return Learner(model, optimizer, settings.zoom)
+    return Learner(model, optimizer)
 
 
 def _alrao_adam(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
@@ -170,10 +162,6 @@ METHODS: dict[str, Method] = {
         "Adam", "Adam, at 0.001 or at a rate", _plain("torch.optim", "Adam", betas=True), default_rate=0.001
     ),
     "alrao-adam": Method("Alrao-Adam", "Alrao on Adam (appendix E)", _alrao_adam, "never"),
-    "alrao-zoom": Method(
-        "Alrao-Zoom", "Alrao on Adam, its interval narrowing around the posterior", _alrao_adam, "never",
-        evidence="sum",
-    ),
     "adamw": Method(
         "AdamW", "AdamW, at 0.001 or at a rate; weight decay 0.01 unless another is given",
         _plain("torch.optim", "AdamW", betas=True, weight_decay=0.01), default_rate=0.001,

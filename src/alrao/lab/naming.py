@@ -16,8 +16,8 @@ from .values import MethodSpec
 
 __all__ = ["OF_METHOD", "divergence", "label", "title", "unusual", "varied"]
 
-OF_METHOD = ("method", "lr", *OF_ALRAO)
-SHOWN = {"lr": "{}", "copies": "{} copies", "body_lr": "body {}", "normalise": "unit {}"}
+OF_METHOD = ("method", "lr", *OF_ALRAO, "former")
+SHOWN = {"lr": "{}", "copies": "{} copies", "former": "{}"}
 """How a setting of a method is shown, if not by its name."""
 
 
@@ -46,14 +46,19 @@ def unusual(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 
 def varied(settings: Settings) -> dict[str, str]:
-    """Return the settings of an Alrao run that are not its method's defaults, as they are shown."""
+    """Return the settings of an Alrao run that are not its method's defaults, as they are shown.
+
+    A method that is no longer there has no defaults: all its settings are shown.
+    """
     method = METHODS.get(settings.method.name)
-    if method is None or method.rate != "never":
+    if method is not None and method.rate != "never":
         return {}
-    if _usual(settings.task, settings.model, settings.budget, settings.method) is None:
+    usual = _usual(settings.task, settings.model, settings.budget, settings.method)
+    if method is not None and usual is None:
         return {}
     found = dict(unusual(settings))
-    return {name: SHOWN.get(name, f"{name} {{}}").format(found[name]) for name in OF_METHOD if name in found}
+    names = [name for name in OF_METHOD if name in found and name != "method"]
+    return {name: SHOWN.get(name, f"{name} {{}}").format(found[name]) for name in names}
 
 
 def label(settings: Settings) -> str:

@@ -17,6 +17,8 @@ __all__ = ["PARTS", "Reading", "Record", "number", "read", "read_runs"]
 
 PARTS = ("train", "valid", "test")
 NEEDED = {"task": str, "method": str | dict, "seed": int}
+FORMER = ("zoom", "body_lr", "normalise")
+"""Settings that runs of earlier versions may have."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,20 @@ def _settings(found: Any) -> Settings:
         raise LabError("config.json has no settings")
     if lacking := [name for name, kind in NEEDED.items() if not isinstance(found.get(name), kind)]:
         raise LabError(f"config.json does not have the run's {', '.join(lacking)}")
-    if foreign := sorted(set(found) - set(Settings.__dataclass_fields__)):
+    if foreign := sorted(set(found) - set(Settings.__dataclass_fields__) - set(FORMER)):
         raise LabError(f"made by another version, whose settings have {', '.join(map(repr, foreign))}")
-    settings = Settings(**found)
+    former = [_former(name, found[name]) for name in FORMER if found.get(name) is not None]
+    known = {name: value for name, value in found.items() if name not in FORMER}
+    settings = Settings(**(known | {"former": " ".join(former)} if former else known))
     hash(settings)  # a list or an object is no value: a TypeError
     return settings
+
+
+def _former(name: str, value: Any) -> str:
+    """The words for a setting that runs no longer have: ``zoom part=0.15,width=3``."""
+    if isinstance(value, dict):
+        value = ",".join(f"{part}={number}" for part, number in value.items())
+    return f"{name} {value}"
 
 
 def number(value: Any) -> float | None:

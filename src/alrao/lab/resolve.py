@@ -12,7 +12,6 @@ from .methods import METHODS, settle
 from .settings import Settings
 from .tasks import Task, get_task
 from .values import Interval, MethodSpec
-from .zooming import Zooming
 
 __all__ = ["OF_ALRAO", "of_alrao", "refuse_idle", "resolve"]
 
@@ -36,7 +35,7 @@ RANGES: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {
 }
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "tau", "workers")
-OF_ALRAO = ("copies", "averaging", "theta", "evidence", "zoom", "body_lr", "normalise")
+OF_ALRAO = ("copies", "averaging", "theta", "evidence")
 
 
 def of_alrao(method: MethodSpec) -> bool:
@@ -87,12 +86,9 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     }
     changes |= {name: value for name, value in task.defaults.items() if getattr(settings, name) is None}
     if of_alrao(method):
-        interval = changes["lr"] = lr or Interval(*task.interval_of(method.name))
+        changes["lr"] = lr or Interval(*task.interval_of(method.name))
         changes["copies"] = settings.copies or task.copies
-        changes["evidence"] = settings.evidence or METHODS[method.name].evidence
-        if settings.zoom is not None or method.name == "alrao-zoom":
-            changes["zoom"] = settings.zoom or Zooming()
-            _check_zoom(interval, settings.copies)
+        changes["evidence"] = settings.evidence or "mean"
     else:
         changes |= {name: FIELDS[name].default for name in OF_ALRAO}
     return task, dataclasses.replace(settings, **changes)
@@ -134,12 +130,3 @@ def _check_method(method: MethodSpec, settings: Settings) -> None:
         raise LabError(f"{method} has no momentum: leave --momentum out")
     if settings.momentum == 0 and taken == "positive":
         raise LabError(f"{method} needs a momentum above 0: leave --momentum out, for its default")
-
-
-def _check_zoom(lr: Interval, copies: int | None) -> None:
-    if lr.low == lr.high:
-        raise LabError(
-            f"Zoom narrows an interval of rates, got the rate {lr.low:g}: give two, as in --lr 1e-6:0.1"
-        )
-    if copies == 1:
-        raise LabError("Zoom follows the posterior over several copies, got --copies 1: leave --copies out")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .values import Interval, MethodSpec, Spelled
-from .zooming import Zooming
 
 __all__ = ["Settings", "option"]
 
@@ -34,7 +33,7 @@ def option(
 class Settings:
     """The settings of one run. ``None`` selects the default of the task, or of the method.
 
-    Values with a spelling (``method``, ``lr``, ``body_lr``, ``zoom``) may be given as the command line spells
+    Values with a spelling (``method``, ``lr``) may be given as the command line spells
     them, or as the JSON of a record has them.
     """
 
@@ -47,13 +46,6 @@ class Settings:
     theta: float = option(0.999, "the switch's prior probability of switching again")
     evidence: str | None = option(
         None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid="mean"
-    )
-    zoom: Zooming | None = option(
-        None, "narrow Alrao's interval: default, or part=0.15,width=3,copies=300,memory=0.5,mode=0,rewind=1"
-    )
-    body_lr: Interval | None = option(None, "an interval for the body other than the copies' (Alrao)")
-    normalise: str | None = option(
-        None, "scale the gradients of what to unit size before a step (Alrao)", choices=("feature", "layer")
     )
     budget: str = option("mini", "how much to train", choices=("mini", "paper"))
     epochs: int | None = option(None, "epochs, in place of the budget's")
@@ -84,6 +76,7 @@ class Settings:
     )
     to_keep: bool = option(False, "refuse to start unless every tracked file is committed", repeats=False)
     workers: int | None = option(None, "processes that read images (image folders)", repeats=False)
+    former: str = option("", "settings of a row that the workbench no longer has; no option")
 
     def __post_init__(self) -> None:
         for name, kind in SPELLED.items():
@@ -112,7 +105,5 @@ class Settings:
 SPELLED: dict[str, type[Spelled]] = {
     "method": MethodSpec,
     "lr": Interval,
-    "body_lr": Interval,
-    "zoom": Zooming,
 }
 """The fields whose values have a spelling."""

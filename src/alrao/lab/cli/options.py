@@ -21,7 +21,7 @@ Kind = TypeVar("Kind")
 GROUPS = {
     "Model and budget": "model budget epochs batch train_size patience seed",
     "Method": "method lr momentum weight_decay schedule average clip",
-    "Alrao": "copies averaging theta evidence zoom body_lr normalise",
+    "Alrao": "copies averaging theta evidence",
     "For some tasks": "width level dropout dropout_everywhere target image_size tau workers",
     "Machine and files": "jobs threads device data tensorboard to_keep experiment out_dir results",
 }
@@ -56,7 +56,7 @@ def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
             return command(settings=Settings(**given), **values)
 
         for field in reversed(fields):
-            if field.name in skip:
+            if field.name in ("former", *skip):
                 continue
             kind = next((t for t in get_args(hints[field.name]) if t is not NoneType), hints[field.name])
             flag = f"--{field.name.replace('_', '-')}"

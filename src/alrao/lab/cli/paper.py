@@ -60,7 +60,7 @@ def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: st
 
 @click.command(cls=Command)
 @click.option("--workloads", metavar="A,B,…", help="workloads to run  [default: all]")
-@click.option("--contenders", metavar="A,B,…", help="methods to compare  [default: all but ablations]")
+@click.option("--contenders", metavar="A,B,…", help="methods to compare  [default: all]")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
               help="runs of every method without a rate, and of every other at its best rate")  # fmt: skip
 @jobs_option
@@ -86,12 +86,12 @@ def suite(
     workload, at worst and on average. Rates are chosen on validation data. Finished runs are not repeated.
     """
     from ..store import replace_file
-    from ..suite import ABLATIONS, CONTENDERS, WORKLOADS, Standings, Suite, table
+    from ..suite import CONTENDERS, WORKLOADS, Standings, Suite, table
     from ..suite import markdown as page
 
     runs = Suite(
         pick(workloads or ",".join(WORKLOADS), WORKLOADS, "workload"),
-        pick(contenders or ",".join(CONTENDERS), CONTENDERS | ABLATIONS, "contender"),
+        pick(contenders or ",".join(CONTENDERS), CONTENDERS, "contender"),
         settings,
         seeds=seeds,
         roots=roots,

@@ -4,14 +4,13 @@
 they show, ``page`` how it is shown.
 """
 
-from .contenders import ABLATIONS, CONTENDERS, Contender
+from .contenders import CONTENDERS, Contender
 from .gaps import Standings
 from .page import markdown, table
 from .plan import Suite
 from .workloads import WORKLOADS, Workload
 
 __all__ = [
-    "ABLATIONS",
     "CONTENDERS",
     "WORKLOADS",
     "Contender",

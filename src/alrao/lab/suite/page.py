@@ -66,9 +66,9 @@ diverged, those of the search for the rate included; *runs* is what this search 
 validation data, with one seed each, and so is the epoch; the means are over the seeds that stand below. All
 contenders take the same number of steps.
 """
-PAIR = ("alrao-zoom", "sgd")
+PAIR = ("alrao", "sgd")
 PAIRED = """\
-## Zoom and the best constant rate, seed by seed
+## Alrao and the best constant rate, seed by seed
 
 Two runs of one seed have the same weights at the start, but for the copies of the output layer, and see the
 same batches. By how many per cent the test loss of `{}` is above that of `{}` at its best rate: the mean over

@@ -22,7 +22,7 @@ class Workload:
     mini: Mapping[str, Any]
     """Settings of the budget ``mini``; ``paper`` is the task's own."""
     chosen_on: bool = False
-    """Whether the defaults of Zoom were chosen on it."""
+    """Whether defaults were chosen on it."""
 
     def settings(self, common: Settings) -> Settings:
         """Return the settings of its runs, which go to the last epoch: all take the same number of steps."""

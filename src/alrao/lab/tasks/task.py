@@ -126,7 +126,6 @@ class Task(ABC):
     interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
     """Alrao's default interval of rates."""
     adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
-    zoom_interval: ClassVar[tuple[float, float]] = (1e-6, 0.1)
     copies: ClassVar[int] = 10
     options: ClassVar[frozenset[str]] = frozenset()
     """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
@@ -137,8 +136,7 @@ class Task(ABC):
 
     def interval_of(self, method: str) -> tuple[float, float]:
         """Return the default interval of rates of an Alrao method."""
-        own = {"alrao": self.interval, "alrao-zoom": self.zoom_interval}
-        return own.get(method, self.adam_interval)
+        return self.interval if method == "alrao" else self.adam_interval
 
     def batch(self, settings: Settings) -> int:
         """Return the default batch size."""
