@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from .known_layers import Rule, guess_axis, rule_by_name
 from .warn import warn
 
 __all__ = ["features_of", "register_features"]
 
-Rule = Callable[[nn.Module], Mapping[str, int | Tensor]]
 RuleT = TypeVar("RuleT", bound=Callable[..., Mapping[str, int | Tensor]])
 
 _RULES: dict[type[nn.Module], Rule] = {}
@@ -78,12 +78,13 @@ def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module,
     # parameters is a layer, and the first of several axes may be the wrong guess.
     leaves = {
         type(module).__name__
-        for module, numbers in found
-        if not _has_rule(module) and not any(module.children()) and any(n.ndim > 1 for n in numbers.values())
+        for module, _ in found
+        if not _has_rule(module) and not any(module.children())
+        if any(sum(n > 1 for n in p.shape) > 1 for p in module.parameters(recurse=False))
     }
     if say and leaves:
         warn(
-            f"no feature rule for layers of type {', '.join(sorted(leaves))}: the first axis of their "
+            f"no feature rule for layers of type {', '.join(sorted(leaves))}: the first long axis of their "
             "parameters is taken for the features. Register a rule with alrao.register_features if it is not"
         )
     return found
@@ -96,9 +97,9 @@ def _numbers_of(module: nn.Module, own: dict[str, nn.Parameter]) -> dict[str, Te
     }
     free = 1 + max((int(n.max()) for n in numbers.values() if n.numel()), default=-1)
     for name, parameter in own.items():
-        if name not in numbers:  # the rule leaves it out: separate features, along the first axis
-            numbers[name] = free + _along(parameter, 0)
-            free += parameter.shape[0] if parameter.ndim else 1
+        if name not in numbers:  # the rule leaves it out: separate features
+            numbers[name] = free + _along(parameter, guess_axis(name, parameter))
+            free += numbers[name].numel()
     return numbers
 
 
@@ -132,19 +133,28 @@ def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tenso
 
 
 def _rule_for(module: nn.Module) -> Rule:
-    return next((_RULES[kind] for kind in type(module).__mro__ if kind in _RULES), _first_axis)
+    rules = (_RULES.get(kind) or rule_by_name(kind) for kind in type(module).__mro__)
+    return next((rule for rule in rules if rule is not None), _guessed)
 
 
 def _has_rule(module: nn.Module) -> bool:
-    return any(kind in _RULES for kind in type(module).__mro__)
+    return _rule_for(module) is not _guessed
+
+
+def _guessed(layer: nn.Module) -> dict[str, int | Tensor]:
+    return {name: guess_axis(name, p) for name, p in layer.named_parameters(recurse=False)}
+
+
+@register_features(nn.ParameterList, nn.ParameterDict)
+def _container(layer: nn.Module) -> dict[str, int | Tensor]:
+    return _guessed(layer)
 
 
 @register_features(
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.PReLU,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
-    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm,
-    nn.ParameterList, nn.ParameterDict, ParametrizationList,
+    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, ParametrizationList,
 )  # fmt: skip
 def _first_axis(layer: nn.Module) -> dict[str, int | Tensor]:
     return {name: 0 for name, _ in layer.named_parameters(recurse=False)}

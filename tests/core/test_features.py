@@ -178,7 +178,7 @@ def test_attention(separate, add_bias_kv):
 class WithBareParameters(nn.Module):
     def __init__(self):
         super().__init__()
-        self.token = nn.Parameter(torch.zeros(3, 2))
+        self.basis = nn.Parameter(torch.zeros(3, 2))
         self.scale = nn.Parameter(torch.tensor(1.0))
         self.inner = nn.Identity()
 
@@ -186,8 +186,8 @@ class WithBareParameters(nn.Module):
 def test_bare_parameters_go_by_the_first_axis_and_a_scalar_is_one_feature():
     layer = WithBareParameters()
     optimizer = optimizer_of(Holder(layer))
-    assert optimizer.rates(layer.token).shape == (3, 1)
-    assert len(optimizer.rates(layer.token).unique()) == 3
+    assert optimizer.rates(layer.basis).shape == (3, 1)
+    assert len(optimizer.rates(layer.basis).unique()) == 3
     assert optimizer.rates(layer.scale).shape == ()
 
 

@@ -21,6 +21,7 @@ ORDER = [
     "finite",
     "evidence",
     "rates",
+    "known_layers",
     "features",
     "averaging",
     "tensors",
