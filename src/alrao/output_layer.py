@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -23,7 +26,7 @@ def can_be_output(module: nn.Module) -> bool:
     """Return whether copies can take the place of this layer."""
     kind = next((kind for kind in _KINDS if isinstance(module, kind)), None)
     if kind is None or type(module).forward is not kind.forward:
-        return False  # a subclass that computes something else, which copies of its weights would not
+        return kind in (None, nn.Linear) and _computes_a_linear_layer(module)
     # An attention's output projection is used through its weight, not called.
     if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return False
@@ -36,6 +39,41 @@ def can_be_output(module: nn.Module) -> bool:
             and module.padding in ("valid", "same", (0,) * len(ones))
         )
     return True
+
+
+def _computes_a_linear_layer(module: nn.Module) -> bool:
+    """Return whether a layer of another package computes what :class:`torch.nn.Linear` does.
+
+    Others keep a weight of that shape and normalise it, or add noise: copies of the weight would not.
+    """
+    parameters = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    if type(module).__module__.startswith("torch.nn.") or weight is None or weight.ndim != 2:
+        return False
+    if not weight.is_floating_point() or not parameters.keys() <= {"weight", "bias"}:
+        return False
+    # With other weights than its own, which may be 0 or on another device; rows alike take no memory.
+    outputs, inputs = weight.shape
+    tried: dict[str, Tensor | None] = {"weight": torch.arange(inputs).cos().expand(outputs, inputs)}
+    tried["bias"] = torch.linspace(1, 2, outputs) if "bias" in parameters else None
+    twin = copy.copy(module)
+    twin.__dict__["_parameters"] = tried
+    z = torch.linspace(-1, 2, inputs)[None]
+    try:
+        with torch.no_grad(), torch.device("cpu"):
+            out = twin.forward(z)
+    except Exception:
+        return False  # it takes something else
+    expected = F.linear(z, *tried.values())  # type: ignore[arg-type]
+    return isinstance(out, Tensor) and out.shape == expected.shape and torch.allclose(out, expected)
+
+
+def qualified(module: nn.Module) -> str:
+    """Return the full name of a layer's class; torch's own are known without their module."""
+    kind = type(module)
+    return (
+        kind.__name__ if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def candidates(net: nn.Module) -> dict[str, nn.Module]:
@@ -88,8 +126,8 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
         )
     if not can_be_output(module):
         raise ValueError(
-            f"{name!r} is a {type(module).__name__}, but the output layer must be a Linear layer, a 1x1 "
-            f"convolution or an AdaptiveLogSoftmaxWithLoss: choose among\n{listed(found)}"
+            f"{name!r} is a {qualified(module)}, which computes something else than torch.nn.Linear, a 1x1 "
+            f"convolution or torch.nn.AdaptiveLogSoftmaxWithLoss: choose among\n{listed(found)}"
         )
     return name, module
 

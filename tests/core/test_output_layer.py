@@ -66,7 +66,56 @@ def assert_sums_to_1(log_p, dim=-1):
     torch.testing.assert_close(log_p.exp().sum(dim), torch.ones_like(log_p.sum(dim)))
 
 
+class LinearOfAnother(nn.Linear):
+    """As in timm: the same, written again."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class NoLinear(nn.Module):
+    """As in PyTorch Geometric: no subclass of torch.nn.Linear, but the same."""
+
+    def __init__(self, inputs, outputs, bias=True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class NormalisedLinear(nn.Linear):
+    """Computes something else."""
+
+    def forward(self, x):
+        return F.linear(F.normalize(x), F.normalize(self.weight), self.bias)
+
+
 # Finding it.
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [LinearOfAnother, NoLinear])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_linear_layer_of_another_package(kind, bias, device):
+    net = nn.Sequential(nn.Linear(4, 8), kind(8, 3, bias=bias)).to(device)
+    with torch.no_grad():
+        net[1].weight.zero_()  # as some networks start
+    model = alrao.Alrao(net, 3)
+    assert model.output_name == "1"
+    if device == "cpu":
+        assert_sums_to_1(model(torch.randn(6, 4)))
+        assert model.collapse()(torch.randn(6, 4)).shape == (6, 3)
+
+
+def test_a_layer_that_only_looks_linear_is_refused_by_its_full_name():
+    net = nn.Sequential(nn.Linear(4, 8), NormalisedLinear(8, 3))
+    with torch.no_grad():
+        net[1].weight.zero_()
+    assert alrao.Alrao(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), NormalisedLinear(8, 3))).output_name == "0"
+    with pytest.raises(ValueError, match=r"'1' is a test_output_layer\.NormalisedLinear, which computes"):
+        alrao.Alrao(net, output="1")
 
 
 def test_the_last_linear_of_an_mlp():
