@@ -18,6 +18,7 @@ from ..rates import Constant, Interval, LogUniform, Rate, RateDistribution, Redr
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..warn import warn
 from . import checkpoint
+from .factor import HIGHEST, FactorWatch
 from .feature_rates import Entry, FeaturePlaces, GroupRates, rate_dtype
 from .update import GroupUpdate
 
@@ -58,6 +59,7 @@ class AlraoOptimizer(Optimizer):
         self._seed = self._common_seed(generator)
         self._places = FeaturePlaces(self.model)
         self._head_params = set(self.model.head.parameters())
+        self._factors: FactorWatch | None = FactorWatch()
         self.rates_of_groups: list[GroupRates] = []
         defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
         super().__init__(self.model.parameters() if params is None else params, defaults)
@@ -110,6 +112,7 @@ class AlraoOptimizer(Optimizer):
         group["distribution"] = describe(distribution)
         group["interval"] = group["copies_interval"] = distribution.interval
         group["seed"] = self._seed
+        group[HIGHEST] = 0.0
         group["redraws"] = 0 if isinstance(distribution, Redrawn) else None
         self._draw_places(rates, group)
         self._compute_rates(rates, group)
@@ -228,6 +231,8 @@ class AlraoOptimizer(Optimizer):
         evidence = self._gather_evidence()
         self._check_sparse()
         finite = evidence is None or evidence.finite
+        if self._factors is not None and not self._factors.look(self.param_groups):
+            self._factors = None
         self._begin_step()
         for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
             if group["redraws"] is not None:
@@ -356,6 +361,7 @@ class AlraoOptimizer(Optimizer):
             rates.move(group["interval"], group["copies_interval"])
             self._compute_rates(rates, group)
         self._seed = self.param_groups[0]["seed"]
+        self._factors = FactorWatch()
 
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
         checkpoint.check_shapes(params, state)

@@ -1,0 +1,64 @@
+"""Notice a learning rate that is written where the optimizers expect a factor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..warn import warn
+
+__all__ = ["HIGHEST", "FactorWatch"]
+
+HIGHEST = "highest_lr"
+"""The key of a group's highest factor so far; in the group, so that a resumed run knows it."""
+
+LOW = 0.1
+"""A program whose factor never exceeds this has probably written a learning rate."""
+
+PATIENCE = 100
+"""The fewest steps at which the factor must not rise; in proportion to it from 0.01 on, 1000 for 0.1."""
+
+REMEDY = (
+    "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "
+    "its highest learning rate (learning_rate=1.0, max_lr=1.0, fit(…, lr=1.0)) and scale the others with it; "
+    "for lower rates pass a lower interval to the optimizer"
+)
+
+
+class FactorWatch:
+    """Looks at the factor of each step until it is high enough, or has been too low for too long.
+
+    A warm-up rises, so steps at a new maximum do not count. A scheduler of torch that starts from 1.0 may
+    hold a low factor for a whole epoch of a warm-up: there only steps below the maximum count.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._idle = 0
+
+    def look(self, groups: list[dict[str, Any]]) -> bool:
+        """Return whether to look again at the next step, after a warning where one is due.
+
+        Args:
+            groups: the parameter groups, whose ``lr`` is read and whose :data:`HIGHEST` is kept.
+        """
+        if any(isinstance(group["lr"], Tensor) or HIGHEST not in group for group in groups):
+            return False  # on a device, or from a state without it
+        peak, now = (max(group[key] for group in groups) for key in (HIGHEST, "lr"))
+        planned = max((group.get("max_lr", 1.0) for group in groups), default=1.0)
+        self._steps += 1
+        if now > peak:
+            for group in groups:
+                group[HIGHEST] = now
+            peak, self._idle = now, 0
+        elif now > 0:
+            relative = all(group.get("initial_lr") == 1.0 for group in groups)
+            self._idle += now < peak or not relative
+        if planned <= LOW:
+            warn(f"the highest value planned for param_groups[…]['lr'] is max_lr={planned:g}. {REMEDY}")
+            return False
+        if peak <= LOW and self._idle >= max(PATIENCE, 1e4 * peak):
+            warn(f"param_groups[…]['lr'] was at most {peak:.3g} in {self._steps} steps. {REMEDY}")
+            return False
+        return peak <= LOW
