@@ -21,6 +21,7 @@ from .finite import FiniteStatistics
 from .heads import LINEAR_HEADS, AdaptiveHead, Head
 from .output_layer import choose, declare_untied, names_of, tied_elsewhere, verify
 from .warn import warn
+from .watch import StepWatch
 
 __all__ = ["Alrao", "posterior_bar", "unwrap"]
 
@@ -74,6 +75,9 @@ class Alrao(nn.Module):
     _averager: weakref.ref[Any] | None = None
     """The optimizer that averages the weights, if one does; a copy of the model has none."""
 
+    _watch: StepWatch | None = None
+    """Notices an optimizer of torch, until one of alrao has stepped."""
+
     def __init__(
         self,
         net: nn.Module,
@@ -108,6 +112,7 @@ class Alrao(nn.Module):
         self._untied = bool(tied)
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
+        self._watch = StepWatch()
         self.finite_statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
@@ -129,6 +134,8 @@ class Alrao(nn.Module):
             return self.net(*args, **kwargs)
         if self._averager is not None:  # ``training`` may have been set without a call of train()
             self.place_weights()
+        if self._watch is not None:
+            self._look_for_steps()
         if self._verified:
             return self.net(*args, **kwargs)
         with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
@@ -136,6 +143,19 @@ class Alrao(nn.Module):
             seen.append(out)
         self._verified = True
         return out
+
+    def _look_for_steps(self) -> None:
+        """Warn once if the copies change without a step of an optimizer of alrao."""
+        head = self.head
+        if self._watch is not None and self.training and torch.is_grad_enabled():
+            weight = next(head.parameters())
+            if not self._watch.look(weight, head.evidence, head.loads):
+                self._watch = None
+
+    def notice_step(self) -> None:
+        """Learn that an optimizer of alrao has stepped, as it must; see :class:`alrao.watch.StepWatch`."""
+        if self._watch is not None:
+            self._watch = None
 
     def _show_signature(self) -> None:
         # Tools read forward's signature to learn what the network takes: show them the network's.
@@ -152,11 +172,12 @@ class Alrao(nn.Module):
         self.__dict__["forward"] = MethodType(forward, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("forward", "_averager")
+        left = ("forward", "_averager", "_watch")
         return {key: value for key, value in super().__getstate__().items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._watch = StepWatch()
         self._show_signature()
 
     def __getattr__(self, name: str) -> Any:
@@ -213,6 +234,8 @@ class Alrao(nn.Module):
             self.finite_statistics.restore()
         super().train(mode)
         self.place_weights()
+        if "_watch" in self.__dict__:
+            self._look_for_steps()  # here too, for a compiled model's forward does not
         return self
 
     def averaged_by(self, optimizer: Any) -> None:

@@ -28,7 +28,17 @@ ORDER = [
     "heads",
     "losses",
 ]
-ORDER += ["clipping", "output_layer", "model", "optim", "recalibration", "auto", "summary", "__init__"]
+ORDER += [
+    "clipping",
+    "output_layer",
+    "watch",
+    "model",
+    "optim",
+    "recalibration",
+    "auto",
+    "summary",
+    "__init__",
+]
 """The rooms of the core: each imports only those before it."""
 EXAMPLES = {
     "accelerate_loop.py": ["--epochs", "1"],

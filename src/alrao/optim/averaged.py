@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from .. import evidence as reports
 from ..warn import warn
+from ..watch import version_of
 from .optimizer import AlraoOptimizer
 
 __all__ = ["AveragedOptimizer", "fingerprint", "wide_dtype"]
-
-version_of = attrgetter("_version")
-"""torch's count of the changes of a tensor in place."""
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

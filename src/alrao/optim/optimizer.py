@@ -246,6 +246,7 @@ class AlraoOptimizer(Optimizer):
         self._end_step(evidence)
         head.evidence.grad = None
         self.model.finite_statistics.restore()
+        self.model.notice_step()
         return loss
 
     def _begin_step(self) -> None:
