@@ -51,7 +51,7 @@ class Alrao(nn.Module):
             :class:`MixtureBCELoss`.
         averaging: the posterior, ``Switch(10)`` by default.
         keep_output: start every copy from the output layer as it is, for fine-tuning. By default the copies
-            are initialised again, by the same scheme.
+            are initialised again, by the same scheme; those of a frozen layer never are.
 
     Example:
         >>> import torch, alrao
@@ -103,13 +103,20 @@ class Alrao(nn.Module):
         if is_parametrized(layer) or layer._forward_hooks or layer._forward_pre_hooks:
             warn(f"the copies of the output layer {name!r} do not have its parametrizations and hooks")
         tied = tied_elsewhere(net, layer)
-        if tied:
+        frozen = not any(parameter.requires_grad for parameter in layer.parameters())
+        if frozen and head.copies > 1:
+            warn(
+                f"the output layer {name!r} is frozen, so its copies keep its values and stay alike: they cost "
+                "time and memory for nothing. Pass copies=1 to train only the rest of the network, or unfreeze "
+                "the layer before Alrao(net) (with PEFT: LoraConfig(modules_to_save=[…]))"
+            )
+        if tied and not frozen:
             warn(
                 f"the weights of the output layer {name!r} are tied to {', '.join(tied)}: the copies have "
                 "their own weights from now on, and the tied ones stay with the network"
             )
         self.output_name = name
-        self._untied = bool(tied)
+        self._untied = bool(tied) and not frozen
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
         self._watch = StepWatch()

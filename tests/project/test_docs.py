@@ -260,8 +260,10 @@ NOT_RUN = {
     "integrations/huggingface.md": "loads a pre-trained model; test_huggingface.py trains a small one",
     "integrations/reinforcement-learning.md": "trains for 200,000 steps; test_sb3.py trains for a few",
 }
+VISION = "from alrao.lab.zoo.vision import torchvision  # before others import it"
 BEFORE = {
-    "integrations/lightning.md": "from alrao.lab.zoo.vision import torchvision  # before Lightning",
+    "how-to/lora.md": VISION,
+    "integrations/lightning.md": VISION,
     "integrations/tensorboard-onnx.md": """
 import torch, torch.nn as nn, torch.nn.functional as F, alrao
 model = alrao.Alrao(nn.Linear(4, 3))
@@ -271,6 +273,7 @@ loader = [(x, torch.randint(3, (8,)))]
 """,
 }
 NEEDS = {
+    "how-to/lora.md": ["peft", "transformers"],
     "integrations/lightning.md": ["lightning"],
     "integrations/sklearn.md": ["sklearn", "pandas"],
     "integrations/skorch.md": ["skorch"],

@@ -19,11 +19,11 @@ __all__ = ["Head", "stacked"]
 def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
     """Return ``copies`` of a parameter: as it is, or initialised again by the same scheme.
 
-    New values are the parameter's own in a random order. Whatever distribution its entries were drawn from
+    A frozen parameter is always kept: nothing would train new values. New values are the parameter's own in a random order. Whatever distribution its entries were drawn from
     independently (uniform, normal, zero, …), the new ones are drawn from it too.
     """
     copied = parameter.detach().expand(copies, *parameter.shape).clone()
-    if not keep and not parameter.is_meta:
+    if not keep and parameter.requires_grad and not parameter.is_meta:
         for entries in copied.view(copies, -1):
             entries.copy_(entries[torch.randperm(entries.numel()).to(entries.device)])
     return nn.Parameter(copied, requires_grad=parameter.requires_grad)

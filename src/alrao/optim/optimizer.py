@@ -136,7 +136,7 @@ class AlraoOptimizer(Optimizer):
 
     def _warn_of_copies(self, distribution: RateDistribution, params: list[Tensor]) -> None:
         copies = self.model.head.copies
-        if self._head_params.isdisjoint(params):
+        if self._head_params.isdisjoint(params) or not any(p.requires_grad for p in self._head_params):
             return
         if isinstance(distribution, Constant) and copies > 1:
             warn(
