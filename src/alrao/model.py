@@ -106,9 +106,9 @@ class Alrao(nn.Module):
         frozen = not any(parameter.requires_grad for parameter in layer.parameters())
         if frozen and head.copies > 1:
             warn(
-                f"the output layer {name!r} is frozen, so its copies keep its values and stay alike: they cost "
-                "time and memory for nothing. Pass copies=1 to train only the rest of the network, or unfreeze "
-                "the layer before Alrao(net) (with PEFT: LoraConfig(modules_to_save=[…]))"
+                f"the output layer {name!r} is frozen, so its copies keep its values and stay alike: they "
+                "cost time and memory for nothing. Pass copies=1 to train only the rest of the network, or "
+                "unfreeze the layer before Alrao(net) (with PEFT: LoraConfig(modules_to_save=[…]))"
             )
         if tied and not frozen:
             warn(

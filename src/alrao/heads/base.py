@@ -19,8 +19,9 @@ __all__ = ["Head", "stacked"]
 def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
     """Return ``copies`` of a parameter: as it is, or initialised again by the same scheme.
 
-    A frozen parameter is always kept: nothing would train new values. New values are the parameter's own in a random order. Whatever distribution its entries were drawn from
-    independently (uniform, normal, zero, …), the new ones are drawn from it too.
+    A frozen parameter is always kept: nothing would train new values. New values are the parameter's own in
+    a random order. Whatever distribution its entries were drawn from independently (uniform, normal, zero,
+    …), the new ones are drawn from it too.
     """
     copied = parameter.detach().expand(copies, *parameter.shape).clone()
     if not keep and parameter.requires_grad and not parameter.is_meta:
