@@ -71,7 +71,7 @@ def main() -> None:
     for name in ("forward", "loss", "score"):
         setattr(problem, name, clock.timed("network: forward", getattr(problem, name)))
     Learner.step = clock.timed("network: backward and step", Learner.step)
-    for name in ("save", "write_metrics", "write_features", "write_result", "write_config"):
+    for name in ("save", "write", "write_metrics"):
         setattr(RunDirectory, name, clock.timed("run directory", getattr(RunDirectory, name)))
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()

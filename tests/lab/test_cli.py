@@ -205,7 +205,7 @@ def test_compare_table_keep(alrao, tmp_path, monkeypatch):
     assert alrao("keep").out == "0 runs added to results\n"
     table = alrao("table")
     assert table.code == 0
-    assert table.out.splitlines()[0].strip().startswith("digits, mlp, budget mini, 1 epochs")
+    assert table.out.splitlines()[0].strip().startswith("digits, mlp, budget mini, 1 epoch,")
     assert alrao("table", "results").out == table.out
     assert alrao("table", "--markdown", "page.md").out == ""
     assert "| **Alrao** |" in Path("page.md").read_text()

@@ -10,11 +10,10 @@ from support.lab_runs import outcome, settings
 
 from alrao.lab import run as runs
 from alrao.lab import runset, supervised
-from alrao.lab.compare import Comparison
+from alrao.lab.compare import Comparison, Triangle
 from alrao.lab.errors import LabError
-from alrao.lab.paper.triangle import Triangle
 from alrao.lab.reading import read
-from alrao.lab.render.terminal import comparison_table, ended, live_table
+from alrao.lab.render.terminal import comparison_table, ended, live_table, triangle_table
 from alrao.lab.run import run
 from alrao.lab.runset import RunSet
 from alrao.lab.store import RunDirectory
@@ -236,9 +235,9 @@ def test_the_triangle(tmp_path):
         (0.01, 0.1): ("alrao", Interval(0.01, 0.1)),
         (0.1, 0.1): ("sgd@0.1", None),
     }
-    assert "–" in shown(triangle.table())
+    assert "–" in shown(triangle_table(triangle))
     triangle.run()
-    text = shown(triangle.table())
+    text = shown(triangle_table(triangle))
     for planned in triangle.cells.values():
         assert f"{planned.run.result['test']['loss']:.3f}" in text
     # The diagonal is what a comparison has too.
@@ -249,7 +248,7 @@ def test_the_triangle_where_runs_fail(tmp_path, monkeypatch):
     explode(monkeypatch, "sgd@0.1", RuntimeError("boom"))
     triangle = Triangle(settings(**SMALL), (0.1, 1e30), roots=[tmp_path])
     triangle.run()
-    text = shown(triangle.table())
+    text = shown(triangle_table(triangle))
     assert "failed" in text
     assert "×" in text
 
@@ -259,8 +258,8 @@ def test_a_test_figure_that_is_not_finite(tmp_path):
     triangle.run()
     [planned] = triangle.cells.values()
     result = planned.run.result
-    RunDirectory(planned.run.path).write_result({**result, "test": {"loss": float("inf")}})
-    assert "×" in shown(triangle.table())
+    RunDirectory(planned.run.path).write("result", {**result, "test": {"loss": float("inf")}})
+    assert "×" in shown(triangle_table(triangle))
 
 
 def test_the_triangle_of_adam(tmp_path):

@@ -344,7 +344,7 @@ def test_intervals():
 def test_settings_come_back_from_json(tmp_path, changes):
     wanted = settings(**changes)
     directory = RunDirectory(tmp_path)
-    directory.write_config({"settings": asdict(wanted)})
+    directory.write("config", {"settings": asdict(wanted)})
     assert Settings(**directory.config["settings"]) == wanted
 
 

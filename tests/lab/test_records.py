@@ -28,7 +28,7 @@ COMMIT = "0123456789ab"
 
 def committed(directory, commit=COMMIT, modified=False):
     """The run, as if started from a commit."""
-    directory.write_config({**directory.config, "commit": commit, "modified": modified})
+    directory.write("config", {**directory.config, "commit": commit, "modified": modified})
     return directory
 
 
@@ -41,16 +41,16 @@ def finished(tmp_path_factory):
 def place(tmp_path, finished):
     """A directory ``runs`` with a finished run, to which more may be added."""
     target = RunDirectory(tmp_path / "runs" / "digits" / "mlp" / finished.path.name)
-    target.write_config(finished.config)
+    target.write("config", finished.config)
     target.write_metrics(finished.metrics())
-    target.write_features(finished.features())
-    target.write_result(finished.result)
+    target.write("features", finished.features())
+    target.write("result", finished.result)
     return tmp_path
 
 
 def test_keeping_adds_a_row_for_each_finished_run(place, finished):
     unfinished = RunDirectory(place / "runs" / "digits" / "mlp" / "adam-0-0123456789")
-    unfinished.write_config(finished.config)
+    unfinished.write("config", finished.config)
     assert keep([place / "runs"], place / "results") == (1, [])
     assert os.listdir(place / "results") == ["digits-mlp.jsonl.xz"]
     content = (place / "results" / "digits-mlp.jsonl.xz").read_bytes()
@@ -231,8 +231,8 @@ def test_tables_and_pages_say_what_rests_on_historical_runs(historical):
 def test_a_historical_row_stays_so_when_others_are_kept(historical, place):
     [found] = find_runs([place / "runs"])
     target = RunDirectory(found.path.with_name("alrao-3-0123456789"))
-    target.write_config({**found.config, "settings": {**found.config["settings"], "seed": 3}})
-    target.write_result(found.result)
+    target.write("config", {**found.config, "settings": {**found.config["settings"], "seed": 3}})
+    target.write("result", found.result)
     assert keep([place / "runs"], place / "results") == (1, [])
     assert [row["historical"] for row in read_rows(historical).values()] == [False, True, False]
 

@@ -11,7 +11,7 @@ from support.report_runs import SGD_RATES, full_experiment, make_run
 from alrao.lab.cli.app import cli
 from alrao.lab.cli.paper import NAMES
 from alrao.lab.errors import LabError
-from alrao.lab.paper import checks, export, make, theorem
+from alrao.lab.paper import checks, files, make, theorem
 from alrao.lab.paper.exhibits import EXHIBITS, Plan
 from alrao.lab.reading import read_runs
 from alrao.lab.report import Report
@@ -201,16 +201,16 @@ def test_without_a_browser_the_error_says_what_is_needed(tmp_path, monkeypatch, 
     def fail(*args, **kwargs):
         raise RuntimeError("no browser")
 
-    monkeypatch.setattr(kaleido, "start_sync_server", fail)
+    monkeypatch.setattr(kaleido, "Kaleido", fail)
     with pytest.raises(LabError, match="need Chromium or Chrome"):
-        export.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
+        files.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
 
 
 @pytest.mark.slow
 @needs_chromium
 def test_images_are_svg(tmp_path, found):
     pytest.importorskip("kaleido")
-    export.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
+    files.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
     text = (tmp_path / "theorem.svg").read_text()
     assert text.startswith("<svg")
     assert "loss above the optimum" in text

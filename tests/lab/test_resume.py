@@ -58,7 +58,7 @@ class Death:
             return self.file(path, write)
 
         def half(file):
-            write(file)
+            write(file) if callable(write) else file.write(write)
             file.flush()
             os.truncate(file.fileno(), file.tell() // 2)
             os._exit(DIED)

@@ -239,7 +239,12 @@ def test_devices():
 
 def test_a_run_that_stopped_between_checkpoint_and_result(tmp_path, monkeypatch):
     whole = tiny(tmp_path / "a")
-    monkeypatch.setattr(RunDirectory, "write_result", lambda *_: exit())
+    write = RunDirectory.write
+    monkeypatch.setattr(
+        RunDirectory,
+        "write",
+        lambda self, name, value: exit() if name == "result" else write(self, name, value),
+    )
     in_child(lambda: tiny(tmp_path / "b"))
     monkeypatch.undo()
     steps = []

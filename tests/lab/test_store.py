@@ -159,7 +159,7 @@ def test_a_line_that_was_cut_off_ends_the_metrics(tmp_path):
 
 def test_numbers_that_json_has_not(tmp_path):
     directory = RunDirectory(tmp_path)
-    directory.write_result({"a": float("nan"), "b": [float("inf"), {"c": (-float("inf"), 1.5)}]})
+    directory.write("result", {"a": float("nan"), "b": [float("inf"), {"c": (-float("inf"), 1.5)}]})
     assert strict((tmp_path / "result.json").read_text()) == {"a": None, "b": [None, {"c": [None, 1.5]}]}
 
 

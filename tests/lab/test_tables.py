@@ -28,10 +28,10 @@ def make(tmp_path):
     def make(method, seed=0, valid=1.0, test=1.0, *, about=None, result=None, config=None, **changes):
         wanted = resolve(settings(method=method, seed=seed, **changes))[1]
         directory = locate(wanted, str(about), [tmp_path])
-        directory.write_config(
-            {"settings": {**dataclasses.asdict(wanted), **(config or {})}, "data": about or DIGITS}
+        directory.write(
+            "config", {"settings": {**dataclasses.asdict(wanted), **(config or {})}, "data": about or DIGITS}
         )
-        directory.write_result(
+        directory.write("result",
             {
                 "status": "finished", "diverged_at": None, "measures": ["loss", "accuracy"], "epochs": 2,
                 "steps": 14, "seconds": 60.0 + seed, "best_epoch": 2,
@@ -107,6 +107,14 @@ def test_the_best_rate_is_chosen_on_validation(make):
     assert "SGD 0.1, best of 3" in shown(group)
 
 
+def test_one_rate_of_sgd_is_one_row(make):
+    make("sgd@0.1")
+    make("alrao")
+    [group], _ = make.groups()
+    assert group.grid.empty
+    assert shown(group).count("SGD 0.1") == page([group]).count("| SGD 0.1 |") == 1
+
+
 def test_a_rate_that_fails_with_one_seed_is_not_the_best(make):
     make("sgd@1", seed=0, valid=0.1)
     make("sgd@1", seed=1, result=DIVERGED)
@@ -175,7 +183,7 @@ def test_an_older_run_has_the_defaults_of_settings_that_came_later(make):
     config = older.config
     for name in ("clip", "schedule", "image_size", "theta", "workers"):
         del config["settings"][name]
-    older.write_config(config)
+    older.write("config", config)
     [group], left_out = make.groups()
     assert left_out == []
     assert len(group.runs) == 2
@@ -254,8 +262,8 @@ def test_a_task_of_another_version_is_shown(make):
 def test_a_run_that_is_kept_too_counts_once(make, tmp_path):
     directory = make("adam")
     copy = RunDirectory(tmp_path / "results" / directory.path.relative_to(tmp_path))
-    copy.write_config(directory.config)
-    copy.write_result(directory.result)
+    copy.write("config", directory.config)
+    copy.write("result", directory.result)
     [group], _ = make.groups()
     assert len(group.runs) == 1
 

@@ -1,4 +1,4 @@
-"""A comparison: every method with every seed; SGD at the best of seven rates."""
+"""The sets of runs that are compared: methods with seeds, and intervals of rates."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from .errors import LabError
-from .methods import expand
+from .methods import GRID, expand
 from .reading import read
 from .resolve import of_alrao
-from .runset import RunSet, Tell
+from .runset import Planned, RunSet, Tell
 from .settings import Settings
 from .table import experiments
-from .values import MethodSpec
+from .values import Interval, MethodSpec
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "Triangle"]
 
 
 class Comparison(RunSet):
@@ -67,3 +67,28 @@ class Comparison(RunSet):
 def _with(settings: Settings, method: MethodSpec, seed: int) -> Settings:
     lr = settings.lr if of_alrao(method) else None
     return replace(settings, method=method, seed=seed, lr=lr)
+
+
+class Triangle(RunSet):
+    """The paper's triangle: a run for every pair of rates ``low <= high``; plain SGD or Adam on the diagonal.
+
+    Args:
+        settings: of every run; method and rates are replaced.
+        rates: the grid.
+        roots: where runs are.
+    """
+
+    def __init__(self, settings: Settings, rates: Sequence[float] = GRID, *, roots: list[Path]) -> None:
+        if not of_alrao(settings.method):
+            raise LabError(f"the triangle is about alrao and alrao-adam, got --method {settings.method}")
+        super().__init__(replace(settings, lr=None), roots)
+        plain = "sgd" if settings.method.name == "alrao" else "adam"
+        self.rates = sorted(set(rates))
+        self.cells: dict[tuple[float, float], Planned] = {}
+        for i, low in enumerate(self.rates):
+            for high in self.rates[i:]:
+                if low == high:
+                    wanted = replace(settings, method=MethodSpec(plain, low), lr=None)
+                else:
+                    wanted = replace(settings, lr=Interval(low, high))
+                self.cells[low, high] = self.plan(wanted)

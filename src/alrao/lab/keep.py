@@ -34,7 +34,7 @@ def keep(roots: Iterable[Path], results: Path) -> tuple[int, list[str]]:
     refused: list[str] = []
     for run in find_runs(roots, refused):
         try:
-            if run.result is not None and "/".join(run.path.absolute().parts[-3:]) not in known:
+            if run.result is not None and run.name not in known:
                 row, settings = _row(run)
                 new.setdefault(results / experiment_file(settings), {})[row["run"]] = row
         except LabError as error:
@@ -58,7 +58,7 @@ def _row(run: Run) -> tuple[Row, Settings]:
         remedy = "commit all changes, delete its directory and run it again with --to-keep"
         raise LabError(f"{run.path} is not kept: {why}; {remedy}")
     row: Row = {
-        "run": "/".join(run.path.absolute().parts[-3:]),
+        "run": run.name,
         "historical": False,
         "config": {**config, "settings": asdict(settings)},
         "result": run.result,

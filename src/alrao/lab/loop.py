@@ -56,7 +56,7 @@ def train(
     config = directory.config
     if config is None:
         config = {"settings": asdict(settings), "data": problem.about, **provenance(device)}
-        directory.write_config(config)
+        directory.write("config", config)
     torch.set_num_threads(directory.threads(config))  # another number would change the last bits
     _Loop(problem, settings, directory, device, watch).run()
 
@@ -94,10 +94,9 @@ class _Loop:
                 self._end_epoch()
         if self.events is not None:
             self.events.close()
-        self.directory.write_features(
-            self.movement.layers(self.problem if isinstance(self.problem, Supervised) else None)
-        )
-        self.directory.write_result(self._result())
+        if layers := self.movement.layers(self.problem if isinstance(self.problem, Supervised) else None):
+            self.directory.write("features", layers)
+        self.directory.write("result", self._result())
         self.directory.save({"best": self.best_weights})  # without what only resuming needs
 
     def _finished(self) -> bool:

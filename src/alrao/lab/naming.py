@@ -70,7 +70,8 @@ def label(settings: Settings) -> str:
 
 def title(settings: Settings) -> str:
     """Return what the runs of an experiment have in common, and is not the default."""
-    shown = [f"{settings.task}, {settings.model}, budget {settings.budget}, {settings.epochs} epochs"]
+    epochs = f"{settings.epochs} epoch{'' if settings.epochs == 1 else 's'}"
+    shown = [f"{settings.task}, {settings.model}, budget {settings.budget}, {epochs}"]
     aside = (*OF_METHOD, "task", "model", "budget", "epochs", "batch", "seed")
     shown += [f"{name.replace('_', ' ')} {value}" for name, value in unusual(settings) if name not in aside]
     return ", ".join(shown)

@@ -66,8 +66,7 @@ def _rows(path: Path, time: int, size: int) -> Mapping[str, Row]:
 def write_rows(path: Path, rows: Mapping[str, Row]) -> None:
     """Replace a file by these rows, in the order of their names: the same rows are the same bytes."""
     content = b"".join(encode(rows[name]) for name in sorted(rows))
-    compressed = lzma.compress(content, preset=9)
-    replace_file(path, lambda file: file.write(compressed))
+    replace_file(path, lzma.compress(content, preset=9))
 
 
 def files_in(root: Path) -> list[Path]:
@@ -87,7 +86,7 @@ def find_runs(roots: Iterable[Path], left_out: list[str] | None = None) -> Itera
         roots: the directories and files.
         left_out: takes a sentence for each file that cannot be read, which otherwise raises.
     """
-    found: dict[tuple[str, ...], Run] = {}
+    found: dict[str, Run] = {}
     for root in roots:
         runs: list[Run] = [RunDirectory(path.parent) for path in sorted(root.rglob("config.json"))]
         for file in files_in(root):
@@ -98,9 +97,8 @@ def find_runs(roots: Iterable[Path], left_out: list[str] | None = None) -> Itera
                     raise
                 left_out.append(str(error))
         for run in runs:
-            name = run.path.absolute().parts[-3:]
-            if name not in found or not found[name].ended:
-                found[name] = run
+            if run.name not in found or not found[run.name].ended:
+                found[run.name] = run
     return iter(found.values())
 
 

@@ -62,7 +62,7 @@ def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Ru
             finally:
                 lock.release()
         elif settings.tensorboard:
-            place = roots[0].joinpath(*directory.path.parts[-3:])  # of a run that is kept, too
+            place = roots[0] / directory.name  # of a run that is kept, too
             if not EventFiles.exist(place):
                 EventFiles(place, directory.metrics()).close()
     return directory

@@ -27,8 +27,12 @@ from .errors import LabError
 __all__ = ["Run", "RunDirectory", "encode", "replace_file"]
 
 
-def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file as a whole or not at all.
+
+    Args:
+        path: the file.
+        content: what to write, or a function that writes it.
 
     Raises:
         LabError: the disk is full or the place cannot be written; the old file is as it was.
@@ -38,7 +42,10 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         temporary = path.with_name(f".{path.name}-{os.getpid()}")
         try:
             with _interrupts_wait(), temporary.open("wb") as file:
-                write(file)
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -105,6 +112,11 @@ class Run:
     @abstractmethod
     def _read(self, name: str) -> Any:
         """Return what a file of the run holds: its config, result, metrics or features."""
+
+    @property
+    def name(self) -> str:
+        """Its task, its network and its own name, which identify it wherever it is stored."""
+        return "/".join(self.path.absolute().parts[-3:])
 
     @property
     def ended(self) -> bool:
@@ -214,23 +226,14 @@ class RunDirectory(Run):
             raise self._damaged("config.json", "it names no number of threads")
         return count
 
-    def write_config(self, config: dict[str, Any]) -> None:
-        """Store the config."""
-        replace_file(self.path / "config.json", lambda file: file.write(encode(config, 2)))
-
-    def write_result(self, result: dict[str, Any]) -> None:
-        """Store the result, which ends the run."""
-        replace_file(self.path / "result.json", lambda file: file.write(encode(result, 2)))
-
-    def write_features(self, layers: list[dict[str, Any]]) -> None:
-        """Store what became of the features of each layer."""
-        if layers:
-            replace_file(self.path / "features.json", lambda file: file.write(encode({"layers": layers})))
+    def write(self, name: str, value: Any) -> None:
+        """Store the ``config``, the ``features`` of each layer, or the ``result``, which ends the run."""
+        content = encode({"layers": value}) if name == "features" else encode(value, 2)
+        replace_file(self.path / f"{name}.json", content)
 
     def write_metrics(self, lines: Iterable[dict[str, Any]]) -> None:
         """Store the lines of all epochs."""
-        content = b"".join(encode(line) for line in lines)
-        replace_file(self.path / "metrics.jsonl", lambda file: file.write(content))
+        replace_file(self.path / "metrics.jsonl", b"".join(map(encode, lines)))
 
     def save(self, state: dict[str, Any]) -> None:
         """Store the state to resume from."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from ..errors import LabError
 from ..settings import Settings
@@ -36,6 +35,7 @@ def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: st
     paper trains the paper's networks.
     """
     from ..paper.make import reproduce as make
+    from ..render.terminal import plain_table
 
     picked = pick(",".join(names), {name: name for name in (*NAMES, "all")}, "table or figure")
     wanted = list(NAMES) if "all" in picked else picked
@@ -45,13 +45,10 @@ def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: st
         train_missing(runs, jobs)
 
     made = make(wanted, settings.budget, settings, roots, Path(figures), page, train)
-    table = Table(title=f"The paper's tables and figures, budget {settings.budget}")
-    for column in ("exhibit", "task", "agrees"):
-        table.add_column(column)
-    for shown in made.shown:
-        agrees = {True: "yes", False: "no", None: "too few runs"}[shown.verdict.agrees]
-        table.add_row(shown.exhibit.name, shown.subject, agrees)
-    out.print(table)
+    agrees = {True: "yes", False: "no", None: "too few runs"}
+    rows = [[shown.exhibit.name, shown.subject, agrees[shown.verdict.agrees]] for shown in made.shown]
+    title = f"The paper's tables and figures, budget {settings.budget}"
+    out.print(plain_table(["exhibit", "task", "agrees"], rows, left=3, title=title))
     say(f"figures: {figures}")
     say(f"report: {page}")
     if made.failed:
@@ -108,8 +105,7 @@ def suite(
     if runs.missing:
         out.print(f"{runs.missing} runs are missing: run the same command without --no-run to train them")
     if markdown is not None:
-        content = page(found, list(runs.workloads), title).encode()
-        replace_file(Path(markdown), lambda file: file.write(content))
+        replace_file(Path(markdown), page(found, list(runs.workloads), title).encode())
     fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
 
 
@@ -119,6 +115,7 @@ def params() -> None:
 
     The table shows them plain and with Alrao, beside the paper's figures.
     """
-    from ..paper.params import table
+    from ..paper.params import counts
+    from ..render.terminal import plain_table
 
-    out.print(table())
+    out.print(plain_table(*counts(), title="Parameters, in millions"))

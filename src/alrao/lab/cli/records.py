@@ -59,8 +59,7 @@ def table(paths: tuple[Path, ...], markdown: str | None) -> None:
     reading = read_runs(_places(paths))
     found = [experiment for experiment in experiments(reading) if len(experiment.ended)]
     if markdown is not None:
-        content = page(found).encode()
-        replace_file(Path(markdown), lambda file: file.write(content))
+        replace_file(Path(markdown), page(found).encode())
     else:
         for experiment in found:
             out.print(comparison_table(experiment))

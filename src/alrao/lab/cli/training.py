@@ -97,12 +97,13 @@ def triangle(settings: Settings, rates: str | None, jobs: int, roots: list[Path]
 
     Where both ends of an interval are equal, SGD is trained at that rate (Adam with --method alrao-adam).
     """
+    from ..compare import Triangle
     from ..methods import GRID
-    from ..paper.triangle import Triangle
+    from ..render.terminal import triangle_table
     from ..values import parse_rate
 
     grid = GRID if rates is None else [parse_rate(rate) for rate in words_of(rates)]
     runs = Triangle(settings, grid, roots=roots)
     train_missing(runs, jobs)
-    out.print(runs.table())
+    out.print(triangle_table(runs))
     fail_if(runs.failed)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..compare import Comparison
+from ..compare import Comparison, Triangle
 from ..methods import GRID
 from ..runset import RunSet
 from ..settings import Settings
 from ..values import Interval
-from .triangle import Triangle
 
 __all__ = ["EXHIBITS", "Exhibit", "Plan"]
 

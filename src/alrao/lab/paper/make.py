@@ -19,8 +19,7 @@ from ..settings import Settings
 from ..table import Experiment
 from .checks import CHECKS, Verdict, check_theorem
 from .exhibits import EXHIBITS, Exhibit
-from .export import file_name, write_csv, write_images
-from .index import Shown, write_index
+from .files import Shown, file_name, write_csv, write_images, write_index
 from .params import counts
 from .theorem import Theorem, compute
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from rich.table import Table
 from torch import nn
 
 import alrao
@@ -13,7 +12,7 @@ import alrao
 from ..render.reported import PARAMETERS
 from ..zoo import RecurrentLM, googlenet, mobilenet_v2, vgg19
 
-__all__ = ["count", "counts", "table"]
+__all__ = ["count", "counts"]
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "GoogLeNet": (googlenet, 10),
@@ -42,14 +41,3 @@ def counts() -> tuple[list[str], list[list[str]]]:
         ours = [f"{number / 1e6:.3f}" for number in count(name)]
         rows.append([name, *ours, str(copies), *(f"{millions:.3f}" for millions in PARAMETERS[name])])
     return heads, rows
-
-
-def table() -> Table:
-    """Return the same for the terminal."""
-    heads, rows = counts()
-    shown = Table(title="Parameters, in millions")
-    for column in heads:
-        shown.add_column(column, justify="left" if column == "network" else "right")
-    for row in rows:
-        shown.add_row(*row)
-    return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -14,16 +15,40 @@ from rich.text import Text
 import alrao
 from alrao.model import posterior_bar
 
+from ..compare import Triangle
 from ..naming import divergence, label
 from ..runset import Planned, RunSet
 from ..table import Experiment, historical_note
 from ..training import Moment
+from ..values import spelled
 from .cells import cells, columns, is_alrao, measure_text, row_name, value_text
 
-__all__ = ["TrainingBar", "comparison_table", "describe", "live_table", "run_shown"]
+__all__ = [
+    "TrainingBar", "comparison_table", "describe", "live_table", "plain_table",
+    "run_shown", "triangle_table",
+]  # fmt: skip
 
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
 runs to tune: runs that it takes to find the rate"""
+
+
+def plain_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 1, **options: Any
+) -> Table:
+    """Return a table, with ``left`` columns aligned to the left and the others to the right.
+
+    Args:
+        heads: of the columns.
+        rows: their cells.
+        left: the number of columns aligned to the left.
+        options: of rich's table, such as its title.
+    """
+    table = Table(**options)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _values(measures: dict[str, float | None]) -> str:
@@ -111,9 +136,7 @@ def ended(planned: Planned, error: str | None) -> str:
 
 def live_table(runs: RunSet) -> RenderableType:
     """Return a table of the progress of all runs, read from their directories."""
-    table = Table(title=f"{len(runs.planned)} runs")
-    for column in ("method", "seed", "epoch", "validation", "state"):
-        table.add_column(column, justify="left" if column in ("method", "state") else "right")
+    rows: list[list[str | Text]] = []
     waiting = 0
     for path, planned in list(runs.planned.items()):  # more are planned while this is drawn
         lines, result = planned.run.metrics(), planned.run.result
@@ -130,7 +153,9 @@ def live_table(runs: RunSet) -> RenderableType:
         name, value = next(iter(last.items()), ("", None))
         shown = measure_text(name, value) if last else ""
         epoch = f"{len(lines)}/{planned.settings.epochs}"
-        table.add_row(label(planned.settings), str(planned.settings.seed), epoch, shown, state)
+        rows.append([label(planned.settings), str(planned.settings.seed), epoch, shown, state])
+    heads = ["method", "seed", "epoch", "validation", "state"]
+    table = plain_table(heads, rows, title=f"{len(runs.planned)} runs")
     return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
 
 
@@ -172,3 +197,22 @@ def comparison_table(experiment: Experiment) -> Table:
     for name, row in experiment.grid.iterrows():
         add(name, row, "", "dim")
     return table
+
+
+def triangle_table(triangle: Triangle) -> Table:
+    """Return the first measure on the test data at the best epoch; ``×`` where the run diverged."""
+    results = {ends: planned.run.result for ends, planned in triangle.cells.items()}
+    measure = next((result["measures"][0] for result in results.values() if result), "loss")
+
+    def cell(ends: tuple[float, float]) -> str:
+        if ends not in results:
+            return ""
+        if (result := results[ends]) is None:
+            return "failed" if triangle.cells[ends].run.path in triangle.failed else "–"
+        value = result["test"][measure] if result["status"] == "finished" else None
+        return "×" if value is None else f"{value:.3f}"
+
+    names = [spelled(rate) for rate in triangle.rates]
+    rows = [[spelled(low), *(cell((low, high)) for high in triangle.rates)] for low in triangle.rates]
+    title, caption = f"test {measure} for the rates from … to …", "the diagonal is one rate for all"
+    return plain_table(["from \\ to", *names], rows, title=title, caption=caption)

@@ -134,7 +134,7 @@ def write_report(
     while len(content) > LIMIT and report.sections:
         _shorten(report, len(content) - LIMIT)
         content = report.html().encode()
-    replace_file(target, lambda file: file.write(content))
+    replace_file(target, content)
     return report
 
 

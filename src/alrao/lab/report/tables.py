@@ -49,9 +49,8 @@ def comparison(experiment: Experiment) -> Comparison | None:
     for name, row in rows.iterrows():
         made.main.append(Line(_line(experiment, name, row), name == alrao, name == best))
     aside = experiment.rows.drop(rows.index)
-    if len(experiment.grid) > 1 or len(aside):
-        for name, row in [*experiment.grid.iterrows(), *aside.iterrows()]:
-            made.more.append(Line([name, *_figures(experiment, row), "", ""]))
+    for name, row in [*experiment.grid.iterrows(), *aside.iterrows()]:
+        made.more.append(Line([name, *_figures(experiment, row), "", ""]))
     if theirs := rows_for(experiment.settings.task):
         made.paper_heads = ["network", "optimal SGD (rate)", "Adam", "Alrao"]
         made.paper = [[row.model, row.sgd, row.adam, row.alrao] for row in theirs]

@@ -1,20 +1,26 @@
-"""The page of Markdown beside the figures: each exhibit, what the paper found, and whether ours agrees."""
+"""The exhibits as files: tables as CSV, figures as SVG through headless Chromium, and a page of Markdown."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd  # type: ignore[import-untyped]
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from ..errors import LabError, missing
 from ..render import markdown
-from ..report.figure import Figure
+from ..report.figure import Figure, themed
 from ..store import replace_file
 from .checks import Verdict
 from .exhibits import EXHIBITS, Exhibit
 
-__all__ = ["Shown", "write_index"]
+__all__ = ["Shown", "file_name", "write_csv", "write_images", "write_index"]
 
+WIDTH = 1000
 HEAD = """# The paper's tables and figures, made again
 
 Made by `alrao reproduce`; the numbers behind each figure and table are in the CSV file of the same name. What
@@ -41,6 +47,52 @@ class Shown:
     """About historical runs."""
 
 
+def file_name(*words: str) -> str:
+    """Return a name that every file system allows."""
+    return re.sub(r"[^\w.-]+", "-", "-".join(word for word in words if word)).strip("-.")
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a table."""
+    replace_file(path, table.to_csv(index=False, lineterminator="\n").encode())
+
+
+def write_images(figures: dict[Path, Figure]) -> None:
+    """Write figures as SVG files, in their light colours.
+
+    Raises:
+        LabError: a package or the browser is missing; the message says which.
+    """
+    if not figures:
+        return
+    try:
+        import kaleido  # type: ignore[import-untyped]
+    except ImportError:
+        raise missing("kaleido", "figures", "figures as SVG files") from None
+
+    async def draw() -> dict[Path, bytes]:
+        drawn = {}
+        async with kaleido.Kaleido(mathjax=False) as browser:
+            for path, figure in figures.items():
+                plot = themed(figure)
+                picture = go.Figure(data=plot.data, layout=plot.layout)
+                size = {"width": WIDTH, "height": figure.plot.wide["height"], "format": "svg"}
+                drawn[path] = await browser.calc_fig(picture.to_plotly_json(), opts=size)
+        return drawn
+
+    try:
+        drawn = asyncio.run(draw())
+    except Exception as error:  # of many kinds: the browser is missing, does not start, ends early
+        reason = " ".join(str(error).split())[:200] or "no reason given"
+        raise LabError(
+            "figures as SVG files need Chromium or Chrome, which could not be used "
+            f"({type(error).__name__}: {reason}): install it, for example with `apt-get install chromium`; "
+            "tables and the report were written"
+        ) from error
+    for path, content in drawn.items():
+        replace_file(path, content)
+
+
 def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], path: Path) -> None:
     """Write the page; the parts about exhibits that were not made this time stay as they were."""
     parts = _parts(path.read_text("utf-8")) if path.exists() else {}
@@ -50,7 +102,7 @@ def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], 
     for name, why in failed.items():
         parts.setdefault(name, f"## {EXHIBITS[name].title}\n\nNot made: {why}\n")
     text = [HEAD, *(f"{MARK.format(name)}\n\n{parts[name].strip()}\n" for name in EXHIBITS if name in parts)]
-    replace_file(path, lambda file: file.write("\n".join(text).encode()))
+    replace_file(path, "\n".join(text).encode())
 
 
 def _parts(text: str) -> dict[str, str]:
