@@ -143,6 +143,8 @@ class Alrao(nn.Module):
             self.place_weights()
         if self._watch is not None:
             self._look_for_steps()
+        if not self.training and self.head.training_weights:
+            self._warn_of_training_weights()
         if self._verified:
             return self.net(*args, **kwargs)
         with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
@@ -243,6 +245,8 @@ class Alrao(nn.Module):
         self.place_weights()
         if "_watch" in self.__dict__:
             self._look_for_steps()  # here too, for a compiled model's forward does not
+        if not mode and "head" in self.__dict__ and self.head.training_weights:
+            self._warn_of_training_weights()
         return self
 
     def averaged_by(self, optimizer: Any) -> None:
@@ -262,6 +266,14 @@ class Alrao(nn.Module):
     def _averaging_optimizer(self) -> Any:
         return None if self._averager is None else self._averager()
 
+    def _warn_of_training_weights(self) -> None:
+        self.head.training_weights = False  # one warning is enough
+        warn(
+            "the model has the training weights of a run with Auto, and the averaged weights, which should be "
+            "evaluated, are not known: call model.eval() before you save or copy a model, or load the "
+            "optimizer's state too"
+        )
+
     def collapse(self, *, mixture: bool = False) -> nn.Module:
         """Return an ordinary, independent network, with a single output layer.
 
@@ -277,6 +289,8 @@ class Alrao(nn.Module):
         """
         head = self.head
         optimizer = self._averaging_optimizer()
+        if optimizer is None and head.training_weights:
+            self._warn_of_training_weights()
         with torch.no_grad(), nullcontext() if optimizer is None else optimizer.averaged():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
             layer.train(head.training)
@@ -305,6 +319,7 @@ class Alrao(nn.Module):
             return super().load_state_dict(state_dict, strict, assign)
         tensors = [(m, dict(m._parameters), dict(m._buffers)) for m in self.modules()]
         values = [(value, value.clone()) for value in own.values() if isinstance(value, Tensor)]
+        training_weights = self.head.training_weights
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError:  # names are missing or unknown; torch has loaded the others
@@ -313,6 +328,7 @@ class Alrao(nn.Module):
                 module._buffers.update(buffers)
             for value, before in values:
                 value.copy_(before)
+            self.head.training_weights = training_weights
             if (optimizer := self._averaging_optimizer()) is not None:
                 optimizer.ignore_load()
             raise

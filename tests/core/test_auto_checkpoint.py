@@ -4,6 +4,7 @@ import copy
 import io
 import subprocess
 import sys
+import warnings
 from functools import cache
 
 import pytest
@@ -48,6 +49,7 @@ def uninterrupted():
 
 
 ORDERS = ["model first", "optimizer first"]
+UNKNOWN = ".*the averaged weights, which should be evaluated, are not known"
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -110,23 +112,58 @@ def test_evaluations_between_the_loads_do_no_harm(saving, order):
         other(x)
         each.load_state_dict(state)
         other.train()
-        other.eval()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", UNKNOWN)  # evaluated before the optimizer's state came
+            other.eval()
     assert torch.equal(other(x), expected)
     assert equal(finish(other, its_optimizer, 60), uninterrupted())
+
+
+def without_optimizer(model):
+    return alrao.Alrao(copy.deepcopy(model.collapse()), 5).eval()
 
 
 def test_the_model_alone_is_what_its_mode_says():
     model, optimizer = build()
     train(model, optimizer, 0, 60)
-    in_training = copy.deepcopy(model.state_dict())
-    in_evaluation = copy.deepcopy(model.eval().state_dict())
+    in_training = save(model, optimizer)["model"]
+    in_evaluation = save(model.eval(), optimizer)["model"]
     x = batch(99)[0]
-    plain = alrao.Alrao(copy.deepcopy(model.collapse()), 5).eval()  # without an optimizer
+    plain = without_optimizer(model)
     plain.load_state_dict(in_evaluation)
     assert torch.equal(plain(x), model(x))
     plain.load_state_dict(in_training)
-    assert not torch.equal(plain(x), model(x))
-    assert torch.equal(plain(x), model.train()(x))
+    with pytest.warns(UserWarning, match=UNKNOWN):
+        out = plain(x)
+    assert not torch.equal(out, model(x))
+    assert torch.equal(plain(x), model.train()(x)), "and warned of once"
+
+
+@pytest.mark.parametrize("by", ["eval", "forward", "collapse"])
+@pytest.mark.parametrize("through", ["the model", "a wrapper", "the network"])
+def test_training_weights_without_their_averages_are_not_evaluated_in_silence(through, by):
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, 60)
+    other = without_optimizer(model)
+    if through == "the model":
+        other.load_state_dict(model.state_dict())
+    elif through == "a wrapper":
+        state = torch.nn.ModuleDict({"module": model}).state_dict()
+        torch.nn.ModuleDict({"module": other}).load_state_dict(state)
+    else:
+        other.net.load_state_dict(model.net.state_dict())
+    if by == "collapse":
+        other.train()
+    with pytest.warns(UserWarning, match=UNKNOWN):
+        {"eval": other.eval, "forward": lambda: other(batch(0)[0]), "collapse": other.collapse}[by]()
+
+
+def test_weights_of_the_search_are_the_same_for_both_and_cause_no_warning():
+    model, optimizer = build()
+    train(model, optimizer, 0, 30)
+    other = without_optimizer(model)
+    other.load_state_dict(save(model, optimizer)["model"])
+    assert torch.equal(other(batch(0)[0]), model(batch(0)[0]))
 
 
 def test_a_model_saved_in_training_mode_and_an_optimizer_saved_in_evaluation_mode():
@@ -194,6 +231,7 @@ def test_a_load_that_fails_changes_nothing(training):
     strange = {**build(1, norm=True)[0].state_dict(), "unknown": torch.zeros(1)}
     with pytest.raises(RuntimeError, match="Unexpected key"):
         model.load_state_dict(strange)
+    assert model.head.training_weights == training
     assert equal(finish(model, optimizer, 60), uninterrupted())
 
 

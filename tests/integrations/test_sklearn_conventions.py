@@ -204,12 +204,15 @@ def test_bad_parameters_are_answered_as_by_scikit_learn(kind, options):
 
 
 @both
-@pytest.mark.parametrize("lr", [0.01, (1e-4, 1e-1), [1e-4, 1e-1], alrao.LogUniform(1e-4, 1e-1)], ids=str)
+@pytest.mark.parametrize(
+    "lr", ["auto", 0.01, (1e-4, 1e-1), [1e-4, 1e-1], alrao.LogUniform(1e-4, 1e-1)], ids=str
+)
 @pytest.mark.filterwarnings("ignore:.*the same rate:UserWarning")
 def test_rates_of_every_kind(kind, lr):
     X, _, _ = two_kinds()
     estimator = fitted(kind, X, lr=lr)
     assert np.isfinite(estimator.predict(X)).all()
+    assert isinstance(estimator._tabular.optimizer, alrao.Auto if lr == "auto" else alrao.Adam)
 
 
 # The parts.
@@ -236,10 +239,13 @@ def test_means_and_deviations_are_gathered_from_parts(cut, scale, shift, seed):
         np.testing.assert_allclose(found.deviation / scale, deviation, rtol=1e-7)
 
 
+@pytest.mark.parametrize("evaluating", [True, False])
+@pytest.mark.parametrize(("lr", "passes"), [((1e-4, 0.1), 3), ("auto", 3), ("auto", 30)])
 @pytest.mark.parametrize("classify", [True, False])
-def test_other_units_leave_the_predictions_as_they_are(classify):
+def test_other_units_leave_the_predictions_as_they_are(classify, lr, passes, evaluating):
+    """And under Auto those of the averaged weights, the training weights and those that they are made of."""
     rng = np.random.RandomState(0)
-    tabular = Tabular(3, 2, [16], classify=classify, copies=4, lr=(1e-4, 0.1), seed=0)
+    tabular = Tabular(3, 2, [16], classify=classify, copies=4, lr=lr, seed=0)
     x = rng.randn(50, 3)
     y = rng.randint(2, size=50) if classify else rng.randn(50, 2)
     ones = np.ones(50)
@@ -249,15 +255,30 @@ def test_other_units_leave_the_predictions_as_they_are(classify):
         torch.tensor(was.apply(x)).float(), torch.tensor(y).float() if not classify else torch.tensor(y),
         torch.ones(50),
     )  # fmt: skip
-    tabular.pass_over(table, 16, 3)
+    tabular.pass_over(table, 16, passes)
 
     def predictions(scale, of_targets):
-        out = tabular.plain()(torch.tensor(scale.apply(x))).numpy()
-        return out if classify else out * of_targets.unit + of_targets.mean
+        def of(network):
+            out = network(torch.tensor(scale.apply(x)).to(next(network.parameters()).dtype))
+            out = out.as_subclass(torch.Tensor).detach().double().numpy()
+            return out if classify else out * of_targets.unit + of_targets.mean
 
+        found = [of(tabular.plain())]
+        for key in ("z", "start"):
+            kept = copy.deepcopy(tabular.model)
+            for p, q in zip(kept.parameters(), tabular.model.parameters(), strict=True):
+                p.data = tabular.optimizer.state.get(q, {}).get(key, q.data)
+            found.append(of(kept))
+        return [*found, of(tabular.model.train())]
+
+    tabular.model.train(not evaluating)
     before = predictions(was, y_was)
+    tabular.model.train(not evaluating)
     tabular.rescale(was, now, None if classify else (y_was, y_now))
-    np.testing.assert_allclose(predictions(now, y_now), before, rtol=1e-4, atol=1e-4)
+    for found, expected in zip(predictions(now, y_now), before, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    if lr == "auto" and passes == 30:
+        assert np.abs(before[0] - before[-1]).max() > 1e-3, "averaged and training weights differ"
 
 
 def test_without_scikit_learn_the_remedy_is_named():

@@ -48,10 +48,21 @@ class Head(nn.Module):
         self.evidence = new_leaf(self.copies, like)
         self.loads = 0
         """How many times weights have been loaded into the network, whatever module they were loaded by."""
+        self.training_weights = False
+        """Whether the network has training weights of an optimizer that averages them for evaluation."""
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {})
+        if self.training_weights and prefix[:-1] in metadata:
+            metadata[prefix[:-1]]["training_weights"] = True
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         self.loads += 1
+        self.training_weights = bool(local_metadata.get("training_weights"))
 
     @torch.no_grad()
     def make_alike(self) -> None:

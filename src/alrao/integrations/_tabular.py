@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
+from ..auto import Auto
 from ..losses import MixtureMSELoss
 from ..model import Alrao
-from ..optim import Adam
+from ..optim import Adam, AlraoOptimizer
 
 __all__ = ["Scale", "Table", "Tabular", "as_tensor", "auto_batch", "auto_hidden", "held_out", "train"]
 
@@ -136,7 +137,10 @@ class Tabular:
                 layers += [nn.Linear(n, m, dtype=torch.float32), nn.ReLU()]
             net = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs, dtype=torch.float32))
             self.model = Alrao(net, copies, likelihood="categorical" if classify else "gaussian")
-            self.optimizer = Adam(self.model, lr, generator=self.generator, foreach=True)
+            options: Any = {"generator": self.generator, "foreach": True}
+            self.optimizer: AlraoOptimizer = (
+                Auto(self.model, **options) if isinstance(lr, str) else Adam(self.model, lr, **options)
+            )
 
     def _losses(self, part: Table) -> Tensor:
         out = self.model(part.x)
@@ -174,6 +178,16 @@ class Tabular:
     @torch.no_grad()
     def rescale(self, was: Scale, now: Scale, of_targets: tuple[Scale, Scale] | None) -> None:
         """Convert the weights to other units of inputs and targets, so that predictions do not change."""
+
+        def change() -> None:
+            self._rescale(was, now, of_targets)
+
+        if isinstance(self.optimizer, Auto):
+            self.optimizer.transform(change)
+        else:
+            change()
+
+    def _rescale(self, was: Scale, now: Scale, of_targets: tuple[Scale, Scale] | None) -> None:
         first = self.model.net[0] if isinstance(self.model.net, nn.Sequential) else None
         if isinstance(first, nn.Linear):
             known = (was.deviation > 0) & (now.deviation > 0)

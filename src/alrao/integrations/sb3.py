@@ -225,12 +225,6 @@ class LikelihoodDQN(DQN):
                 "environment with the spaces that it was trained with"
             ) from error
 
-    def _setup_model(self) -> None:
-        super()._setup_model()
-        optimizer = self.policy.optimizer
-        if optimizer.state:  # built on the CPU, before the policy moved to the device
-            optimizer.load_state_dict(optimizer.state_dict())
-
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Take gradient steps on samples from the replay buffer."""
         self.policy.set_training_mode(True)

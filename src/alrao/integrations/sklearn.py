@@ -52,7 +52,13 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
             Interval(Integral, 1, None, closed="left"),
         ],
         "copies": [Interval(Integral, 1, None, closed="left")],
-        "lr": [tuple, list, Interval(Real, 0, None, closed="neither"), RateDistribution],
+        "lr": [
+            StrOptions({"auto"}),
+            tuple,
+            list,
+            Interval(Real, 0, None, closed="neither"),
+            RateDistribution,
+        ],
         "batch_size": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "validation_fraction": [Interval(Real, 0, 1, closed="left")],
@@ -66,7 +72,7 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
         hidden_layer_sizes: str | int | Sequence[int] = "auto",
         *,
         copies: int = 10,
-        lr: Rate = (1e-5, 0.1),
+        lr: str | Rate = "auto",
         batch_size: str | int = "auto",
         max_iter: int = 200,
         validation_fraction: float = 0.1,
@@ -171,12 +177,13 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
     """A classifier for tables of numbers with nothing to choose.
 
     A multi-layer perceptron with ReLU units on standardised inputs, sized to the data. It is trained with
-    :class:`alrao.Adam` until the loss on a held-out part stops improving; the best weights are kept.
+    :class:`alrao.Auto` until the loss on a held-out part stops improving; the best weights are kept.
 
     Args:
         hidden_layer_sizes: units of the hidden layers; ``"auto"`` means two layers that grow with the data.
         copies: the number of copies of the head.
-        lr: the interval of learning rates, or a rate distribution, as in :class:`alrao.Adam`.
+        lr: ``"auto"`` trains with :class:`alrao.Auto`. An interval of learning rates or a rate distribution
+            trains with :class:`alrao.Adam` at these rates.
         batch_size: samples per step; ``"auto"`` means 64 to 256, growing with the data.
         max_iter: the largest number of iterations. An iteration is one pass over the data, or several passes
             for few samples.
@@ -284,7 +291,7 @@ class AlraoRegressor(RegressorMixin, _AlraoEstimator):  # type: ignore[misc]
     Args:
         hidden_layer_sizes: this and all other arguments are as in :class:`AlraoClassifier`.
         copies: the number of copies of the head.
-        lr: the interval of learning rates, or a rate distribution.
+        lr: ``"auto"``, an interval of learning rates, or a rate distribution.
         batch_size: samples per step.
         max_iter: the largest number of iterations.
         validation_fraction: the fraction held out for early stopping.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,6 +118,7 @@ class AveragedOptimizer(AlraoOptimizer):
             self.state[p]["y"] = p.detach().clone()
             p.copy_(average)
             self._versions[p] = version_of(p)
+            self.model.head.training_weights = False
         self._evaluating = True
 
     def _leave(self) -> None:
@@ -132,6 +133,39 @@ class AveragedOptimizer(AlraoOptimizer):
                 self._restart(p)
         self._versions.clear()
         self._evaluating = False
+        self._mark()
+
+    def _mark(self) -> None:
+        """Let the model know whether it has training weights that differ from the averaged ones."""
+        if next(self._averages(), None) is not None:
+            self.model.head.training_weights = not self._evaluating
+
+    @torch.no_grad()
+    def transform(self, change: Callable[[], None]) -> None:
+        """Apply an affine change of the weights to everything that is kept of them.
+
+        A change in place would else count as new training weights, next to averages of the old ones.
+
+        Args:
+            change: changes parameters of the model in place, each by an affine function of the parameters. It
+                is called once for each set of weights: the present ones, :math:`z`, and so on.
+        """
+        self._notice_loads()
+        params = [p for group in self.param_groups for p in group["params"]]
+        present = [p.data for p in params]
+        for key in ("z", "y", "start"):
+            kept = [self.state.get(p, {}).get(key) for p in params]
+            if all(each is None for each in kept):
+                continue
+            for p, data, each in zip(params, present, kept, strict=True):
+                p.data = data.clone() if each is None else each
+            try:
+                change()
+            finally:
+                for p, data in zip(params, present, strict=True):
+                    p.data = data
+        change()
+        self._versions = {p: version_of(p) for p in self._versions}
 
     # Weights that came from elsewhere.
 
@@ -200,6 +234,7 @@ class AveragedOptimizer(AlraoOptimizer):
         self._expected, self._looked_at = {}, []
         self._loads = self.model.head.loads
         self._versions = {p: version_of(p) for p, state in self.state.items() if "y" in state}
+        self._mark()
 
     # The step.
 
@@ -210,6 +245,7 @@ class AveragedOptimizer(AlraoOptimizer):
         self._leave()
 
     def _end_step(self, evidence: reports.Evidence | None) -> None:
+        self._mark()
         if not self.model.training:
             self._enter()
 
@@ -237,10 +273,12 @@ class AveragedOptimizer(AlraoOptimizer):
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             self._evaluating = group.pop("evaluating")
+        training_weights = self.model.head.training_weights
         self._settle()
         self._expected = {
             p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state
         }
+        self.model.head.training_weights = training_weights  # the present weights may be others
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in super().__getstate__().items() if key != "_versions"}

@@ -57,6 +57,7 @@ class AlraoOptimizer(Optimizer):
         self.process_group = process_group
         self._lr = as_distribution(lr)
         self._seed = self._common_seed(generator)
+        self._device = self.model.head.evidence.device
         self._places = FeaturePlaces(self.model)
         self._head_params = set(self.model.head.parameters())
         self._factors: FactorWatch | None = FactorWatch()
@@ -230,6 +231,8 @@ class AlraoOptimizer(Optimizer):
         head = self.model.head
         evidence = self._gather_evidence()
         self._check_sparse()
+        if head.evidence.device != self._device:
+            self._follow_device()
         finite = evidence is None or evidence.finite
         if self._factors is not None and not self._factors.look(self.param_groups):
             self._factors = None
@@ -248,6 +251,11 @@ class AlraoOptimizer(Optimizer):
         self.model.finite_statistics.restore()
         self.model.notice_step()
         return loss
+
+    def _follow_device(self) -> None:
+        """Move the rates and the state to the device that the model has been moved to."""
+        self._device = self.model.head.evidence.device
+        self.load_state_dict(self.state_dict())
 
     def _begin_step(self) -> None:
         """Prepare the parameters for an update, in a subclass that needs to; nothing can refuse it now."""
