@@ -269,8 +269,8 @@ class Alrao(nn.Module):
     def _warn_of_training_weights(self) -> None:
         self.head.training_weights = False  # one warning is enough
         warn(
-            "the model has the training weights of a run with Auto, and the averaged weights, which should be "
-            "evaluated, are not known: call model.eval() before you save or copy a model, or load the "
+            "the model has the training weights of a run with Auto, and the averaged weights, which should "
+            "be evaluated, are not known: call model.eval() before you save or copy a model, or load the "
             "optimizer's state too"
         )
 

@@ -57,9 +57,9 @@ def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0, zoom=Non
         if zoom is not None:
             zoom.step()
         if evaluates:
-            optimizer.model.eval()
+            model.eval()  # through the wrapper; nobody else takes part
             optimizer.model(x)
-            optimizer.model.train()
+            model.train()
         seen.append({name: value.clone() for name, value in optimizer.model.state_dict().items()})
     return seen
 

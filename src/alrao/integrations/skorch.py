@@ -27,9 +27,10 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from ..auto import Auto
 from ..losses import MixtureBCELoss, MixtureMSELoss
 from ..model import Alrao, unwrap
-from ..optim import SGD, AlraoOptimizer
+from ..optim import AlraoOptimizer
 from ..tensors import LogProbs
 from ..warn import warn
 
@@ -50,9 +51,12 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
 
     - The module is converted by :class:`alrao.Alrao`. Pass its arguments with the prefix ``alrao__``
       (``alrao__copies=5``). An Alrao model is used as it is.
-    - The optimizer is one of alrao's. ``optimizer__param_groups`` works, with the parameter names of the
-      module before the conversion.
-    - ``lr`` is an interval of rates or a rate distribution. None, the default, means the optimizer's default.
+    - The optimizer is one of alrao's, by default :class:`alrao.Auto`. ``optimizer__param_groups`` works, with
+      the parameter names of the module before the conversion.
+    - ``lr`` is an interval of rates or a rate distribution, for optimizers other than Auto. None, the
+      default, means the optimizer's default.
+    - The module is in evaluation mode at the end of every epoch. Callbacks that save it, and ``module_`` after
+      ``fit``, therefore have Auto's averaged weights.
     - The output is log-probabilities. skorch therefore does not take their logarithm for ``NLLLoss``, and
       ``predict_proba`` returns probabilities with every criterion.
 
@@ -64,7 +68,7 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         module: a network, as a class or an instance.
         *args: the criterion, as in skorch.
         optimizer: an optimizer of alrao.
-        lr: an interval of learning rates or a rate distribution.
+        lr: an interval of learning rates or a rate distribution, for optimizers other than Auto.
         **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
     """
 
@@ -73,7 +77,7 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
     alrao_likelihood: ClassVar[str | None] = None
     """The default of ``alrao__likelihood``."""
 
-    def __init__(self, module: Any, *args: Any, optimizer: Any = SGD, lr: Any = None, **kwargs: Any) -> None:
+    def __init__(self, module: Any, *args: Any, optimizer: Any = Auto, lr: Any = None, **kwargs: Any) -> None:
         super().__init__(module, *args, optimizer=optimizer, lr=lr, **kwargs)
 
     # Training.
@@ -101,6 +105,11 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
         (groups,), options = self.get_params_for_optimizer("optimizer", named)
         if options["lr"] is None:
             del options["lr"]
+        elif kind is Auto:
+            raise ValueError(
+                f"Auto finds the rates itself, got lr={options['lr']!r}: leave lr out, or pass optimizer=alrao.SGD "
+                "or another optimizer of alrao with it"
+            )
         self.optimizer_ = kind(self.module_, params=groups, **options)
         return self
 
@@ -159,6 +168,11 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
                 )
         return self
 
+    def on_epoch_end(self, net: Any, *args: Any, **kwargs: Any) -> None:
+        """Put the module into evaluation mode, so that callbacks see the weights that are evaluated."""
+        super().on_epoch_end(net, *args, **kwargs)
+        self._set_training(False)
+
     # Losses and predictions.
 
     def get_loss(self, y_pred: Any, y_true: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -193,7 +207,7 @@ class AlraoNetClassifier(AlraoNet, NeuralNetClassifier):  # type: ignore[misc]
     Args:
         module: a network, as a class or an instance.
         optimizer: an optimizer of alrao.
-        lr: an interval of learning rates or a rate distribution; by default the optimizer's default.
+        lr: an interval of learning rates or a rate distribution, for optimizers other than Auto.
         **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
 
     Example:
@@ -204,7 +218,7 @@ class AlraoNetClassifier(AlraoNet, NeuralNetClassifier):  # type: ignore[misc]
         >>> module = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
         >>> options = {"max_epochs": 30, "batch_size": 16, "iterator_train__shuffle": True, "verbose": 0}
         >>> net = AlraoNetClassifier(module, **options)
-        >>> bool(net.fit(X.astype(numpy.float32), y).score(X.astype(numpy.float32), y) > 0.6)
+        >>> bool(net.fit(X.astype(numpy.float32), y).score(X.astype(numpy.float32), y) > 0.8)
         True
     """
 
@@ -220,7 +234,7 @@ class AlraoNetBinaryClassifier(AlraoNet, NeuralNetBinaryClassifier):  # type: ig
     Args:
         module: a network, as a class or an instance.
         optimizer: an optimizer of alrao.
-        lr: an interval of learning rates or a rate distribution; by default the optimizer's default.
+        lr: an interval of learning rates or a rate distribution, for optimizers other than Auto.
         **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
     """
 
@@ -236,7 +250,7 @@ class AlraoNetRegressor(AlraoNet, NeuralNetRegressor):  # type: ignore[misc]
         module: a network, as a class or an instance.
         criterion: :class:`alrao.MixtureMSELoss`.
         optimizer: an optimizer of alrao.
-        lr: an interval of learning rates or a rate distribution; by default the optimizer's default.
+        lr: an interval of learning rates or a rate distribution, for optimizers other than Auto.
         **kwargs: as in skorch; those with the prefix ``alrao__`` are passed to :class:`alrao.Alrao`.
     """
 
