@@ -63,6 +63,8 @@ class Auto(AveragedOptimizer):
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once.
         process_group: the processes that train this model together.
+        swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
+            training weights in both modes, for a network that acts while it learns.
 
     Example:
         >>> import torch, alrao
@@ -95,6 +97,7 @@ class Auto(AveragedOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         process_group: Any = None,
+        swap: bool = True,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
@@ -106,7 +109,7 @@ class Auto(AveragedOptimizer):
         super().__init__(
             model, COPIES, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            evidence="sum", process_group=process_group,
+            evidence="sum", process_group=process_group, swap=swap,
         )  # fmt: skip
         self._stepped = False
         if self.model.head.averaging.at_prior:

@@ -9,8 +9,6 @@ from support.auto_runs import batch, build, equal, train, weights
 from support.needs import needs_compile
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-import alrao
-
 # The swap.
 
 

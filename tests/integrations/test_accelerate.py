@@ -73,17 +73,26 @@ def test_mixed_precision():
     assert (out.argmax(1) == y).double().mean() > 0.7
 
 
-def test_a_schedule_and_a_state_that_is_resumed(tmp_path):
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_schedule_and_a_state_that_is_resumed(auto, evaluates, tmp_path):
     def prepared(seed):
         accelerator = Accelerator(cpu=True)
         model, optimizer = made(seed)
+        if auto:
+            optimizer = alrao.Auto(model, steps=14)  # two steps of search, then averages
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
         return accelerator, *accelerator.prepare(model, optimizer, data(), scheduler)
 
     def train(accelerator, model, optimizer, loader, scheduler, epochs):
         for _ in range(epochs):
+            model.train()
+            optimizer.train()  # Accelerate passes it on where there is one
             accelerated(accelerator, model, optimizer, loader, 1)
             scheduler.step()
+            if evaluates:
+                model.eval()
+                optimizer.eval()
 
     whole = prepared(0)
     train(*whole, epochs=2)
@@ -93,6 +102,7 @@ def test_a_schedule_and_a_state_that_is_resumed(tmp_path):
     resumed[0].load_state(tmp_path)
     train(*resumed, epochs=3)
     check_same(resumed[1], whole[1])
+    check_same(resumed[1].train(not evaluates), whole[1].train(not evaluates))
     assert resumed[2].param_groups[0]["lr"] == 0.5
 
 

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.hf_models import COPIES, ROWS, classifier, examples, tokens, trainer, transformers
 from support.small import TRANSFORMER
 from torch import nn
@@ -126,18 +127,22 @@ def test_it_learns_and_is_evaluated(tmp_path):
     assert prediction.metrics["test_loss"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("zooms", [False, True])
-def test_a_resumed_run_ends_with_the_same_bits(zooms, tmp_path):
+@pytest.mark.parametrize("evaluates", ["no", "epoch"])
+@pytest.mark.parametrize("way", ["AdamW", "Zoom", "Auto"])
+def test_a_resumed_run_ends_with_the_same_bits(way, evaluates, tmp_path):
     def started(seed, folder):
         torch.manual_seed(seed)
         model = alrao.Alrao(classifier(dropout=0.1), COPIES)
         optimizer, chain = alrao.AdamW(model), None
-        if zooms:
+        if way == "Auto":
+            optimizer = alrao.Auto(model, steps=20)  # three steps of search, then averages
+        if way == "Zoom":
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16)
             chain = torch.optim.lr_scheduler.ChainedScheduler([alrao.Zoom(optimizer, 12, every=3), cosine])
         return trainer(
             folder, model, optimizer, scheduler=chain,
             callbacks=[AlraoCallback()], num_train_epochs=4, save_strategy="epoch", seed=7,
+            eval_strategy=evaluates,
         )  # fmt: skip
 
     whole = started(1, tmp_path / "whole")
@@ -146,6 +151,7 @@ def test_a_resumed_run_ends_with_the_same_bits(zooms, tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-8"))
     assert resumed.state.global_step == 16
     check_same(resumed.model, whole.model)
+    check_same(resumed.model.train(), whole.model.train())
     ours, theirs = (fit.optimizer.optimizer for fit in (resumed, whole))
     for one, two in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours.rates(one), theirs.rates(two))
@@ -169,6 +175,56 @@ def test_a_model_that_shares_weights_between_its_layers_is_saved_and_resumed(tmp
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     check_same(resumed.model, whole.model)
     assert resumed.model.encoder.embed_tokens.weight is resumed.model.shared.weight
+
+
+# Auto.
+
+
+def started_with_auto(folder, *callbacks, **options):
+    torch.manual_seed(0)
+    model = alrao.Alrao(classifier(), 10)
+    settings = {"num_train_epochs": 30, "lr_scheduler_type": "constant", **options}
+    return trainer(folder, model, alrao.Auto(model), callbacks=callbacks, **settings)
+
+
+@pytest.mark.parametrize("callbacks", [[], [AlraoCallback()]], ids=["alone", "callback"])
+def test_auto_learns_with_the_trainers_own_clipping(callbacks, tmp_path):
+    fit = started_with_auto(tmp_path, *callbacks, max_grad_norm=1.0, eval_strategy="epoch")
+    fit.train()
+    losses = [row["eval_loss"] for row in fit.state.log_history if "eval_loss" in row]
+    assert losses[-1] < 0.5 < 0.9 < losses[0]
+    optimizer = fit.optimizer.optimizer
+    assert optimizer.state[fit.model.head.weight]["k"] == 120 - 50
+    averaged = torch.lerp(optimizer.state[fit.model.head.weight]["z"], fit.model.train().head.weight, 1 / 0.7)
+    torch.testing.assert_close(fit.model.eval().head.weight, averaged)
+    assert fit.evaluate()["eval_loss"] == pytest.approx(losses[-1], rel=1e-5)
+
+
+def test_the_best_model_is_loaded_at_the_end_and_stays(tmp_path):
+    fit = started_with_auto(
+        tmp_path, AlraoCallback(), num_train_epochs=20, eval_strategy="epoch", save_strategy="epoch",
+        load_best_model_at_end=True, metric_for_best_model="accuracy", save_total_limit=2,
+    )  # fmt: skip
+    seen = iter([0.1] * 15 + [0.9] + [0.2] * 10)  # the sixteenth epoch is the best
+    fit.compute_metrics = lambda prediction: {"accuracy": next(seen)}
+    fit.train()
+    assert fit.state.best_global_step == 64
+    losses = [row["eval_loss"] for row in fit.state.log_history if "eval_loss" in row]
+    fit.model.train()
+    assert fit.evaluate()["eval_loss"] == pytest.approx(losses[15], rel=1e-5)
+    assert abs(losses[15] - losses[-1]) > 1e-4
+
+
+def test_files_have_the_averaged_weights_without_an_evaluation_too(tmp_path):
+    fit = started_with_auto(tmp_path, AlraoCallback(), num_train_epochs=15, save_strategy="epoch")
+    fit.train()
+    fit.save_model(tmp_path / "last")
+    expected = {name: value.clone() for name, value in fit.model.eval().state_dict().items()}
+    assert not torch.equal(fit.model.train().head.weight, expected["net.classifier.weight"])
+    for folder in ("last", "checkpoint-60"):
+        found = load_file(tmp_path / folder / "model.safetensors")
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 def test_a_regression_by_a_loss_of_its_own(tmp_path):
@@ -261,7 +317,7 @@ def test_a_plain_model_is_refused(tmp_path):
 def test_an_optimizer_of_torch_is_refused(tmp_path):
     model = alrao.Alrao(classifier(), COPIES)
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(ValueError, match=r"got AdamW: pass Trainer\(model, args, optimizers=\(alrao\.AdamW"):
+    with pytest.raises(ValueError, match=r"got AdamW: pass Trainer\(model, args, optimizers=\(alrao\.Auto"):
         trainer(tmp_path, model, optimizer, callbacks=[AlraoCallback()]).train()
 
 

@@ -37,6 +37,9 @@ class Validated(Module):
         self.log("valid", F.cross_entropy(self.model(batch[0]), batch[1]))
 
 
+AUTO = {"optimizer": alrao.Auto, "steps": 14}  # two steps of search, then averages
+
+
 def check_same(found, expected, **tolerance):
     found, expected = found.state_dict(), expected.state_dict()
     assert found.keys() == expected.keys()
@@ -109,9 +112,9 @@ def checkpointed(folder):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
-@pytest.mark.parametrize("optimizer", [alrao.SGD, alrao.Adam])
-def test_a_resumed_run_ends_with_the_same_bits(optimizer, tmp_path):
-    options = {"optimizer": optimizer, "scheduled": True}
+@pytest.mark.parametrize("options", [{"optimizer": alrao.SGD}, {"optimizer": alrao.Adam}, AUTO], ids=str)
+def test_a_resumed_run_ends_with_the_same_bits(options, tmp_path):
+    options = {**options, "scheduled": True}
     whole = seeded(Module, **options)
     trainer(4, **checkpointed(tmp_path)).fit(whole, loader())
     torch.manual_seed(1234)  # other weights and rates, until they are loaded
@@ -119,6 +122,7 @@ def test_a_resumed_run_ends_with_the_same_bits(optimizer, tmp_path):
     again = trainer(4, **checkpointed(tmp_path))
     again.fit(resumed, loader(), ckpt_path=tmp_path / "epoch=1.ckpt")
     check_same(resumed.model, whole.model)
+    check_same(resumed.model.eval(), whole.model.eval())
     assert again.global_step == 4 * ROWS // 16
     assert again.optimizers[0].param_groups[0]["lr"] == 0.5**4
 
@@ -138,6 +142,63 @@ def test_training_stops_early():
     fit.fit(seeded(Validated), loader(), loader())
     assert fit.current_epoch == 3  # the first, and two without enough improvement
     assert math.isfinite(fit.callback_metrics["valid"])
+
+
+# Auto. Lightning sets ``training`` after a validation without a call of train().
+
+
+def test_validations_by_lightning_change_nothing():
+    module = seeded(Validated, **AUTO)
+    trainer(3, val_check_interval=2).fit(module, loader(), loader())
+    model = seeded(lambda: alrao.Alrao(network(), 4))
+    optimizer = alrao.Auto(model, steps=14)
+    for _ in range(3):
+        for x, y in loader():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    module.model(table().tensors[0])  # the forward pass notices that the mode is training
+    assert module.model.training
+    check_same(module.model, model)
+    check_same(module.model.eval(), model.eval())
+    averaged = model.head.weight.detach().clone()
+    assert not torch.equal(averaged, model.train().head.weight)
+
+
+def test_validation_is_of_the_averaged_weights_and_so_are_its_checkpoints(tmp_path):
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, monitor="valid", filename="best")
+    fit = trainer(3, enable_checkpointing=True, callbacks=[keep])
+    module = seeded(Validated, **AUTO)
+    fit.fit(module, loader(), loader())
+    best = Validated.load_from_checkpoint(tmp_path / "best.ckpt", weights_only=True)  # without the optimizer
+    trainer().validate(best, loader(), verbose=False)
+    x, y = table().tensors
+    losses = F.cross_entropy(best.model.eval()(x), y).item()
+    assert losses == pytest.approx(keep.best_model_score.item(), rel=1e-6)
+    trainer().validate(module, loader(), verbose=False)
+    if keep.best_model_score == fit.callback_metrics["valid"]:
+        check_same(module.model.eval(), best.model)
+
+
+def test_a_checkpoint_of_training_weights_is_not_evaluated_in_silence(tmp_path):
+    fit = trainer(3)
+    fit.fit(seeded(Module, **AUTO), loader())  # no validation
+    fit.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = Validated.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    with pytest.warns(UserWarning, match="the averaged weights, which should be evaluated, are not known"):
+        trainer().validate(loaded, loader(), verbose=False)
+
+
+def test_lightnings_own_clipping_and_monitor_with_auto(tmp_path):
+    logger = pl.loggers.CSVLogger(tmp_path)
+    watch = [AlraoCallback(), pl.callbacks.LearningRateMonitor()]
+    fit = trainer(4, gradient_clip_val=1.0, logger=logger, log_every_n_steps=1, callbacks=watch)
+    fit.fit(seeded(Module, **AUTO), loader())
+    rows = [row for row in rows_of(tmp_path) if row["alrao/interval/low"]]
+    (optimizer,) = fit.optimizers
+    last = [float(rows[-1][f"alrao/interval/{end}"]) for end in ("low", "high")]
+    assert last == pytest.approx(optimizer.interval(), rel=1e-6)
+    assert {float(row["lr-Auto"]) for row in rows_of(tmp_path) if row["lr-Auto"]} == {1.0}
 
 
 # The callback.
@@ -267,7 +328,7 @@ def test_an_optimizer_of_torch_is_refused():
     def plain(model, **options):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with pytest.raises(MisconfigurationException, match=r"got SGD: return alrao\.SGD\(self\.model\)"):
+    with pytest.raises(MisconfigurationException, match=r"got SGD: return alrao\.Auto\(self\.model\)"):
         trainer(1, callbacks=[AlraoCallback()]).fit(Module(optimizer=plain), loader())
 
 

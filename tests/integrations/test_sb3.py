@@ -152,6 +152,48 @@ def test_the_gradient_is_clipped_only_when_asked():
     assert all(p.isfinite().all() for p in trained.q_net.parameters())
 
 
+# Auto, the default.
+
+
+def autos(steps=200, **options):
+    return trained_agent(steps, **{"learning_rate": None, **options})
+
+
+def test_acting_learning_and_target_weights_agree():
+    trained = autos()
+    optimizer, model = trained.policy.optimizer, trained.q_net
+    assert isinstance(optimizer, alrao.Auto)
+    assert optimizer.search.over
+    assert trained._n_updates > 60
+    x = torch.rand(5, 3)
+    trained.policy.set_training_mode(True)
+    learning, before = model(x).detach().clone(), [p.detach().clone() for p in model.parameters()]
+    trained.predict(np.zeros((1, 3), dtype=np.float32), deterministic=True)
+    assert not model.training
+    assert torch.equal(model(x).detach(), learning)
+    trained.tau = 1.0
+    trained._n_calls = 1
+    trained._on_step()
+    assert torch.equal(trained.q_net_target(x), learning)
+    assert all(map(torch.equal, before, trained.q_net_target.parameters()))
+    assert any("z" in state and not torch.equal(p, state["z"]) for p, state in optimizer.state.items())
+
+
+def test_a_saved_agent_with_auto_goes_on_to_the_same_bits(tmp_path):
+    trained = autos()
+    trained.save(tmp_path / "agent.zip")
+    trained.save_replay_buffer(tmp_path / "replay.pkl")
+    loaded = AlraoDQN.load(tmp_path / "agent.zip", env=Corridor())
+    loaded.load_replay_buffer(tmp_path / "replay.pkl")
+    trained.set_env(Corridor())
+    for each in (trained, loaded):
+        each.set_random_seed(5)
+        each.learn(40, reset_num_timesteps=False)
+    assert loaded.policy.optimizer.search.over
+    assert same(trained.policy.state_dict(), loaded.policy.state_dict())
+    assert same(trained.policy.optimizer.state_dict(), loaded.policy.optimizer.state_dict())
+
+
 # What Stable-Baselines3 does behind one's back.
 
 

@@ -31,6 +31,8 @@ from alrao.integrations.skorch import (
     AlraoNetRegressor,
 )
 
+MOMENTUM = {"optimizer": alrao.SGD, "optimizer__momentum": 0.9}
+
 # What is trained.
 
 
@@ -46,8 +48,8 @@ def test_one_copy_at_one_rate_is_what_skorch_itself_trains(criterion):
         **QUIET,
     )
     ours = AlraoNetClassifier(
-        Net, criterion=criterion, alrao__copies=1, alrao__keep_output=True, lr=0.1, optimizer__momentum=0.5,
-        **QUIET,
+        Net, criterion=criterion, alrao__copies=1, alrao__keep_output=True, optimizer=alrao.SGD, lr=0.1,
+        optimizer__momentum=0.5, **QUIET,
     )  # fmt: skip
     seeded(plain), seeded(ours)
     assert ours.history[:, "train_loss"] == pytest.approx(plain.history[:, "train_loss"], rel=1e-5)
@@ -56,18 +58,20 @@ def test_one_copy_at_one_rate_is_what_skorch_itself_trains(criterion):
 
 
 @pytest.mark.parametrize("criterion", [nn.NLLLoss, nn.CrossEntropyLoss])
-@pytest.mark.parametrize("optimizer", [alrao.SGD, alrao.Adam])
+@pytest.mark.parametrize("optimizer", [alrao.SGD, alrao.Adam, alrao.Auto])
 def test_the_same_as_a_plain_loop_to_the_bit(criterion, optimizer):
-    net = seeded(AlraoNetClassifier(Net, criterion=criterion, optimizer=optimizer, alrao__copies=4, **QUIET))
+    epochs = 12 if optimizer is alrao.Auto else 3  # longer than its search
+    options = {**QUIET, "max_epochs": epochs, "alrao__copies": 4}
+    net = seeded(AlraoNetClassifier(Net, criterion=criterion, optimizer=optimizer, **options))
     torch.manual_seed(7)
     model = alrao.Alrao(Net(), 4)
     by_hand = optimizer(model)  # with its own interval of rates: not skorch's 0.01
-    for start in [*range(0, 120, 20)] * 3:
+    for start in [*range(0, 120, 20)] * epochs:
         by_hand.zero_grad()
         rows = slice(start, start + 20)
         F.cross_entropy(model(torch.from_numpy(X[rows])), torch.from_numpy(y[rows])).backward()
         by_hand.step()
-    check_same_weights(net, model.state_dict())
+    check_same_weights(net, model.eval().state_dict())
     assert model.posterior.max() - model.posterior.min() > 1e-3
 
 
@@ -75,7 +79,8 @@ def test_it_learns_without_a_rate():
     net = AlraoNetClassifier(
         Net, max_epochs=15, batch_size=16, verbose=0, iterator_train__shuffle=True, module__units=32
     )
-    assert seeded(net).score(X, y) > 0.7
+    assert seeded(net).score(X, y) > 0.85
+    assert isinstance(net.optimizer_, alrao.Auto)
     assert net.history[-1, "valid_acc"] > 0.5  # skorch's own callback, on its own split
 
 
@@ -110,8 +115,9 @@ def test_regression_with_one_copy_is_what_skorch_itself_trains():
 
     plain = skorch.NeuralNetRegressor(Net, criterion=HalfSquared, module__outputs=1, lr=0.05, **QUIET)
     ours = AlraoNetRegressor(
-        Net, module__outputs=1, lr=0.05, alrao__copies=1, alrao__keep_output=True, **QUIET
-    )
+        Net, module__outputs=1, optimizer=alrao.SGD, lr=0.05, alrao__copies=1, alrao__keep_output=True,
+        **QUIET,
+    )  # fmt: skip
     seeded(plain, X, LINEAR), seeded(ours, X, LINEAR)
     np.testing.assert_allclose(ours.predict(X), plain.predict(X), rtol=1e-4, atol=1e-6)
 
@@ -146,6 +152,7 @@ def test_several_labels():
 def test_groups_go_by_the_names_of_the_module():
     net = AlraoNetClassifier(
         Net,
+        optimizer=alrao.SGD,
         optimizer__param_groups=[("hidden.*", {"lr": (1e-3, 1e-2), "momentum": 0.5})],
         lr=(0.1, 1.0),
         **QUIET,
@@ -170,7 +177,7 @@ def test_a_freezer_finds_its_parameters():
 
 def test_grid_search_over_the_module_the_copies_and_the_rates():
     search = GridSearchCV(
-        AlraoNetClassifier(Net, **QUIET),
+        AlraoNetClassifier(Net, optimizer=alrao.SGD, **QUIET),
         {"module__units": [4, 8], "alrao__copies": [2, 3], "lr": [(1e-3, 1.0), (1e-2, 0.1)]},
         cv=2,
         error_score="raise",
@@ -200,7 +207,7 @@ def test_clones_have_the_parameters():
 
 
 def test_new_rates_of_a_net_in_training():
-    net = seeded(AlraoNetClassifier(Net, **QUIET))
+    net = seeded(AlraoNetClassifier(Net, optimizer=alrao.SGD, **QUIET))
     before = {name: value.clone() for name, value in net.module_.state_dict().items()}
     net.set_params(lr=(1e-4, 1.0))
     assert net.optimizer_.param_groups[0]["lr"] == 1.0  # the schedule's factor
@@ -214,7 +221,7 @@ def test_new_rates_of_a_net_in_training():
 
 
 def test_other_options_of_a_net_in_training():
-    net = seeded(AlraoNetClassifier(Net, alrao__copies=3, optimizer__momentum=0.9, **QUIET))
+    net = seeded(AlraoNetClassifier(Net, alrao__copies=3, **MOMENTUM, **QUIET))
     net.set_params(optimizer__momentum=0.5, optimizer__param_groups__0__lr=0.1)
     assert [(group["momentum"], group["lr"]) for group in net.optimizer_.param_groups] == [(0.5, 0.1)]
     net.set_params(alrao__copies=6)
@@ -226,9 +233,10 @@ def test_other_options_of_a_net_in_training():
     assert net.partial_fit(X, y).predict(X).shape == y.shape
 
 
-def test_parts_go_on_where_the_last_one_ended():
-    whole = seeded(AlraoNetClassifier(Net, **{**QUIET, "max_epochs": 4}, optimizer__momentum=0.9))
-    parts = AlraoNetClassifier(Net, **{**QUIET, "max_epochs": 2}, optimizer__momentum=0.9)
+@pytest.mark.parametrize(("options", "epochs"), [(MOMENTUM, 2), ({}, 10)])
+def test_parts_go_on_where_the_last_one_ended(options, epochs):
+    whole = seeded(AlraoNetClassifier(Net, **{**QUIET, "max_epochs": 2 * epochs}, **options))
+    parts = AlraoNetClassifier(Net, **{**QUIET, "max_epochs": epochs}, **options)
     torch.manual_seed(7)
     parts.partial_fit(X, y).partial_fit(X, y)
     check_same_weights(parts, whole.module_.state_dict())
@@ -292,7 +300,12 @@ def test_compiled_modules():
     ("options", "error", "message"),
     [
         ({"optimizer": torch.optim.SGD}, TypeError, r"one of alrao's.*got SGD.*alrao\.PerFeature"),
-        ({"lr": (1.0, 1e-3)}, ValueError, "from low to high"),
+        ({"optimizer": alrao.SGD, "lr": (1.0, 1e-3)}, ValueError, "from low to high"),
+        (
+            {"lr": (1e-3, 1.0)},
+            ValueError,
+            r"Auto finds the rates itself, got lr=\(0\.001, 1\.0\).*alrao\.SGD",
+        ),
         ({"alrao_copies": 3}, ValueError, "did you mean alrao__copies"),
         ({"alrao__copys": 3}, TypeError, "copys"),
         ({"alrao__copies": 0}, ValueError, "copies"),

@@ -19,8 +19,9 @@ from alrao.integrations.skorch import AlraoNetClassifier, GradientNormClipping
 # Files.
 
 
-def test_saved_parameters_go_on_to_the_same_bits(tmp_path):
-    options = {"alrao__copies": 3, "optimizer": alrao.Adam, **QUIET}
+@pytest.mark.parametrize(("optimizer", "epochs"), [(alrao.Adam, 3), (alrao.Auto, 12)])
+def test_saved_parameters_go_on_to_the_same_bits(optimizer, epochs, tmp_path):
+    options = {"alrao__copies": 3, "optimizer": optimizer, **QUIET, "max_epochs": epochs}
     net = seeded(AlraoNetClassifier(Net, **options))
     files = {f"f_{name}": str(tmp_path / name) for name in ("params", "optimizer", "history")}
     net.save_params(**files)
@@ -29,7 +30,31 @@ def test_saved_parameters_go_on_to_the_same_bits(tmp_path):
     np.testing.assert_array_equal(other.predict_proba(X), net.predict_proba(X))
     net.partial_fit(X, y), other.partial_fit(X, y)
     check_same_weights(other, net.module_.state_dict())
-    assert len(other.history) == 6
+    assert len(other.history) == 2 * epochs
+
+
+def test_what_is_saved_and_predicted_are_the_averaged_weights(tmp_path):
+    """Without validation data nothing but the end of an epoch puts the module into evaluation mode."""
+    save = callbacks.Checkpoint(dirname=tmp_path, monitor=None)
+    net = seeded(AlraoNetClassifier(Net, callbacks=[save], **{**QUIET, "max_epochs": 12}))
+    averaged = {name: value.clone() for name, value in net.module_.state_dict().items()}
+    expected = net.predict_proba(X)
+    check_same_weights(net.module_.eval(), averaged)
+    assert not torch.equal(net.module_.train().head.weight, averaged["net.out.weight"])
+    other = AlraoNetClassifier(Net, **QUIET).initialize()
+    other.load_params(f_params=tmp_path / "params.pt")  # without the optimizer's
+    np.testing.assert_array_equal(other.predict_proba(X), expected)
+
+
+def test_the_best_epoch_is_restored(tmp_path):
+    best = callbacks.Checkpoint(dirname=tmp_path, monitor="valid_loss_best", load_best=True)
+    options = {"max_epochs": 20, "batch_size": 20, "verbose": 0}
+    net = seeded(AlraoNetClassifier(Net, callbacks=[best], **options))
+    expected = torch.load(tmp_path / "params.pt", weights_only=True)
+    check_same_weights(net, expected)
+    net.predict(X)
+    check_same_weights(net, expected)
+    check_same_weights(net.module_.train().eval(), expected)
 
 
 def test_checkpoints_and_the_end_of_training(tmp_path):
@@ -45,8 +70,9 @@ def test_checkpoints_and_the_end_of_training(tmp_path):
     assert len(fresh.history) == best + 1
 
 
-def test_pickles_go_on_to_the_same_bits():
-    net = seeded(AlraoNetClassifier(Net, optimizer__momentum=0.9, **QUIET))
+@pytest.mark.parametrize("optimizer", [alrao.Adam, alrao.Auto])
+def test_pickles_go_on_to_the_same_bits(optimizer):
+    net = seeded(AlraoNetClassifier(Net, optimizer=optimizer, **{**QUIET, "max_epochs": 12}))
     twin = pickle.loads(pickle.dumps(net))
     assert twin.optimizer_.model is twin.module_
     net.partial_fit(X, y), twin.partial_fit(X, y)
@@ -68,7 +94,7 @@ def test_trimmed_for_prediction():
 
 def test_a_schedule_is_a_factor():
     policy = callbacks.LRScheduler(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
-    net = seeded(AlraoNetClassifier(Net, callbacks=[policy], lr=(1e-3, 1.0), **QUIET))
+    net = seeded(AlraoNetClassifier(Net, callbacks=[policy], optimizer=alrao.SGD, lr=(1e-3, 1.0), **QUIET))
     assert net.history[:, "event_lr"] == [1.0, 0.5, 0.25]
     assert net.optimizer_.rates(net.module_.head.bias).max().item() == pytest.approx(1.0)  # as drawn
 

@@ -64,6 +64,18 @@ def test_names_stay_while_rates_move():
     assert writer.scalars["alrao/rate", 4] == pytest.approx(expected, rel=1e-4)
 
 
+def test_autos_interval_is_logged():
+    model, optimizer = make(alrao.Auto)
+    writer = Recorder()
+    for step in range(2):
+        tensorboard.log(writer, model, optimizer, 25 * step)
+        found = [writer.scalars[f"alrao/interval/{end}", 25 * step] for end in ("low", "high")]
+        assert found == list(optimizer.interval())
+        train(model, optimizer, 25)
+    assert writer.scalars["alrao/interval/low", 0] != writer.scalars["alrao/interval/low", 25]
+    assert ("alrao/posterior/0 at 1e-06", 0) in writer.scalars
+
+
 def test_names_are_those_of_a_state_from_another_interval():
     model, optimizer = make(alrao.SGD, lr=(1e-3, 1.0))
     _, other = make(alrao.SGD, lr=(1e-4, 10.0))

@@ -52,6 +52,7 @@ def agent(kind=AlraoDQN, env=None, **options):
     }
     if kind is AlraoDQN:
         options.setdefault("copies", COPIES)
+        options.setdefault("learning_rate", (1e-5, 10.0))  # the paper's method; None: Auto
     options.setdefault("policy_kwargs", {"net_arch": [8, 8]})
     return kind("MlpPolicy", env or Corridor(), **options)
 

@@ -1,4 +1,4 @@
-"""Shared by the integrations: find the model and its optimizer, turn the posterior into scalars."""
+"""Shared by the integrations: find the model and its optimizer, turn posterior and rates into scalars."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def unprepared(optimizer: Any) -> Any:
 
 @torch.no_grad()
 def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> dict[str, float]:
-    """Return the posterior, the effective number of copies, and the mean rate under it (geometric).
+    """Return the posterior, the effective number of copies, the mean rate under it (geometric), the interval.
 
-    With the optimizer, the copies are named after their rates at the start: the names stay the same while
-    :class:`alrao.Zoom` moves the rates.
+    The ends of the body's interval are of the first group that has one; they are the learning rate to log
+    under :class:`alrao.Auto`. With the optimizer, the copies are named after their rates at the start: the
+    names stay the same while :class:`alrao.Zoom` moves the rates.
     """
     posterior = model.head.averaging.weights.double().cpu()
     names = None if optimizer is None else optimizer.copy_rates(initial=True).tolist()
@@ -42,4 +43,8 @@ def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> 
     if optimizer is not None:
         rates = optimizer.copy_rates().clamp(min=1e-300)
         scalars["alrao/rate"] = (posterior * rates.log()).sum().exp().item()
+        groups = range(len(optimizer.param_groups))
+        intervals = [each for each in map(optimizer.interval, groups) if each is not None]
+        if intervals:
+            scalars["alrao/interval/low"], scalars["alrao/interval/high"] = intervals[0]
     return scalars

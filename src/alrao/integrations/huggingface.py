@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from ..auto import Auto
 from ..features import register_features
 from ..finite import zero_unusable
 from ..model import Alrao, unwrap
@@ -41,11 +42,15 @@ def _columns(layer: nn.Module) -> dict[str, int]:
 class AlraoCallback(TrainerCallback):
     """Clip the body and each copy of the head separately, and check the settings of the ``Trainer``.
 
-    ``TrainingArguments(max_grad_norm=1.0)``, the default, clips one norm over all gradients, so a diverging
-    copy would scale down the whole network. Set it to 0; this callback clips instead. The ``Trainer`` then
-    still computes the norm of all gradients, in a way that makes all of them non-finite if one is. The
-    callback therefore drops non-finite entries first (except with ``fp16``, where the loss scaler needs
-    them).
+    ``TrainingArguments(max_grad_norm=1.0)``, the default, clips one norm over all gradients. The steps of
+    :class:`alrao.Auto` do not depend on the scale of the gradients, so with it the default may stay, and the
+    ``Trainer`` clips. With other optimizers a diverging copy would scale down the whole network: set it to 0,
+    and this callback clips instead. The ``Trainer`` computes the norm in a way that makes all gradients
+    non-finite if one is. The callback therefore drops non-finite entries first (except with ``fp16``, where
+    the loss scaler needs them).
+
+    Checkpoints are saved in evaluation mode, and the model is in it after the training, so that files have
+    Auto's averaged weights.
 
     During training, ``state_dict()`` lists a parameter that several layers share (the embedding of T5) only
     once: the ``Trainer`` could not save the checkpoint otherwise.
@@ -69,7 +74,7 @@ class AlraoCallback(TrainerCallback):
             raise ValueError(
                 f"max_grad_norm must be a positive number or None (no clipping), got {max_grad_norm!r}"
             )
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm = self._clips = max_grad_norm
         self._hooks: list[Any] = []
 
     def on_train_begin(
@@ -81,10 +86,12 @@ class AlraoCallback(TrainerCallback):
         if not isinstance(optimizer, AlraoOptimizer) or optimizer.model is not model:
             raise ValueError(
                 f"the Trainer needs an optimizer of alrao, built for this model, got "
-                f"{type(optimizer).__name__}: pass Trainer(model, args, optimizers=(alrao.AdamW(model), "
-                "None))"
+                f"{type(optimizer).__name__}: pass Trainer(model, args, optimizers=(alrao.Auto(model), None))"
             )
-        if args.max_grad_norm and args.max_grad_norm > 0:
+        self._clips = self.max_grad_norm
+        if args.max_grad_norm and args.max_grad_norm > 0 and isinstance(optimizer, Auto):
+            self._clips = None  # the Trainer does
+        elif args.max_grad_norm and args.max_grad_norm > 0:
             raise ValueError(
                 f"TrainingArguments(max_grad_norm={args.max_grad_norm!r}) clips one norm over all gradients, "
                 "so a diverging copy of the head would scale down the whole network: set max_grad_norm=0 "
@@ -113,13 +120,23 @@ class AlraoCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Clip the accumulated gradients."""
-        if self.max_grad_norm is not None:
-            _model(kwargs.get("model")).clip_grad_norm_(self.max_grad_norm)
+        if self._clips is not None:
+            _model(kwargs.get("model")).clip_grad_norm_(self._clips)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Put the model into evaluation mode if a checkpoint is due; the next step puts it back."""
+        if control.should_save:
+            _model(kwargs.get("model")).eval()
+
+    on_epoch_end = on_step_end
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remove the hooks."""
+        """Put the model into evaluation mode and remove the hooks."""
+        _model(kwargs.get("model")).eval()
         self._unhook()
 
     def _unhook(self) -> None:

@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
+from ..auto import Auto
 from ..optim import AlraoOptimizer
 from ._posterior import models_in, posterior_scalars
 
@@ -28,15 +29,17 @@ __all__ = ["AlraoCallback"]
 class AlraoCallback(Callback):
     """Log the posterior of the Alrao model in a ``LightningModule``, and clip its gradients.
 
-    The callback is optional: a module that returns ``alrao.SGD(self.model)`` from ``configure_optimizers``
-    trains without it. It logs ``alrao/posterior/…``, the posterior of each copy of the head, named after its
-    initial rate; ``alrao/rate``, the geometric mean rate under the posterior; and ``alrao/copies``, the
-    effective number of copies (the exponential of the posterior's entropy). With several Alrao models in the
-    module, their names come first.
+    The callback is optional: a module that returns ``alrao.Auto(self.model)`` from ``configure_optimizers``
+    trains without it. It logs ``alrao/interval/low`` and ``…/high``, the interval of the body's rates;
+    ``alrao/posterior/…``, the posterior of each copy of the head, named after its initial rate;
+    ``alrao/rate``, the geometric mean rate under the posterior; and ``alrao/copies``, the effective number of
+    copies (the exponential of the posterior's entropy). With several Alrao models in the module, their names
+    come first.
 
     ``Trainer(gradient_clip_val=…)`` clips one norm over all gradients, so a diverging copy would scale down
-    the whole network; the callback refuses it. ``gradient_clip_val`` of the callback clips the body and each
-    copy separately, after gradients are accumulated and unscaled.
+    the whole network; the callback refuses it, except for :class:`alrao.Auto`, whose steps do not depend on
+    the scale of the gradients. ``gradient_clip_val`` of the callback clips the body and each copy separately,
+    after gradients are accumulated and unscaled.
 
     Args:
         gradient_clip_val: the largest norm of a gradient; None disables clipping.
@@ -78,10 +81,12 @@ class AlraoCallback(Callback):
                 kinds = ", ".join(type(each).__name__ for each in trainer.optimizers) or "none"
                 raise MisconfigurationException(
                     f"the Alrao model {place!r} of {name} must be trained by an optimizer of alrao, got "
-                    f"{kinds}: return alrao.SGD(self.{place}) from configure_optimizers"
+                    f"{kinds}: return alrao.Auto(self.{place}) from configure_optimizers"
                 )
         clips = trainer.gradient_clip_val
         own_way = type(pl_module).configure_gradient_clipping.__qualname__
+        if all(isinstance(each, Auto) for each in trainer.optimizers):
+            return
         if clips and own_way == "LightningModule.configure_gradient_clipping":  # not overridden by the user
             raise MisconfigurationException(
                 f"Trainer(gradient_clip_val={clips!r}) clips one norm over all gradients, so a diverging "

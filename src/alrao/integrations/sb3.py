@@ -116,26 +116,34 @@ class AlraoPolicy(LearnerPolicy):
 
     Args:
         *args: as in Stable-Baselines3.
-        rates: the interval of learning rates, or a rate distribution.
+        rates: the interval of learning rates, or a rate distribution; by default the optimizer's.
         copies: the number of copies of the head.
         averaging: the posterior; :class:`alrao.Switch` by default.
-        optimizer_class: an optimizer of alrao.
+        optimizer_class: an optimizer of alrao; by default :class:`alrao.Auto`, or :class:`alrao.SGD` if there
+            are ``rates``.
         **kwargs: as in Stable-Baselines3; ``optimizer_kwargs`` go to the optimizer.
     """
 
     def __init__(
         self,
         *args: Any,
-        rates: Rate = (1e-5, 10.0),
+        rates: Rate | None = None,
         copies: int = 10,
         averaging: alrao.Averaging | None = None,
-        optimizer_class: type[AlraoOptimizer] = alrao.SGD,
+        optimizer_class: type[AlraoOptimizer] | None = None,
         **kwargs: Any,
     ) -> None:
+        if optimizer_class is None:
+            optimizer_class = alrao.Auto if rates is None else alrao.SGD
         if not issubclass(optimizer_class, AlraoOptimizer):
             raise TypeError(
                 "the optimizer_class of an Alrao policy must be one of alrao's, got "
-                f"{optimizer_class.__name__}: use alrao.SGD, alrao.Adam or alrao.AdamW"
+                f"{optimizer_class.__name__}: use alrao.Auto, alrao.SGD, alrao.Adam or alrao.AdamW"
+            )
+        if issubclass(optimizer_class, alrao.Auto) and rates is not None:
+            raise ValueError(
+                f"Auto finds the rates itself, got the rates {rates!r}: leave them out, or choose another "
+                "optimizer_class"
             )
         self._alrao: dict[str, Any] = {"rates": rates, "copies": copies, "averaging": deepcopy(averaging)}
         super().__init__(*args, **{**kwargs, "optimizer_class": optimizer_class})
@@ -145,7 +153,11 @@ class AlraoPolicy(LearnerPolicy):
         averaging = deepcopy(self._alrao["averaging"])
         model = alrao.Alrao(net, self._alrao["copies"], likelihood="gaussian", averaging=averaging)
         kind: Any = self.optimizer_class
-        optimizer = kind(model, self._alrao["rates"], **self.optimizer_kwargs)
+        rates = self._alrao["rates"]
+        options = {} if rates is None else {"lr": rates}
+        if issubclass(kind, alrao.Auto):
+            options["swap"] = False  # it acts with the weights that it trains, and the target follows them
+        optimizer = kind(model, **{**options, **self.optimizer_kwargs})
         for group in optimizer.param_groups:
             group["lr"] = rate
         return model, optimizer
@@ -290,7 +302,8 @@ class AlraoDQN(LikelihoodDQN):
         policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, or a subclass of
             :class:`AlraoPolicy`.
         env: an environment, or its name; actions must be discrete, see :class:`DiscreteActions`.
-        learning_rate: the interval of rates, or a rate distribution, as in :class:`alrao.SGD`.
+        learning_rate: by default :class:`alrao.Auto` finds it. An interval of rates or a rate distribution
+            trains with :class:`alrao.SGD`.
         copies: the number of copies of the head.
         averaging: the posterior; :class:`alrao.Switch` by default.
         reward_scale: factor on the rewards in the target. The likelihood has variance 1, and large errors at
@@ -319,7 +332,7 @@ class AlraoDQN(LikelihoodDQN):
         self,
         policy: str | type[AlraoPolicy],
         env: Any,
-        learning_rate: Rate = (1e-5, 10.0),
+        learning_rate: Rate | None = None,
         copies: int = 10,
         *,
         averaging: alrao.Averaging | None = None,
@@ -334,7 +347,8 @@ class AlraoDQN(LikelihoodDQN):
                 "learning_rate must be an interval such as (1e-5, 10) or a rate distribution, got a "
                 "function: pass a schedule as factor=, which multiplies all rates"
             )
-        as_distribution(learning_rate)
+        if learning_rate is not None:
+            as_distribution(learning_rate)
         if isinstance(policy, type) and not issubclass(policy, AlraoPolicy):
             raise TypeError(
                 f"AlraoDQN needs a subclass of alrao.integrations.sb3.AlraoPolicy as policy, got "
@@ -350,7 +364,7 @@ class AlraoDQN(LikelihoodDQN):
         super().__init__(
             policy,
             env,
-            learning_rate,
+            1.0 if learning_rate is None else learning_rate,
             reward_scale=reward_scale,
             max_grad_norm=max_grad_norm,
             policy_kwargs=policy_kwargs,

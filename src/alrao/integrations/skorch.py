@@ -55,8 +55,8 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
       the parameter names of the module before the conversion.
     - ``lr`` is an interval of rates or a rate distribution, for optimizers other than Auto. None, the
       default, means the optimizer's default.
-    - The module is in evaluation mode at the end of every epoch. Callbacks that save it, and ``module_`` after
-      ``fit``, therefore have Auto's averaged weights.
+    - The module is in evaluation mode at the end of every epoch. Callbacks that save it, and ``module_``
+      after ``fit``, therefore have Auto's averaged weights.
     - The output is log-probabilities. skorch therefore does not take their logarithm for ``NLLLoss``, and
       ``predict_proba`` returns probabilities with every criterion.
 
@@ -107,8 +107,8 @@ class AlraoNet(NeuralNet):  # type: ignore[misc]
             del options["lr"]
         elif kind is Auto:
             raise ValueError(
-                f"Auto finds the rates itself, got lr={options['lr']!r}: leave lr out, or pass optimizer=alrao.SGD "
-                "or another optimizer of alrao with it"
+                f"Auto finds the rates itself, got lr={options['lr']!r}: leave lr out, or pass "
+                "optimizer=alrao.SGD or another optimizer of alrao with it"
             )
         self.optimizer_ = kind(self.module_, params=groups, **options)
         return self

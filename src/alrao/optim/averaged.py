@@ -40,14 +40,17 @@ class AveragedOptimizer(AlraoOptimizer):
     model. ``state[p]["z"]`` is :math:`z`; :math:`x` follows from both. In evaluation mode ``state[p]["y"]``
     is a copy of :math:`y`, because arithmetic would not bring back the same bits.
 
+    With ``swap=False`` the parameters hold :math:`y` in both modes.
+
     Weights that are loaded into the model without the state of the optimizer become all three. A state holds
     a fingerprint of the weights it belongs to, so that they are recognised whatever is loaded first.
     """
 
     _wide = AlraoOptimizer._wide | {"z", "v"}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, swap: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.swap = swap
         self._evaluating = False
         self._versions: dict[Tensor, int] = {}  # of the parameters when averages were put into them
         self._expected: dict[Tensor, int] = {}  # fingerprints of the weights that belong to a loaded state
@@ -67,6 +70,7 @@ class AveragedOptimizer(AlraoOptimizer):
 
     def place(self, training: bool) -> None:
         """Put the weights for a mode into the parameters, where they are not there yet."""
+        training = training or not self.swap
         if self._evaluating != training and not self._expected and self._loads == self.model.head.loads:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -83,7 +87,7 @@ class AveragedOptimizer(AlraoOptimizer):
         """Show the averaged weights for a moment, in training mode too, without a change to the graph."""
         self.place(self.model.training)
         replaced = []
-        if not self._evaluating and not self._expected:
+        if self.swap and not self._evaluating and not self._expected:
             with torch.no_grad():
                 for p, beta in self._averages():
                     replaced.append((p, p.data))
@@ -137,7 +141,7 @@ class AveragedOptimizer(AlraoOptimizer):
 
     def _mark(self) -> None:
         """Let the model know whether it has training weights that differ from the averaged ones."""
-        if next(self._averages(), None) is not None:
+        if self.swap and next(self._averages(), None) is not None:
             self.model.head.training_weights = not self._evaluating
 
     @torch.no_grad()
@@ -246,7 +250,7 @@ class AveragedOptimizer(AlraoOptimizer):
 
     def _end_step(self, evidence: reports.Evidence | None) -> None:
         self._mark()
-        if not self.model.training:
+        if self.swap and not self.model.training:
             self._enter()
 
     # Checkpoints.
