@@ -5,7 +5,8 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 ACTIONLINT ?= actionlint
 
-# The environment of `make test-core`: torch $(TORCH), and every other package as in constraints.txt.
+# The environment of `make test-core`: torch $(TORCH) with the sympy that it asks for, and every other package as in
+# constraints.txt.
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 CORE := .venv-torch-$(TORCH)
 
@@ -68,7 +69,7 @@ test-core: $(CORE)/.installed ## only the tests of the core, with another torch 
 
 $(CORE)/.installed: pyproject.toml constraints.txt
 	@test -x $(CORE)/bin/python || "$(PYTHON)" -m venv $(CORE)
-	@{ grep -vE '^torch(vision)?==' constraints.txt; echo "torch==$(TORCH)"; } > $(CORE)/constraints.txt
+	@{ grep -vE '^(torch|torchvision|sympy)==' constraints.txt; echo "torch==$(TORCH)"; } > $(CORE)/constraints.txt
 	@$(CORE)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CORE)/constraints.txt -e ".[test]"
 	@touch $@
 
