@@ -110,6 +110,7 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
         "Alrao": with_alrao(lambda model: alrao.SGD(model, lr=(1e-5, 1e-2))),
         "Adam": plain(lambda net: torch.optim.Adam(net.parameters())),
         "Alrao-Adam": with_alrao(lambda model: alrao.Adam(model, lr=(1e-6, 1e-2))),
+        "Auto": with_alrao(alrao.Auto),
     }
     try:
         from dadaptation import DAdaptSGD

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .finite import without_failed
+from .shortcuts import buffer_of
 
 __all__ = ["Averaging", "BayesianAverage", "Switch"]
 
@@ -59,12 +60,13 @@ class Averaging(nn.Module):
 
     def column(self, dtype: torch.dtype) -> Tensor:
         """Return a copy of the weights as a column, ``(copies, 1)``."""
-        state = self._state
+        state = buffer_of(self, "_state")
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return state[: self.copies, None].to(dtype, copy=True)
         if self._column is None or self._column.data_ptr() != state.data_ptr():
             self._column = state[: self.copies, None]
-        return self._column.to(dtype, copy=True)
+        column = self._column
+        return column.clone() if dtype is column.dtype else column.type(dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_column": None}
@@ -99,7 +101,7 @@ class Averaging(nn.Module):
             )
         numbers = without_failed(numbers)
         if max(numbers) > -inf:
-            state = self._state
+            state = buffer_of(self, "_state")
             numbers = self._posterior(state.tolist(), numbers)
             state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
 

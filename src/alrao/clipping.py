@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .finite import zero_nonfinite_
+from .finite import alive, zero_nonfinite_
 
 __all__ = ["clip_grads_"]
 
@@ -21,7 +21,7 @@ def clip_grads_(
         raise ValueError(f"max_norm must be positive, got {max_norm!r}")
     grads = [parameter.grad for parameter in body if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(grads, norm_type)
-    if not bool(norm.isfinite()):
+    if not bool(alive(norm)):
         for grad in grads:
             zero_nonfinite_(grad)
         norm = torch.nn.utils.get_total_norm(grads, norm_type)

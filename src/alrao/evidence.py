@@ -17,11 +17,12 @@ several of them add up. This module is the only one that knows what its ``copies
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .finite import all_finite
 
 __all__ = ["CHOICES", "Evidence", "new_leaf", "no_likelihood", "of_rows", "pack", "read"]
 
@@ -55,10 +56,11 @@ def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
     Args:
         scores: ``g`` times the log-probabilities of each copy, ``(rows, copies, classes)``.
         g: gradient by the mixture's log-probabilities, ``(rows, 1, classes)``.
-        totals: its sum over the classes.
+        totals: its sum over the classes, ``(rows, 1, 1)``.
     """
     sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
-    return torch.cat([sums, totals.count_nonzero().view(1)])
+    rows = torch.linalg.vector_norm(totals, 0, (0, 1))  # count_nonzero, in the type and shape for cat
+    return torch.cat([sums, rows])
 
 
 def no_likelihood(copies: int, amount: Tensor) -> Tensor:
@@ -87,7 +89,7 @@ class Evidence(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether the loss was finite; the gradients of the copies are finite then, by construction."""
-        return isfinite(self.weight)
+        return all_finite((self.weight,))
 
     def is_likelihood(self, *, maximize: bool) -> bool:
         """Return whether the loss was a negative log-likelihood, or a log-likelihood to maximize."""

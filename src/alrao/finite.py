@@ -6,7 +6,7 @@ before they meet others, because ``0 * nan`` is nan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -17,12 +17,18 @@ __all__ = [
     "HUGE",
     "TINY",
     "FiniteStatistics",
+    "alive",
+    "alive_copies",
+    "alive_rows",
+    "all_finite",
+    "fail",
     "finite_gradient",
     "in_range",
     "keep_finite_",
     "share_among",
     "usable",
     "without_failed",
+    "zero_nan",
     "zero_nonfinite",
     "zero_nonfinite_",
     "zero_unusable",
@@ -41,6 +47,26 @@ MOST = 1e15
 # Masks.
 
 
+def alive(x: Tensor) -> Tensor:
+    """Return where ``x`` is finite."""
+    return x.isfinite()
+
+
+def alive_rows(log_p: Tensor) -> Tensor:
+    """Return where all log-probabilities along the last axis, which is kept, are finite."""
+    return log_p.amin(-1, keepdim=True).isfinite()
+
+
+def alive_copies(parameters: Iterable[Tensor]) -> Tensor:
+    """Return which copies have only finite entries in the stacked parameters of a head."""
+    return torch.stack([p.flatten(1).isfinite().all(1) for p in parameters]).all(0)
+
+
+def fail(log_p: Tensor, alive: Tensor) -> Tensor:
+    """Return ``log_p`` with ``-inf`` where nothing is alive."""
+    return torch.where(alive, log_p, -torch.inf)
+
+
 def usable(x: Tensor) -> Tensor:
     """Return where ``x`` is finite, and its square too."""
     info = torch.finfo(x.dtype)
@@ -57,6 +83,11 @@ def zero_nonfinite(x: Tensor) -> Tensor:
     return x.nan_to_num(0.0, 0.0, 0.0)
 
 
+def zero_nan(x: Tensor) -> Tensor:
+    """Return ``x`` with 0 where it is nan: ``-inf`` minus ``-inf``, where all copies have failed."""
+    return x.nan_to_num(0.0)
+
+
 def zero_nonfinite_(x: Tensor) -> Tensor:
     """Set ``x`` to 0 where it is not finite."""
     return x.nan_to_num_(0.0, 0.0, 0.0)
@@ -67,9 +98,14 @@ def keep_finite_(x: Tensor, before: Tensor) -> None:
     x.copy_(torch.where(x.isfinite(), x, before))
 
 
+def all_finite(numbers: Sequence[float]) -> bool:
+    """Return whether all numbers are finite, and their sum too."""
+    return isfinite(sum(numbers))
+
+
 def without_failed(numbers: Sequence[float]) -> Sequence[float]:
     """Return log-likelihoods with ``-inf`` for those that are not finite: ``+inf`` is a failure too."""
-    if isfinite(sum(numbers)):
+    if all_finite(numbers):
         return numbers
     return [number if isfinite(number) else -inf for number in numbers]
 

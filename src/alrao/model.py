@@ -20,6 +20,7 @@ from .clipping import clip_grads_
 from .finite import FiniteStatistics
 from .heads import LINEAR_HEADS, AdaptiveHead, Head
 from .output_layer import choose, declare_untied, names_of, tied_elsewhere, verify
+from .shortcuts import child_of
 from .warn import warn
 from .watch import StepWatch
 
@@ -146,7 +147,7 @@ class Alrao(nn.Module):
         if not self.training and self.head.training_weights:
             self._warn_of_training_weights()
         if self._verified:
-            return self.net(*args, **kwargs)
+            return child_of(self, "net")(*args, **kwargs)
         with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
             out = self.net(*args, **kwargs)
             seen.append(out)

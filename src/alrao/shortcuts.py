@@ -12,12 +12,19 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._autograd import _profiler_enabled as profiler_is_on
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-__all__ = ["apply_as", "inside_functional_transform", "mark_only_if_watched", "profiler_is_on"]
+__all__ = [
+    "apply_as",
+    "buffer_of",
+    "child_of",
+    "inside_functional_transform",
+    "mark_only_if_watched",
+    "profiler_is_on",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +62,16 @@ def apply_as(kind: type[T], function: Any, *args: Any) -> T:
     out.__class__ = kind
     out.axis = 1
     return out
+
+
+def child_of(module: nn.Module, name: str) -> Any:
+    """Return a child of a module, without the failed look-ups that come before ``nn.Module.__getattr__``."""
+    return module._modules[name]
+
+
+def buffer_of(module: nn.Module, name: str) -> Any:
+    """Return a buffer of a module, as :func:`child_of` does a child."""
+    return module._buffers[name]
 
 
 def inside_functional_transform() -> bool:

@@ -134,6 +134,18 @@ def test_no_module_of_the_core_uses_a_private_name_of_another(module):
     assert not private_names(CORE[module])[1] & of_others
 
 
+GUARDS = {"isfinite", "isinf", "isnan", "nan_to_num", "nan_to_num_"}
+"""Functions that look for numbers that are not finite; those of arguments in ``rates`` raise an error."""
+
+
+@pytest.mark.parametrize("module", sorted(set(CORE) - {"finite", "rates"}))
+def test_guards_against_numbers_that_are_not_finite_are_in_one_module(module):
+    nodes = list(ast.walk(ast.parse(CORE[module].read_text(encoding="utf-8"))))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    assert not names & GUARDS
+
+
 def test_private_names_are_seen():
     defined, used = private_names(CORE["rates"])
     assert "_check_rate" in defined

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..averaging import Averaging
-from ..finite import finite_gradient, zero_unusable
+from ..finite import alive_copies, alive_rows, fail, finite_gradient, zero_nonfinite, zero_unusable
 from ..tensors import Members
 from .base import Head, stacked
 from .members import mixture_nll, watched
@@ -61,12 +61,11 @@ class AdaptiveHead(Head):
         z = zero_unusable(z)
         parameters: dict[str, Tensor] = dict(self.named_parameters(recurse=False))
         # A copy with a parameter that is not finite has failed: its numbers must not touch the others'.
-        failed = ~torch.stack([p.flatten(1).isfinite().all(1) for p in parameters.values()]).all(0)
-        parameters = {n: finite_gradient(torch.where(p.isfinite(), p, 0)) for n, p in parameters.items()}
+        alive = alive_copies(parameters.values())[:, None]
+        parameters = {name: finite_gradient(zero_nonfinite(p)) for name, p in parameters.items()}
         frozen = {name: parameter.detach() for name, parameter in parameters.items()}
-        own = self._target_log_probs(z.detach(), target, parameters).masked_fill(failed[:, None], -torch.inf)
-        mixed = self._target_log_probs(finite_gradient(z), target, frozen)
-        mixed = mixed.masked_fill(failed[:, None], -torch.inf)
+        own = fail(self._target_log_probs(z.detach(), target, parameters), alive)
+        mixed = fail(self._target_log_probs(finite_gradient(z), target, frozen), alive)
         a = self.averaging.weights.to(own.dtype, copy=True)
         members = Members(own, mixed, a, self.evidence_leaf(*self.parameters()), self.likelihood)
         output = -mixture_nll(own, mixed, members, if_all_fail=log(self.n_classes))
@@ -85,7 +84,7 @@ class AdaptiveHead(Head):
                 for i in range(len(self.cutoffs) - 1)
             ]
             log_p = torch.cat(parts, -1).movedim(1, 0)
-            log_p = torch.where(log_p.amin(-1, keepdim=True).isfinite(), log_p, -torch.inf)
+            log_p = fail(log_p, alive_rows(log_p))
             log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
         return watched(log_m, self.copies, self.evidence_leaf(*self.parameters()))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import inf, isfinite
+from math import inf
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..averaging import Averaging
-from ..finite import share_among, zero_nonfinite
-from ..shortcuts import inside_functional_transform
+from ..finite import alive, fail, share_among, without_failed, zero_nan, zero_nonfinite
+from ..shortcuts import child_of, inside_functional_transform
 from ..tensors import Members, Prediction
 from .base import Head, stacked
 from .members import shared_linear, watched
@@ -122,7 +122,7 @@ class CategoricalHead(LinearHead):
     )
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        a = self.averaging.column(wide(z.dtype))
+        a = child_of(self, "averaging").column(wide(z.dtype))
         return categorical_mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
 
     def mixture(self) -> nn.Module:
@@ -149,12 +149,13 @@ class GaussianHead(LinearHead):
         The small weight that the switch leaves to such a copy does no harm in a mixture of probabilities,
         but it would ruin the mean.
         """
-        best = max((x for x in log_likelihood if isfinite(x)), default=0.0)
-        return [x if x > best - UNDERFLOW else -inf for x in log_likelihood]
+        numbers = without_failed(log_likelihood)
+        best = max(numbers)
+        return [x if x > best - UNDERFLOW else -inf for x in numbers]
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         # If all copies have failed, predict 0.
-        a = share_among(outputs.isfinite(), a.view([-1] + [1] * (outputs.ndim - 1)), 0)
+        a = share_among(alive(outputs), a.view([-1] + [1] * (outputs.ndim - 1)), 0)
         return (a * zero_nonfinite(outputs)).sum(0)
 
     def mixture(self) -> nn.Module:
@@ -188,10 +189,10 @@ LINEAR_HEADS: dict[str, type[LinearHead]] = {
 
 def mixture_logit(logits: Tensor, a: Tensor) -> Tensor:
     """Return the logit of a mixture of Bernoulli distributions, copies first, without failed ones."""
-    log_a = torch.where(logits.isfinite(), a.log().view([-1] + [1] * (logits.ndim - 1)), -torch.inf)
+    log_a = fail(a.log().view([-1] + [1] * (logits.ndim - 1)), alive(logits))
     logits = zero_nonfinite(logits)
     yes, no = ((F.logsigmoid(x) + log_a).logsumexp(0) for x in (logits, -logits))
-    return (yes - no).nan_to_num(0)  # where all have failed
+    return zero_nan(yes - no)
 
 
 class MixtureOfClassifiers(nn.Module):

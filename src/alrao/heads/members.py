@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import HUGE, zero_nonfinite, zero_unusable
+from ..finite import HUGE, alive, zero_nonfinite, zero_unusable
 from ..tensors import Members
 from .mixture import refuse_second_derivative, wide
 
@@ -71,10 +71,10 @@ def mixture_nll(
         alternatives: the axis behind the copies' holds the possible outcomes of one observation.
     """
     weights = members.weights.to(mixed.dtype).view([-1] + [1] * (mixed.ndim - 1))
-    alive = mixed.detach().isfinite() & (weights > 0)
-    joint = torch.where(alive, mixed, 0) + torch.where(alive, weights, 0).log()
-    joint = joint - torch.where(alive, weights, 0).sum(0).log()  # those left share the weight of the others
-    someone = alive.any(0)
+    counts = alive(mixed.detach()) & (weights > 0)
+    joint = torch.where(counts, mixed, 0) + torch.where(counts, weights, 0).log()
+    joint = joint - torch.where(counts, weights, 0).sum(0).log()  # those left share the weight of the others
+    someone = counts.any(0)
     losses = torch.where(someone, -torch.where(someone, joint, 0).logsumexp(0), if_all_fail).clamp(max=HUGE)
     return _Attached.apply(losses, own, members.evidence, alternatives)
 
@@ -92,9 +92,9 @@ class _Attached(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         (own,) = ctx.saved_tensors
-        alive = own.isfinite()
-        grad_own = torch.where(alive, -g, 0)
-        scores = torch.where(alive, own * -g, torch.inf).masked_fill(g == 0, 0).reshape(len(own), -1).sum(1)
+        living = alive(own)
+        grad_own = torch.where(living, -g, 0)
+        scores = torch.where(living, own * -g, torch.inf).masked_fill(g == 0, 0).reshape(len(own), -1).sum(1)
         seen = g != 0
         rows = (seen.any(0) if ctx.alternatives else seen).sum()
         return g, grad_own, reports.pack(scores, -g.sum(), (-g).relu().sum(), rows), None

@@ -15,7 +15,7 @@ The evidence leaves the same backward; see :mod:`alrao.evidence`.
 
 from __future__ import annotations
 
-from math import isfinite, log
+from math import log
 from typing import Any
 
 import torch
@@ -23,7 +23,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import HUGE, TINY, share_among, usable, zero_nonfinite, zero_unusable
+from ..finite import (
+    HUGE,
+    TINY,
+    alive_rows,
+    all_finite,
+    fail,
+    share_among,
+    usable,
+    zero_nonfinite,
+    zero_unusable,
+)
 from ..shortcuts import apply_as
 from ..tensors import LogProbs
 
@@ -100,7 +110,7 @@ class _CategoricalMixture(torch.autograd.Function):
         if not careful:
             own = _own_gradient(g_of_all, total, log_p, p)
             evidence = reports.of_rows(log_p * g_of_all, g_of_all, total)
-            if isfinite(sum(evidence.tolist())):
+            if all_finite(evidence.tolist()):
                 # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
                 mixed = own
                 if copies > 1:
@@ -156,8 +166,8 @@ def _careful_mixture(
         ``log_p`` of the copies, ``log_m`` of the mixture, and the weights ``a`` in each row.
     """
     log_p = _log_softmax_of_copies(zero_unusable(z), flat, bias, a.shape[-2])
-    alive = log_p.amin(-1, keepdim=True).isfinite()
-    log_p = torch.where(alive, log_p, -torch.inf)
+    alive = alive_rows(log_p)
+    log_p = fail(log_p, alive)
     a = share_among(alive, a, 1)
     joint = log_p + a.log()
     highest = joint.amax(1).clamp(min=torch.finfo(log_p.dtype).min)

@@ -15,7 +15,7 @@ from .. import evidence as reports
 from ..finite import in_range, zero_unusable
 from ..model import unwrap
 from ..rates import Constant, Interval, LogUniform, Rate, RateDistribution, Redrawn, as_distribution, describe
-from ..shortcuts import mark_only_if_watched, profiler_is_on
+from ..shortcuts import child_of, mark_only_if_watched, profiler_is_on
 from ..warn import warn
 from . import checkpoint
 from .factor import HIGHEST, FactorWatch
@@ -245,7 +245,7 @@ class AlraoOptimizer(Optimizer):
             self._step_group(rates, group, finite)
         if evidence is not None:
             log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
-            head.averaging.update(head.posterior_evidence(log_likelihood))
+            child_of(head, "averaging").update(head.posterior_evidence(log_likelihood))
         self._end_step(evidence)
         head.evidence.grad = None
         self.model.finite_statistics.restore()
@@ -297,8 +297,9 @@ class AlraoOptimizer(Optimizer):
 
     def _check_sparse(self) -> None:
         for group in self.param_groups:
-            sparse = (p.grad is not None and p.grad.is_sparse for p in group["params"])
-            if not self._takes_sparse(group) and any(sparse):
+            if self._takes_sparse(group):
+                continue
+            if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
                 raise RuntimeError(
                     "sparse gradients need alrao.SGD without momentum and weight decay, which would make "
                     "them dense: use that, or build the embedding with sparse=False"

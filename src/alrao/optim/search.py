@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp, isfinite, log, sqrt
+from math import exp, log, sqrt
 
+from ..finite import without_failed
 from ..rates import Interval
 
 __all__ = ["COPIES", "RateSearch"]
@@ -83,7 +84,7 @@ class RateSearch:
 
     def observe(self, log_likelihood: list[float], log_rates: list[float]) -> None:
         """Follow the copies with the mean log-likelihoods that they gave to a batch; slowest copy first."""
-        numbers = [max(x, WORST) if isfinite(x) else WORST for x in log_likelihood]
+        numbers = [max(x, WORST) for x in without_failed(log_likelihood)]
         if not self.seen:
             self.first, self.recent = list(numbers), [0.0] * len(numbers)
         self.seen += 1

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..finite import alive, zero_nonfinite
+
 __all__ = ["GroupUpdate", "rewind_"]
 
 
@@ -72,6 +74,5 @@ def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:
     """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
     if p.requires_grad:
         start = start.to(p)
-        way = (p - start) * part
-        back = start + torch.where(way.isfinite(), way, 0)
-        p.copy_(torch.where((part < 1) | ~p.isfinite(), back.to(p), p))
+        back = start + zero_nonfinite((p - start) * part)
+        p.copy_(torch.where((part < 1) | ~alive(p), back.to(p), p))
