@@ -1,7 +1,8 @@
 """What the shortcuts of alrao/shortcuts.py save on the MLP of step.py, in percent of a step.
 
-Each shortcut is taken out in turn; runs with and without it alternate in one process. Time is that of the
-thread, so that other processes disturb little. Usage: python benchmarks/shortcuts.py [--rounds 10]
+Each shortcut is taken out in turn; ten steps with all of them and ten without each one alternate in one
+process. Time is that of the thread, so that other processes disturb little.
+Usage: python benchmarks/shortcuts.py [--rounds 10]
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from step import WORKLOADS
+from step import BLOCK, WORKLOADS
 from torch.optim import Optimizer
 
 import alrao
-from alrao.heads import mixture
+from alrao import averaging
+from alrao import model as models
+from alrao.heads import linear, mixture
+from alrao.optim import optimizer as optimizers
 
 STEPS = 200
 """Steps of a run, with or without a shortcut."""
@@ -52,14 +56,28 @@ def plain_apply() -> Iterator[None]:
         mixture.apply_as = shortcut
 
 
-def run(model: alrao.Alrao, optimizer: Optimizer, batches) -> float:
-    start = time.thread_time()
-    for i in range(STEPS):
-        x, y = batches[i % len(batches)]
+@contextmanager
+def plain_lookups() -> Iterator[None]:
+    """Let children and buffers of modules be looked up as attributes."""
+    shortcuts = averaging.buffer_of, linear.child_of
+    averaging.buffer_of = linear.child_of = optimizers.child_of = models.child_of = getattr
+    try:
+        yield
+    finally:
+        averaging.buffer_of, linear.child_of = shortcuts
+        optimizers.child_of = models.child_of = shortcuts[1]
+
+
+def timed(model: alrao.Alrao, optimizer: Optimizer, batches) -> list[float]:
+    """Return the seconds of some steps."""
+    seconds = []
+    for x, y in batches:
+        start = time.thread_time()
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-    return time.thread_time() - start
+        seconds.append(time.thread_time() - start)
+    return seconds
 
 
 def main() -> None:
@@ -71,21 +89,28 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workload = WORKLOADS["mlp"]
-    batches = [workload.batch() for _ in range(8)]
+    batches = [workload.batch() for _ in range(BLOCK)]
     model = alrao.Alrao(workload.net(workload.classes), workload.copies)
     fast = alrao.SGD(model, lr=(1e-5, 1e-2))
     slow = Plain(model, lr=(1e-5, 1e-2))
-    saved: dict[str, list[float]] = {"mark_only_if_watched, profiler_is_on": [], "apply_as": []}
+    ways = {
+        "": (fast, nullcontext),
+        "mark_only_if_watched, profiler_is_on": (slow, nullcontext),
+        "apply_as": (fast, plain_apply),
+        "child_of, buffer_of": (fast, plain_lookups),
+    }
+    saved: dict[str, list[float]] = {name: [] for name in ways if name}
     gc.disable()
-    run(model, fast, batches), run(model, slow, batches)
     for _ in track(range(rounds), description="shortcuts", transient=True):
-        with_all = run(model, fast, batches)
-        without_marks = run(model, slow, batches)
-        with plain_apply():
-            without_apply = run(model, fast, batches)
-        for name, seconds in zip(saved, (without_marks, without_apply), strict=True):
-            saved[name].append(100 * (seconds / with_all - 1))
-        gc.collect(0)
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(STEPS // BLOCK + 1):
+            for name, (optimizer, without) in ways.items():
+                with without():
+                    seconds[name] += timed(model, optimizer, batches)
+            gc.collect(0)
+        medians = {name: statistics.median(times[BLOCK:]) for name, times in seconds.items()}
+        for name, percents in saved.items():
+            percents.append(100 * (medians[name] / medians[""] - 1))
     table = Table(title=f"Slower without it, % of a step; {rounds} interleaved runs of {STEPS} steps")
     for column in ("shortcut", "median", "lowest", "highest"):
         table.add_column(column, justify="left" if column == "shortcut" else "right")
