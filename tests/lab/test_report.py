@@ -150,7 +150,7 @@ def test_the_table_has_the_rows_of_the_papers_and_what_a_search_costs(report):
     assert rows["Alrao"][1:4] == ["0.205 ± 0.007", "93.2 ± 0.2", "2"]
     assert rows["SGD 1, best of 7 rates"][-2:] == ["7", "26 s (6.5× Alrao)"]
     assert [line.cells[0] for line in table.main if line.alrao] == ["Alrao"]
-    assert table.failures == [
+    assert report.sections[0].experiment.failures == [
         "Alrao (1:10), seed 0: diverged at step 32",
         "SGD 10, seed 0: diverged at step 64",
     ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Self
+from typing import Self
 
 from .errors import LabError
 
@@ -51,7 +50,7 @@ class Spelled:
 
     @classmethod
     def of(cls, value: object) -> Self:
-        """Return the value itself, or read it from its spelling or its JSON object.
+        """Return the value itself, or read it from its spelling or from ``dataclasses.asdict`` of it.
 
         Raises:
             LabError: it cannot be read.
@@ -61,14 +60,9 @@ class Spelled:
         if isinstance(value, str):
             return cls.parse(value)
         try:
-            return cls.from_json(value)  # type: ignore[arg-type]
+            return cls(**value)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise LabError(f"{value!r} is no {cls.__name__}: {error}") from None
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read what ``dataclasses.asdict`` made of it."""
-        return cls(**found)
 
 
 @dataclass(frozen=True)

@@ -88,9 +88,17 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
     """
     if not hasattr(tarfile, "data_filter"):
         raise LabError(f"unpacking {archive} safely needs Python 3.11.4 or later: unpack it, name the folder")
-    for tar, member in _members(archive, f"unpacking {archive.name}"):
-        if member.isdir() or (member.isfile() and wanted(member.name)):
-            _extract(archive, tar, member, folder)
+    with _opened(archive, f"unpacking {archive.name}") as tar:
+        members = (member for member in tar if member.isdir() or (member.isfile() and wanted(member.name)))
+        try:
+            tar.extractall(folder, members, filter="data")
+        except tarfile.FilterError as error:
+            name = error.tarinfo.name
+            raise LabError(f"{archive} is not unpacked: its member {name} leads out of it") from error
+        except OSError as error:
+            if error.errno is None:  # from a decompressor
+                raise
+            raise _unwritten(archive, folder.parent, error) from error
 
 
 def contents(archive: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
@@ -99,35 +107,23 @@ def contents(archive: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
     Raises:
         LabError: the archive is damaged or cut off.
     """
-    for tar, member in _members(archive, f"reading {archive.name}"):
-        if member.isfile() and wanted(member.name):
-            with readable(archive):
+    with _opened(archive, f"reading {archive.name}") as tar:
+        for member in tar:
+            if member.isfile() and wanted(member.name):
                 file = tar.extractfile(member)
-                content = b"" if file is None else file.read()
-            yield member.name, content
+                yield member.name, b"" if file is None else file.read()
 
 
-def _members(archive: Path, text: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+@contextmanager
+def _opened(archive: Path, text: str) -> Iterator[tarfile.TarFile]:
+    """Open an archive that is then read to its end, which must be there."""
     with (
         readable(archive),
         open_file(archive, text) as raw,
         tarfile.open(fileobj=raw, mode="r:*") as tar,
     ):
-        for member in tar:
-            yield tar, member
+        yield tar
         _require_end(tar)
-
-
-def _extract(archive: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    try:
-        with readable(archive):
-            tar.extract(member, folder, filter="data")
-    except LabError as error:
-        if isinstance(error.__cause__, tarfile.FilterError):
-            raise LabError(f"{archive} is not unpacked: its member {member.name} leads out of it") from error
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:  # of writing
-            raise _unwritten(archive, folder.parent, error.__cause__) from error
-        raise
 
 
 def _require_end(tar: tarfile.TarFile) -> None:

@@ -9,7 +9,7 @@ from ..table import Experiment, historical_note
 from ..values import spelled
 from .cells import behind, cells, columns, is_alrao, row_name
 from .commands import compare_command
-from .reported import rows_for
+from .reported import HEADS, TABLE_1
 
 __all__ = ["escaped", "page", "table"]
 
@@ -82,13 +82,8 @@ def _section(experiment: Experiment) -> str:
 
 
 def _paper(experiment: Experiment) -> list[str]:
-    rows = rows_for(experiment.settings.task)
-    if not rows:
+    rows = TABLE_1.get(experiment.settings.task)
+    if rows is None:
         return ["The paper has no such experiment."]
     shown = "return" if experiment.measure == "return" else "loss, accuracy in %"
-    heads = ["network", "optimal SGD (rate)", "Adam", "Alrao"]
-    return [
-        f"The paper's figures (full budget; {shown}):",
-        "",
-        *table(heads, [[row.model, row.sgd, row.adam, row.alrao] for row in rows], left=4),
-    ]
+    return [f"The paper's figures (full budget; {shown}):", "", *table(HEADS, rows, left=4)]

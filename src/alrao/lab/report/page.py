@@ -13,6 +13,7 @@ from typing import Any
 from ... import __version__
 from ..errors import missing
 from ..reading import Reading
+from ..render.reported import HEADS, TABLE_1
 from ..store import replace_file
 from ..table import Experiment, experiments, historical_note
 
@@ -186,6 +187,8 @@ def _render(report: Report) -> str:
         report=report,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
+        table_1=TABLE_1,
+        paper_heads=HEADS,
         listed=report.left_out[:LISTED],
         unlisted=max(0, len(report.left_out) - LISTED),
         style=Markup(source.joinpath("page.css").read_text("utf-8")),

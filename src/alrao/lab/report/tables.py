@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..render.cells import cells, columns, duration, row_name
-from ..render.reported import rows_for
 from ..table import Experiment
 from ..values import spelled
 from .curves import compared
@@ -25,15 +24,12 @@ class Line:
 
 @dataclass
 class Comparison:
-    """The paper's Table 1 for one experiment, every rate below it, the paper's rows."""
+    """The paper's Table 1 for one experiment, and every rate below it."""
 
     headline: list[str]
     heads: list[str]
     main: list[Line] = field(default_factory=list)
     more: list[Line] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    paper_heads: list[str] = field(default_factory=list)
-    paper: list[list[str]] = field(default_factory=list)
 
 
 def comparison(experiment: Experiment) -> Comparison | None:
@@ -41,7 +37,7 @@ def comparison(experiment: Experiment) -> Comparison | None:
     if experiment.ended.empty:
         return None
     heads = ["method", *columns(experiment.measures), "seeds", "failed", "time per run", "runs to tune"]
-    made = Comparison(_headline(experiment), [*heads, "time with tuning"], failures=experiment.failures)
+    made = Comparison(_headline(experiment), [*heads, "time with tuning"])
     rows = experiment.rows[experiment.rows.index.isin(compared(experiment))]
     values = rows[f"test {experiment.measure}"].dropna()
     best = None if values.empty else values.idxmax() if experiment.higher else values.idxmin()
@@ -51,9 +47,6 @@ def comparison(experiment: Experiment) -> Comparison | None:
     aside = experiment.rows.drop(rows.index)
     for name, row in [*experiment.grid.iterrows(), *aside.iterrows()]:
         made.more.append(Line([name, *_figures(experiment, row), "", ""]))
-    if theirs := rows_for(experiment.settings.task):
-        made.paper_heads = ["network", "optimal SGD (rate)", "Adam", "Alrao"]
-        made.paper = [[row.model, row.sgd, row.adam, row.alrao] for row in theirs]
     return made
 
 
