@@ -28,7 +28,7 @@ def list_command() -> None:
             size = f"{budget.train:,}{task.unit}" if budget.train else "all"
             row = (name, kind, budget.epochs, budget.batch, size, budget.seeds, rates, task.copies)
             budgets.append([str(cell) for cell in row])
-    forms = {"needed": "{0}@RATE", "optional": "{0}, {0}@RATE", "never": "{0}"}
+    forms = {"needed": "{0}@RATE", "optional": "{0}, {0}@RATE", "never": "{0}", "none": "{0}"}
     special = {"frozen": "frozen@RATE:P", "sgd": "sgd, sgd@RATE"}
     methods = [
         [special.get(name, forms[method.rate].format(name)), method.summary]
