@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from .settings import Settings
 from .tasks.task import Problem, Supervised
 from .values import Interval, MethodSpec
 
-__all__ = ["GRID", "METHODS", "Method", "expand", "learner", "settle"]
+__all__ = ["GRID", "METHODS", "Method", "expand", "learner", "settle", "usual_methods"]
 
 GRID = (1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """The rates of the paper's search for the best SGD."""
@@ -41,6 +42,8 @@ class Method:
     methods, which take an interval, or ``"none"`` for methods that choose rates themselves."""
     momentum: str = "optional"
     """Whether it takes a momentum: ``"optional"``, ``"positive"`` or ``"never"``."""
+    ours: bool = False
+    """Whether it is one of this library's."""
     default_rate: float | None = None
     """The rate of its optimizer where the name has none, of methods that are compared rate by rate."""
 
@@ -84,6 +87,12 @@ def expand(text: str) -> list[MethodSpec]:
     if text == "sgd":
         return [MethodSpec("sgd", rate) for rate in GRID]
     return [settle(MethodSpec.parse(text))[0]]
+
+
+def usual_methods() -> list[str]:
+    """Return what is compared where nothing else is asked for: the peers as far as they are installed."""
+    peers = {"prodigy": "prodigyopt", "schedulefree": "schedulefree"}
+    return ["auto", "sgd", "adam", *(name for name, module in peers.items() if find_spec(module))]
 
 
 def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
@@ -203,10 +212,14 @@ PACKAGES = {
 
 # In the order of tables and legends.
 METHODS: dict[str, Method] = {
-    "auto": Method("Auto", "Auto: no rate, no schedule, no number of steps", _auto, "none", "never"),
-    "auto-steps": Method("Auto (steps)", "Auto, given the number of steps", _auto_steps, "none", "never"),
+    "auto": Method(
+        "Auto", "Auto: no rate, no schedule, no number of steps", _auto, "none", "never", ours=True
+    ),
+    "auto-steps": Method(
+        "Auto (steps)", "Auto, given the number of steps", _auto_steps, "none", "never", ours=True
+    ),
     "alrao": Method(
-        "Alrao", "the paper's method: SGD with a random rate for every feature", _alrao, "never"
+        "Alrao", "the paper's method: SGD with a random rate for every feature", _alrao, "never", ours=True
     ),
     "sgd": Method(
         "SGD", "SGD at a rate; in a comparison, the best of seven on validation",
@@ -215,7 +228,7 @@ METHODS: dict[str, Method] = {
     "adam": Method(
         "Adam", "Adam, at 0.001 or at a rate", _plain("torch.optim", "Adam", betas=True), default_rate=0.001
     ),
-    "alrao-adam": Method("Alrao-Adam", "Alrao on Adam (appendix E)", _alrao_adam, "never"),
+    "alrao-adam": Method("Alrao-Adam", "Alrao on Adam (appendix E)", _alrao_adam, "never", ours=True),
     "adamw": Method(
         "AdamW", "AdamW, at 0.001 or at a rate; weight decay 0.01 unless another is given",
         _plain("torch.optim", "AdamW", betas=True, weight_decay=0.01), default_rate=0.001,

@@ -14,7 +14,7 @@ __all__ = ["Settings", "option"]
 
 
 def option(
-    default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = None
+    default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = ()
 ) -> Any:
     """Make a field of the settings.
 
@@ -23,8 +23,9 @@ def option(
         text: its line in ``--help``.
         repeats: whether a run with another value is another run; False for where and how it is computed.
         choices: the values it may take.
-        unsaid: the value that the name of a run does not mention, where it is not the default.
+        unsaid: the values that the name of a run does not mention, where they are not just the default.
     """
+    unsaid = unsaid or (default,)
     metadata = {"help": text, "repeats": repeats, "choices": choices, "unsaid": unsaid}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -39,13 +40,15 @@ class Settings:
 
     task: str = option("digits", "the task")
     model: str | None = option(None, "the network; `alrao list` shows those of each task")
-    method: MethodSpec = option(MethodSpec("alrao"), "how to train it; `alrao list` shows the methods")
+    method: MethodSpec = option(
+        MethodSpec("auto"), "how to train it; `alrao list` shows the methods", unsaid=(MethodSpec("alrao"),)
+    )
     lr: Interval | None = option(None, "an interval 1e-5:10 for Alrao, a rate 0.1 for the other methods")
     copies: int | None = option(None, "copies of the output layer (Alrao)")
     averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
     theta: float = option(0.999, "the switch's prior probability of switching again")
     evidence: str | None = option(
-        None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid="mean"
+        None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid=(None, "mean")
     )
     budget: str = option("mini", "how much to train", choices=("mini", "paper"))
     epochs: int | None = option(None, "epochs, in place of the budget's")
@@ -87,15 +90,14 @@ class Settings:
                 object.__setattr__(self, name, kind.of(value))
 
     def key(self) -> dict[str, Any]:
-        """Return what identifies the run: every field that repeats it and is not the default, as spelled.
+        """Return what identifies the run: every field that repeats it and is not the usual value, as spelled.
 
         A field that is added later thus leaves earlier runs what they were.
         """
         found = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.metadata["repeats"]
-            and getattr(self, field.name) not in (field.default, field.metadata["unsaid"])
+            if field.metadata["repeats"] and getattr(self, field.name) not in field.metadata["unsaid"]
         }
         return {name: str(value) if isinstance(value, Spelled) else value for name, value in found.items()}
 

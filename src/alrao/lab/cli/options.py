@@ -44,8 +44,13 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
-    """Add an option for every setting except some; the command receives them as ``settings``."""
+def settings_options(skip: Iterable[str] = (), **defaults: Any) -> Callable[[Any], Any]:
+    """Add an option for every setting except some; the command receives them as ``settings``.
+
+    Args:
+        skip: names of the settings without an option.
+        defaults: of settings whose default differs for this command.
+    """
     hints = get_type_hints(Settings)
     fields = dataclasses.fields(Settings)
 
@@ -68,7 +73,7 @@ def settings_options(skip: Iterable[str] = ()) -> Callable[[Any], Any]:
             click.option(
                 flag,
                 type=kind,
-                default=field.default,
+                default=defaults.get(field.name, field.default),
                 show_default=field.default is not None,
                 help=f"{text}: {', '.join(choices)}" if choices else text,
                 metavar={int: "N", float: "X"}.get(kind, "TEXT"),

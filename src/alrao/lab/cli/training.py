@@ -46,7 +46,9 @@ def train(settings: Settings, roots: list[Path]) -> None:
 @click.command(cls=Command)
 @click.argument("task")
 @click.option(
-    "--methods", default="alrao,sgd,adam", show_default=True, metavar="A,B,…", help="methods to compare"
+    "--methods",
+    metavar="A,B,…",
+    help="methods to compare  [default: auto,sgd,adam, and prodigy,schedulefree where they are installed]",
 )
 @click.option("--seeds", type=click.IntRange(1), metavar="N", help="runs per method  [default: the budget's]")
 @click.option(
@@ -57,7 +59,12 @@ def train(settings: Settings, roots: list[Path]) -> None:
 @settings_options(skip=["task", "method", "seed"])
 @places
 def compare(
-    settings: Settings, methods: str, seeds: int | None, grid_seeds: int, jobs: int, roots: list[Path]
+    settings: Settings,
+    methods: str | None,
+    seeds: int | None,
+    grid_seeds: int,
+    jobs: int,
+    roots: list[Path],
 ) -> None:
     """Compare methods on TASK, and print a table like the paper's.
 
@@ -65,14 +72,15 @@ def compare(
     the validation data; the figures are those on the test data. Finished runs are not repeated.
     """
     from ..compare import Comparison
+    from ..methods import usual_methods
     from ..reading import read
     from ..render.terminal import comparison_table
     from ..resolve import resolve
     from ..table import experiments
 
-    names = words_of(methods)
+    names = usual_methods() if methods is None else words_of(methods)
     if not names:
-        raise LabError(f"--methods must name at least one method, got {methods!r}: alrao,sgd,adam")
+        raise LabError(f"--methods must name at least one method, got {methods!r}: auto,sgd,adam")
     task, _ = resolve(settings)
     count = seeds or task.budgets[settings.budget].seeds
     comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
@@ -90,7 +98,7 @@ def compare(
 @click.argument("task")
 @click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
 @jobs_option
-@settings_options(skip=["task", "lr"])
+@settings_options(skip=["task", "lr"], method="alrao")
 @places
 def triangle(settings: Settings, rates: str | None, jobs: int, roots: list[Path]) -> None:
     """Train Alrao in every interval of a grid of rates.

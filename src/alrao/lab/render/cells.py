@@ -57,7 +57,7 @@ def cells(row: Any, measures: Sequence[str]) -> list[str]:
 
 def is_alrao(row: Any) -> bool:
     """Return whether a row is of one of Alrao's methods."""
-    return row["method"] in METHODS and METHODS[row["method"]].rate == "never"
+    return row["method"] in METHODS and METHODS[row["method"]].ours
 
 
 def row_name(name: str, row: Any) -> str:

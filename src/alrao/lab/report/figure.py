@@ -13,7 +13,6 @@ import pandas as pd  # type: ignore[import-untyped]
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 from ..render.cells import is_alrao
-from ..values import MethodSpec
 
 __all__ = [
     "ALRAO", "FEW", "LOG", "THEMES", "Control", "Figure", "Plot", "axes_controls", "ordered", "paint",
@@ -143,7 +142,7 @@ def paint(methods: Any, scaled: str) -> dict[str, dict[str, Any]]:
     for name, row in methods.iterrows():
         if name in scale and len(methods) > 1:
             lines[name] = {"color": scale[name], "width": 2}
-        elif row["spec"] == MethodSpec("alrao") and not row["varied"]:
+        elif row["method"] in ("auto", "alrao") and not row["varied"]:
             lines[name] = {"color": ALRAO, "width": 4}
         elif is_alrao(row):
             lines[name] = {"color": ALRAO, "width": 2.5, "dash": DASHES[len(lines) % 4]}

@@ -80,7 +80,7 @@ def valley(experiment: Experiment) -> Figure | None:
 
 
 def _across(plot: Plot, name: str, ends: list[float], row: Any) -> None:
-    at, deviation, main = row["value"], row["deviation"], row["method"] == "alrao"
+    at, deviation, main = row["value"], row["deviation"], row["method"] in ("auto", "alrao")
     if deviation and main:
         corners = zip([*ends, *reversed(ends)], [at - deviation] * 2 + [at + deviation] * 2, strict=True)
         plot.scatter(
