@@ -242,7 +242,7 @@ def test_a_setting_that_is_added_later_leaves_runs_what_they_were():
 
 def test_names_of_runs_stay_what_they_are():
     """Results that are kept are found by these names: a change here would lose them."""
-    assert Settings().digest("data") == "4ee836ea10"
+    assert Settings(method="alrao").digest("data") == "4ee836ea10"
     assert digest(epochs=None, train_size=None) == "15c4e6dbd8"
     assert digest(epochs=None, train_size=None, method="sgd@0.1", seed=2) == "07b4789b12"
 

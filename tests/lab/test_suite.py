@@ -86,13 +86,27 @@ def losses(*arguments, **changes):
 def test_gaps_are_parts_of_the_best_tuned_mean():
     found = Standings(told(), CONTENDED)
     assert gaps(found, RATES) == {"quick": 0.0, "other": 0.0}
-    assert gaps(found, PLAIN) == {"quick": 0.25, "other": inf}
-    assert gaps(found, OURS) == {"quick": -0.5}
+    assert gaps(found, PLAIN) == {"quick": 1.5, "other": inf}, "over the seeds that both have"
+    assert gaps(found, OURS) == {"quick": 0.0}
     assert found.failed(PLAIN, [QUICK, OTHER]) == 1
     assert found.failed(PLAIN, [QUICK]) == 0
-    assert found.over(PLAIN, [QUICK]) == (0.25, 0.25)
+    assert found.over(PLAIN, [QUICK]) == (1.5, 1.5)
+    assert found.at_chance(PLAIN, [QUICK]) == 1, "2.5, where chance is 2.3"
+    assert found.at_chance(RATES, [QUICK]) == 1
     assert found.over(PLAIN, [QUICK, OTHER]) == (inf, inf)
     assert found.over(OURS, [QUICK, OTHER]) is None, "it has not run on both"
+
+
+def test_the_interval_is_that_of_resampled_seeds():
+    """Two seeds, three equally likely kinds of resample: both, or one of them twice."""
+    found = Standings(
+        pd.concat([runs(QUICK, RATES, "sgd@0.1", [1.0, 1.0]), runs(QUICK, OURS, "alrao-adam", [1.1, 1.3])]),
+        [RATES, OURS],
+    )
+    assert found.gaps.loc["ours", "quick"] == pytest.approx(0.2)
+    assert found.interval("ours", [QUICK]) == pytest.approx((0.1, 0.3))
+    assert found.interval("rates", [QUICK]) == (0.0, 0.0)
+    assert found.interval("ours", [QUICK, OTHER]) is None, "it has not run there"
 
 
 def test_differences_are_between_runs_of_one_seed():
@@ -106,7 +120,7 @@ def test_differences_are_between_runs_of_one_seed():
 
 
 def test_the_page_pairs_alrao_with_the_best_constant_rate():
-    sgd, ours = replace(RATES, name="sgd"), replace(OURS, name="alrao")
+    sgd, ours = replace(RATES, name="sgd"), replace(OURS, name="auto")
     found = [runs(QUICK, sgd, "sgd@0.1", [1.0, 4.0]), runs(QUICK, ours, "alrao-adam", [0.9, 4.2])]
     page = markdown(Standings(pd.concat(found), [sgd, ours]), [QUICK, OTHER])
     assert "| quick | no | -2.5 ± 10.6 | 2 | 1 |" in page
@@ -124,11 +138,11 @@ def test_names_are_not_cut_in_a_narrow_terminal():
 def test_the_page_has_both_groups_apart():
     page = markdown(Standings(told(), CONTENDED), [QUICK, OTHER])
     first, second = (
-        page.index("## Workloads not used for choosing"),
+        page.index("## Workloads held out"),
         page.index("## Workloads used for choosing"),
     )
-    assert first < page.index("| plain | +25.0 | +25.0 | +25.0 | 0 | 1 |") < second
-    assert page.index("| plain | failed | failed | failed | 1 | 1 |") > second
+    assert first < page.index("| plain | +150 | +150 | +150 | – | 0 | 1 | 1 |") < second
+    assert page.index("| plain | failed | failed | failed | – | 1 | 2 | 1 |") > second
     assert "| rates at 0.1 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
     assert "the best tuned one (`rates`)" in page
     assert "historical" not in page
@@ -142,7 +156,7 @@ def test_the_page_says_what_rests_on_historical_runs():
 def test_there_are_no_gaps_before_the_search_is_over():
     found = Standings(told(searched=False), CONTENDED)
     assert found.gaps.size == 0
-    assert "| ours | – | – | – | 0 | 1 |" in markdown(found, [QUICK])
+    assert "| ours | – | – | – | – | 0 | 0 | 1 |" in markdown(found, [QUICK])
 
 
 def test_a_run_that_ends_without_a_test_loss_has_failed():
@@ -153,7 +167,7 @@ def test_a_run_that_ends_without_a_test_loss_has_failed():
     rates, ours = (found.of(contender.name, "quick") for contender in (RATES, OURS))
     assert differences(ours, rates) == [inf, pytest.approx(-2 / 3)]
     assert differences(rates, ours) == [2.0]
-    assert "| ours | failed | failed | failed | 1 | 1 |" in markdown(found, [QUICK])
+    assert "| ours | failed | failed | failed | – | 1 | 1 | 1 |" in markdown(found, [QUICK])
 
 
 def test_a_contender_without_runs_is_left_out():

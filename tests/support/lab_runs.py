@@ -10,7 +10,7 @@ import torch
 from alrao.lab.run import run
 from alrao.lab.settings import Settings
 
-TINY = {"task": "digits", "epochs": 2, "train_size": 200}
+TINY = {"task": "digits", "method": "alrao", "epochs": 2, "train_size": 200}
 
 
 def settings(**changes):

@@ -43,7 +43,7 @@ class Movement:
                 small gradient).
         """
         optimizer = self.learner.optimizer
-        if not self.start or not isinstance(optimizer, alrao.SGD | alrao.Adam):
+        if not self.start or not isinstance(optimizer, alrao.AlraoOptimizer):
             return []
         found = []
         gradients = {} if problem is None else self._gradients(problem)
@@ -86,6 +86,7 @@ class Movement:
                 if name in largest and p.grad is not None:
                     torch.maximum(largest[name], p.grad.detach().cpu().double().abs(), out=largest[name])
         self.learner.optimizer.zero_grad()
+        model.train(modes[model])
         for module, mode in modes.items():
             module.training = mode
         return largest

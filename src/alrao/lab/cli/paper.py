@@ -63,6 +63,7 @@ def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: st
 @jobs_option
 @click.option("--run/--no-run", "train", default=True, help="train missing runs, or only show finished ones")
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page as well")
+@click.option("--figures", metavar="DIR", help="draw a dot plot and a performance profile as SVG files there")
 @click.option("--title", default="The suite", show_default=True, help="title of that page")
 @common
 @places
@@ -74,6 +75,7 @@ def suite(
     jobs: int,
     train: bool,
     markdown: str | None,
+    figures: str | None,
     title: str,
     roots: list[Path],
 ) -> None:
@@ -82,8 +84,9 @@ def suite(
     For each method, learning-rate-free or tuned: the gap of its test loss to the best tuned run, for each
     workload, at worst and on average. Rates are chosen on validation data. Finished runs are not repeated.
     """
+    from ..paper.files import write_images
     from ..store import replace_file
-    from ..suite import CONTENDERS, WORKLOADS, Standings, Suite, table
+    from ..suite import CONTENDERS, WORKLOADS, Standings, Suite, dots, profile, table
     from ..suite import markdown as page
 
     runs = Suite(
@@ -98,7 +101,7 @@ def suite(
     else:
         runs.choose()
     found = Standings(runs.frame(), runs.contenders)
-    for which, chosen_on in (("not used for choosing", False), ("used for choosing", True)):
+    for which, chosen_on in (("held out", False), ("used for choosing", True)):
         some = [workload for workload in runs.workloads if workload.chosen_on == chosen_on]
         if some:
             out.print(table(found, some, f"workloads {which}"))
@@ -106,6 +109,9 @@ def suite(
         out.print(f"{runs.missing} runs are missing: run the same command without --no-run to train them")
     if markdown is not None:
         replace_file(Path(markdown), page(found, list(runs.workloads), title).encode())
+    if figures is not None:
+        drawn = [draw(found, runs.workloads, found.contenders) for draw in (dots, profile)]
+        write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
     fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
 
 

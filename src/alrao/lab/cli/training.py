@@ -5,6 +5,7 @@ The workbench is imported inside the commands: torch takes seconds to import, an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -81,7 +82,7 @@ def compare(
     names = usual_methods() if methods is None else words_of(methods)
     if not names:
         raise LabError(f"--methods must name at least one method, got {methods!r}: auto,sgd,adam")
-    task, _ = resolve(settings)
+    task, _ = resolve(replace(settings, lr=None))  # which is for some of the methods
     count = seeds or task.budgets[settings.budget].seeds
     comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
     train_missing(comparison, jobs)

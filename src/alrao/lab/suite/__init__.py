@@ -1,10 +1,11 @@
 """Learning-rate-free methods and tuned ones, on small workloads of different kinds.
 
 ``workloads`` are the networks and tasks, ``contenders`` the ways to train, ``plan`` the runs, ``gaps`` what
-they show, ``page`` how it is shown.
+they show, ``page`` and ``figures`` how it is shown.
 """
 
 from .contenders import CONTENDERS, Contender
+from .figures import dots, profile
 from .gaps import Standings
 from .page import markdown, table
 from .plan import Suite
@@ -17,6 +18,8 @@ __all__ = [
     "Standings",
     "Suite",
     "Workload",
+    "dots",
     "markdown",
+    "profile",
     "table",
 ]
