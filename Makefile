@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: $(STAMP) ## compare Alrao with SGD at seven rates, and Adam, on scikit-learn's digits
+demo: $(STAMP) ## compare Auto with SGD at seven rates, Adam and others, on scikit-learn's digits
 	@$(BIN)/alrao compare digits --jobs $(WORKERS)
 
 results: $(STAMP) ## train what docs/results.md shows (two hours, resumable; needs ALRAO_DATA)
@@ -57,7 +57,7 @@ pages: $(STAMP) ## write docs/results.md, the table of docs/comparison.md and th
 suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO_DATA)
 	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS) --to-keep
 	$(BIN)/alrao keep
-	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md
+	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md --figures docs/images
 
 test: lint types unit ## what every change must pass: style, types, fast tests
 
