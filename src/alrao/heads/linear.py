@@ -14,6 +14,7 @@ from ..finite import alive, fail, share_among, without_failed, zero_nan, zero_no
 from ..shortcuts import child_of, inside_functional_transform
 from ..tensors import Members, Prediction
 from .base import Head, stacked
+from .large import is_large, large_mixture
 from .members import shared_linear, watched
 from .mixture import categorical_mixture, wide
 
@@ -123,7 +124,13 @@ class CategoricalHead(LinearHead):
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         a = child_of(self, "averaging").column(wide(z.dtype))
-        return categorical_mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
+        mixture = large_mixture if is_large(z, weight) else categorical_mixture
+        return mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
+
+    def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if is_large(z, weight):  # its products cast the weights
+            return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
+        return super()._autocast(z, weight, bias)
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns log-probabilities."""

@@ -1,5 +1,6 @@
 """The tensors that a model returns: log-probabilities and predictions, through changes of shape."""
 
+from .lazy import LazyLogProbs
 from .outputs import LogProbs, Members, Prediction
 
-__all__ = ["LogProbs", "Members", "Prediction"]
+__all__ = ["LazyLogProbs", "LogProbs", "Members", "Prediction"]

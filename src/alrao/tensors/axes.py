@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["GATHER", "KEEP", "SPLIT", "Op", "axis_after", "changes_values", "whole"]
+__all__ = [
+    "EXPAND", "GATHER", "KEEP", "RESHAPE", "SAME_SHAPE", "SPLIT", "Op", "axis_after", "changes_values",
+    "takes_all", "whole",
+]  # fmt: skip
 
 Op = Callable[..., Any]
 
 _T = torch.Tensor
-_SAME_SHAPE: set[Op] = {
+SAME_SHAPE: set[Op] = {
     _T.contiguous, _T.clone, _T.type_as, torch.clone,
     _T.float, _T.double, _T.half, _T.bfloat16, _T.to, _T.cpu, _T.cuda,
 }  # fmt: skip
-_RESHAPE: set[Op] = {
+RESHAPE: set[Op] = {
     _T.view, _T.view_as, _T.reshape, _T.reshape_as, _T.flatten, _T.unflatten, _T.squeeze, _T.unsqueeze,
     _T.ravel, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.ravel,
 }  # fmt: skip
@@ -27,14 +30,14 @@ _TRANSPOSE: set[Op] = {
     torch.transpose, torch.swapaxes, torch.swapdims, torch.permute, torch.movedim, torch.moveaxis, torch.t,
     _T.T.__get__, _T.mT.__get__,  # type: ignore[attr-defined]
 }  # fmt: skip
-_EXPAND: set[Op] = {_T.expand, _T.expand_as, torch.broadcast_to}
+EXPAND: set[Op] = {_T.expand, _T.expand_as, torch.broadcast_to}
 _PICK: set[Op] = {_T.index_select, torch.index_select, _T.narrow, torch.narrow}
 _SELECT: set[Op] = {_T.select, torch.select}
 _UNBIND: set[Op] = {_T.unbind, torch.unbind}
 GATHER: set[Op] = {_T.gather, torch.gather}
 SPLIT: set[Op] = {_T.split, torch.split, _T.chunk, torch.chunk} | _UNBIND
 """Operations with several results."""
-KEEP: set[Op] = _SAME_SHAPE | _RESHAPE | _TRANSPOSE | _EXPAND | _PICK | _SELECT | {_T.__getitem__}
+KEEP: set[Op] = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
 
 _HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
 _ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
@@ -63,7 +66,7 @@ def axis_after(
 
     None if they are no longer on one axis.
     """
-    if op in _RESHAPE:
+    if op in RESHAPE:
         before = prod(source.shape[:axis])
         for i, size in enumerate(result.shape):
             if size == source.shape[axis] and prod(result.shape[:i]) == before:
@@ -72,7 +75,7 @@ def axis_after(
     if op in _TRANSPOSE:
         probe = torch.empty([2 if i == axis else 1 for i in range(source.ndim)], device="meta")
         return op(probe, *args, **kwargs).shape.index(2)
-    if op in _EXPAND:
+    if op in EXPAND:
         return axis + result.ndim - source.ndim
     if op == _T.__getitem__:
         return _after_index(source.ndim, axis, args[0])
@@ -110,10 +113,7 @@ def _after_index(ndim: int, axis: int, index: Any) -> int | None:
     known = (int, slice, Tensor, type(None), type(Ellipsis))
     if not all(isinstance(part, known) and not isinstance(part, bool) for part in parts):
         return None
-    taken = [_taken(part) for part in parts]
-    rest = [slice(None)] * (ndim - sum(taken))
-    at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
-    parts = [*parts[:at], *rest, *parts[at + 1 :]]
+    parts = _spelled_out(ndim, parts)
     kept = [part for part in parts if not isinstance(part, int)]
     fancy = [i for i, part in enumerate(kept) if isinstance(part, Tensor)]
     width = max((1 if kept[i].dtype == torch.bool else kept[i].ndim for i in fancy), default=0)
@@ -129,6 +129,23 @@ def _after_index(ndim: int, axis: int, index: Any) -> int | None:
         elif not isinstance(part, int):
             new += 1
     return None
+
+
+def takes_all(ndim: int, axis: int, size: int, index: Any) -> bool:
+    """Return whether an index takes all outputs, ``size`` in number, in their order."""
+    old = 0
+    for part in _spelled_out(ndim, list(index) if isinstance(index, tuple) else [index]):
+        if part is not None and old <= axis < old + _taken(part):
+            return isinstance(part, slice) and part.indices(size) == (0, size, 1)
+        old += _taken(part)
+    return False
+
+
+def _spelled_out(ndim: int, parts: list[Any]) -> list[Any]:
+    """Return the parts of an index with one for each axis, in the place of an ellipsis."""
+    rest = [slice(None)] * (ndim - sum(_taken(part) for part in parts))
+    at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
+    return [*parts[:at], *rest, *parts[at + 1 :]]
 
 
 def _taken(part: Any) -> int:

@@ -1,0 +1,291 @@
+r"""The mixture of softmax output layers in little memory: rows in chunks, copies one by one.
+
+:mod:`alrao.heads.mixture` has the mathematics. Its tensors of ``rows x copies x classes`` numbers are too
+large for a vocabulary, so nothing here holds more than a few tensors of ``chunk x classes`` numbers.
+
+For hard targets :math:`y` the gradient by the mixture's log-probabilities, :math:`g`, is zero but for
+:math:`g_y = s`. The copy's own gradient by its logits is then :math:`s (\delta_{ky} - p_{jk})`, and the
+mixture's is the same times one number per row and copy, the responsibility
+:math:`r_j = a_j p_{jy} / m_y`. So one pass over the copies is enough: the products of
+:math:`\delta - p_j` with the weights are scaled by :math:`r_j` once all copies are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite, log
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import evidence as reports
+from ..finite import HUGE, TINY, share_among, usable, zero_nonfinite, zero_unusable
+from .mixture import refuse_second_derivative, wide
+
+__all__ = ["Gradients", "backward_of_mixture", "hard_nll", "log_mixture"]
+
+CHUNK = 2**23
+"""The most numbers of one copy's output that are held at a time."""
+
+
+def hard_nll(
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    a: Tensor,
+    evidence: Tensor,
+    target: Tensor,
+    share: Tensor,
+    divisor: Tensor | None,
+) -> Tensor:
+    """Return the mixture's negative log-likelihood of hard targets.
+
+    Where the sum over the rows is asked for, its gradients are known up to a factor. They are computed in the
+    forward pass then, which saves the logits' second computation.
+
+    Args:
+        z: inputs of the output layer, ``(rows, d)``, in the type of the matrix products.
+        weight: stacked weights, ``(copies, classes, d)``.
+        bias: stacked biases, ``(copies, classes)``, or None.
+        a: weights of the copies in the mixture, ``(copies, 1)``.
+        evidence: leaf whose gradient receives the evidence.
+        target: the classes, ``(rows,)``.
+        share: how much each row counts.
+        divisor: return the sum over the rows divided by this; None: return each row's loss.
+    """
+    return _HardNLL.apply(z, weight, bias, a, evidence, target, share, divisor)  # type: ignore[no-any-return]
+
+
+class Gradients:
+    """The sums that a pass over the chunks gathers, for those inputs that need them."""
+
+    def __init__(self, z: Tensor, weight: Tensor, bias: Tensor | None, needs: tuple[bool, ...]) -> None:
+        make = torch.empty_like if len(z) else torch.zeros_like
+        self.z = make(z) if needs[0] else None
+        self.weight = make(weight, dtype=wide(weight.dtype)) if needs[1] else None
+        self.bias = None if bias is None or not needs[2] else torch.zeros_like(bias, dtype=wide(bias.dtype))
+
+    def add(self, j: int, own: Tensor, z: Tensor, *, first: bool, sign: int = 1) -> None:
+        """Add ``sign`` times the product of a copy's gradient by its logits with its inputs."""
+        if self.weight is None:
+            return
+        total = self.weight[j]
+        if total.dtype is own.dtype:
+            torch.addmm(total, own.t(), z, beta=0 if first else 1, alpha=sign, out=total)
+        elif first:
+            total.copy_(own.t() @ z).mul_(sign)
+        else:
+            total.add_(own.t() @ z, alpha=sign)
+
+    def scale_(self, factor: Tensor) -> None:
+        """Multiply all of them by a number."""
+        if factor.is_cpu and factor.item() == 1:
+            return
+        for total in (self.z, self.weight, self.bias):
+            if total is not None:
+                total.mul_(factor)
+
+    def of(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients in the types of their inputs."""
+        return (
+            self.z,
+            None if self.weight is None else self.weight.to(weight.dtype),
+            None if self.bias is None or bias is None else self.bias.to(bias.dtype),
+        )
+
+
+def chunks(rows: int, classes: int) -> Iterator[slice]:
+    """Return slices of about equal length, so that one has at most ``CHUNK`` numbers."""
+    number = -(-rows // max(1, CHUNK // max(1, classes)))
+    for i in range(number):
+        yield slice(rows * i // number, rows * (i + 1) // number)
+
+
+class _Copies:
+    """The copies' weights in the type of the products, and room for the output of one of them."""
+
+    def __init__(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight.to(z.dtype)
+        self.bias = None if bias is None else bias.to(z.dtype)
+        self.number, self.classes, _ = weight.shape
+        self.reads = z.is_cpu  # a host read would stall another device
+        self._room = torch.empty(0, dtype=wide(z.dtype), device=z.device)
+
+    def log_probs(self, j: int, z: Tensor, *, careful: bool) -> Tensor:
+        """Return a copy's log-probabilities; with care, ``-inf`` in each row in which one is not finite."""
+        weight, bias = self.weight[j], None if self.bias is None else self.bias[j]
+        if z.dtype is self._room.dtype:
+            if self._room.numel() < len(z) * self.classes:
+                self._room = self._room.new_empty(len(z) * self.classes)
+            out = self._room[: len(z) * self.classes].view(len(z), self.classes)
+            if bias is None:
+                torch.mm(z, weight.t(), out=out)
+            else:
+                torch.addmm(bias, z, weight.t(), out=out)
+            torch.log_softmax(out, -1, out=out)
+        else:
+            out = F.linear(z, weight, bias).log_softmax(-1, dtype=self._room.dtype)
+        return out.masked_fill_(~out.amin(-1, keepdim=True).isfinite(), -torch.inf) if careful else out
+
+    def finite_weight(self, j: int) -> Tensor:
+        """Return a copy's weights with 0 where they are not finite."""
+        return zero_nonfinite(self.weight[j])
+
+
+# Hard targets.
+
+
+class _HardNLL(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
+        target: Tensor, share: Tensor, divisor: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        with torch.autocast(z.device.type, enabled=False):
+            scale = -share if divisor is None else torch.where(divisor == 0, 0, -share / divisor)
+            # Half precision needs the factor of a gradient scaler before the products, not after them.
+            early = divisor is not None and z.dtype is not torch.float16 and any(ctx.needs_input_grad)
+            gradients = Gradients(z, weight, bias, ctx.needs_input_grad) if early else None
+            log_p, log_m = _hard_pass(z, weight, bias, a, target, scale, gradients)
+            ctx.early = None if gradients is None else (gradients, log_p)
+            ctx.save_for_backward(z, weight, bias, a, target, scale)
+            losses = share * -log_m
+            return losses if divisor is None else losses.sum() / divisor
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        z, weight, bias, a, target, scale = ctx.saved_tensors
+        with torch.autocast(z.device.type, enabled=False):
+            scale = scale * g
+            if ctx.early is None:
+                gradients = Gradients(z, weight, bias, ctx.needs_input_grad)
+                log_p, _ = _hard_pass(z, weight, bias, a, target, scale, gradients)
+            else:
+                (gradients, log_p), ctx.early = ctx.early, None  # the caller takes these tensors for its own
+                gradients.scale_(g)
+            return (*gradients.of(weight, bias), None, _evidence(log_p, scale), None, None, None)
+
+
+def _hard_pass(
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, target: Tensor, scale: Tensor,
+    gradients: Gradients | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the target's log-probabilities under each copy and under the mixture; fill in the gradients."""
+    healthy = usable(z)
+    z = torch.where(healthy, z, 0)
+    copies = _Copies(z, weight, bias)
+    log_p = torch.empty(len(z), copies.number, dtype=wide(z.dtype), device=z.device)
+    log_m = torch.empty_like(log_p[:, 0])
+    low = z.dtype is not log_p.dtype
+    suspects = [not copies.reads] * copies.number
+    for rows in chunks(len(z), copies.classes):
+        x, y, s = z[rows], target[rows, None], scale[rows, None]
+        scaled = x if low else x * s
+        back = log_p.new_empty(copies.number, *x.shape)
+        for j in range(copies.number):
+            while True:
+                careful = suspects[j]
+                log_probs = copies.log_probs(j, x, careful=careful)
+                of_target = log_probs.gather(1, y)
+                log_p[rows, j] = of_target[:, 0]
+                check = of_target
+                if gradients is not None:
+                    own = log_probs.exp_().scatter_add_(1, y, -(of_target > -torch.inf).to(log_p.dtype))
+                    if low:
+                        own.mul_(s)
+                    own = own.to(z.dtype)
+                    back[j] = check = own @ (copies.finite_weight(j) if careful else copies.weight[j])
+                if careful or isfinite(check.sum().item() + of_target.sum().item()):
+                    break
+                suspects[j] = True
+            if gradients is not None:
+                gradients.add(j, own, scaled, first=rows.start == 0, sign=-1)
+                if gradients.bias is not None:
+                    gradients.bias[j] -= own.sum(0) if low else s[:, 0] @ own
+        alive = log_p[rows] > -torch.inf
+        shares = share_among(alive, a.view(1, -1), 1)
+        joint = log_p[rows] + shares.log()
+        mixed = joint.logsumexp(1).clamp(min=-HUGE)
+        log_m[rows] = torch.where(shares.sum(1) > 0, mixed, -log(copies.classes))
+        if gradients is not None and gradients.z is not None:
+            responsibilities = (joint - log_m[rows, None]).exp() * (-1 if low else -s)
+            gradients.z[rows] = torch.einsum("rc,crd->rd", responsibilities, back).where(healthy[rows], 0)
+    return log_p, log_m
+
+
+def _evidence(log_p: Tensor, scale: Tensor) -> Tensor:
+    scores = (log_p * scale[:, None]).masked_fill(scale[:, None] == 0, 0).sum(0)
+    return reports.pack(scores, scale.sum(), scale.relu().sum(), scale.count_nonzero())
+
+
+# Any gradient by the mixture's log-probabilities.
+
+
+def log_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
+    """Return the mixture's log-probabilities ``(rows, classes)``."""
+    with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+        z = zero_unusable(z)
+        copies = _Copies(z, weight, bias)
+        out = torch.empty(len(z), copies.classes, dtype=wide(z.dtype), device=z.device)
+        for rows in chunks(len(z), copies.classes):
+            _log_mixture_of(copies, z[rows], a, out[rows])
+        return out
+
+
+def _log_mixture_of(copies: _Copies, z: Tensor, a: Tensor, out: Tensor) -> Tensor:
+    """Fill in the mixture's log-probabilities of a chunk; return the weight of the copies left in each row."""
+    if copies.reads:
+        out.zero_()
+        for j in range(copies.number):
+            out.addcmul_(copies.log_probs(j, z, careful=False).exp_(), a[j])
+        if out.numel() == 0 or out.amin().item() > TINY:
+            out.log_()
+            return torch.ones_like(out[:, :1])
+    out.fill_(-torch.inf)
+    left = torch.zeros_like(out[:, :1])
+    for j in range(copies.number):
+        log_p = copies.log_probs(j, z, careful=True)
+        left += a[j] * (log_p[:, :1] > -torch.inf)
+        torch.logaddexp(out, log_p.add_(a[j].log()), out=out)
+    out.sub_(left.log()).clamp_(min=-HUGE)
+    out.masked_fill_(left <= 0, -log(copies.classes))
+    return left
+
+
+def backward_of_mixture(
+    g: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, needs: tuple[bool, ...]
+) -> tuple[Gradients, Tensor]:
+    """Return the gradients, and the evidence, for any gradient ``g`` by the mixture's log-probabilities."""
+    with torch.autocast(z.device.type, enabled=False):
+        healthy = usable(z)
+        z = torch.where(healthy, z, 0)
+        copies = _Copies(z, weight, bias)
+        gradients = Gradients(z, weight, bias, needs)
+        scores = torch.zeros(copies.number, dtype=wide(z.dtype), device=z.device)
+        positive, seen = scores.new_zeros(()), scores.new_zeros(())
+        for rows in chunks(len(z), copies.classes):
+            x, of_rows = z[rows], g[rows]
+            total = of_rows.sum(-1, keepdim=True)
+            positive += of_rows.relu().sum()
+            seen += total.count_nonzero()
+            log_m = torch.empty_like(of_rows)
+            left = _log_mixture_of(copies, x, a, log_m).clamp(min=torch.finfo(log_m.dtype).tiny)
+            grad_z = torch.zeros_like(x, dtype=scores.dtype)
+            for j in range(copies.number):
+                log_p = copies.log_probs(j, x, careful=True)
+                alive = log_p[:, :1] > -torch.inf
+                scores[j] += (log_p * of_rows).masked_fill_(of_rows == 0, 0).sum()
+                mixed = (log_p - log_m).add_((a[j] / left).log()).exp_().mul_(of_rows)
+                p = log_p.exp_()
+                mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
+                grad_z += mixed.masked_fill_(~alive, 0).to(z.dtype) @ copies.finite_weight(j)
+                own = p.mul_(-total).add_(of_rows).masked_fill_(~alive, 0)
+                gradients.add(j, own.to(z.dtype), x, first=rows.start == 0)
+                if gradients.bias is not None:
+                    gradients.bias[j] += own.sum(0)
+            if gradients.z is not None:
+                gradients.z[rows] = grad_z.where(healthy[rows], 0)
+        return gradients, reports.pack(scores, g.sum(), positive, seen)

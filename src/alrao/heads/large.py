@@ -1,0 +1,102 @@
+"""Large outputs of a classifier: computed where they are read, in chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tensors import LazyLogProbs, LogProbs
+from .chunked import backward_of_mixture, hard_nll, log_mixture
+from .mixture import categorical_mixture, refuse_second_derivative, wide
+
+__all__ = ["LARGE", "is_large", "large_mixture"]
+
+LARGE = 2**22
+"""How many numbers all copies' outputs have together from which on they are not held at once."""
+
+
+def is_large(z: Tensor, weight: Tensor) -> bool:
+    """Return whether the outputs for rows ``z`` are too large to be held for all copies at once."""
+    copies, classes, inputs = weight.shape
+    if copies == 1 or z.numel() // inputs * copies * classes < LARGE:
+        return False
+    return not (torch.compiler.is_compiling() or z.is_meta)
+
+
+def large_mixture(
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
+) -> LogProbs:
+    """Return the mixture's log-probabilities for rows ``z``, as in :func:`categorical_mixture`.
+
+    They are computed at once where nothing is to be differentiated, and where they are read otherwise. ``z``
+    has the type of the matrix products.
+    """
+    trained = any(x is not None and x.requires_grad for x in (z, weight, bias))
+    if not torch.is_grad_enabled() or not trained or weight.is_inference() or z.is_inference():
+        return LogProbs.of(log_mixture(z, weight, bias, a), 1)
+    return _Layer(weight, bias, a, evidence).output(z, 1)
+
+
+class _Layer:
+    """The copies with the weights that they have now; see :class:`alrao.tensors.lazy.Source`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor) -> None:
+        self.weight, self.bias, self.a, self.evidence = weight, bias, a, evidence
+        self._versions = self._present()
+
+    def _present(self) -> list[tuple[int, int]]:
+        tensors = [self.weight] if self.bias is None else [self.weight, self.bias]
+        return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+
+    def _check(self) -> None:
+        if self._present() != self._versions:
+            raise RuntimeError(
+                "the weights of the head have changed since this output was returned, and a large output is "
+                "computed only when it is read: read it before the optimizer's step, take detach() of it, or "
+                "call the model under torch.no_grad()"
+            )
+
+    def output(self, z: Tensor, axis: int) -> LogProbs:
+        self._check()
+        if is_large(z, self.weight):
+            lazy: LazyLogProbs = _Mixture.apply(z, self.weight, self.bias, self.a, self.evidence, axis)
+            return lazy.attach(z, axis, self)
+        rows = z.movedim(axis, -1)
+        weight = self.weight.to(z.dtype)
+        bias = None if self.bias is None else self.bias.to(z.dtype)
+        with torch.autocast(z.device.type, enabled=False):
+            out = categorical_mixture(rows.reshape(-1, z.shape[axis]), weight, bias, self.a, self.evidence)
+        return out.view(*rows.shape[:-1], -1).movedim(-1, axis)  # type: ignore[return-value]
+
+    def values(self, rows: Tensor) -> Tensor:
+        self._check()
+        return log_mixture(rows, self.weight, self.bias, self.a)
+
+    def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
+        self._check()
+        return hard_nll(rows, self.weight, self.bias, self.a, self.evidence, target, share, divisor)
+
+
+class _Mixture(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, axis: int
+    ) -> Tensor:
+        ctx.axis = axis
+        ctx.save_for_backward(z, weight, bias, a)
+        return LazyLogProbs.empty(z, axis, weight.shape[1], wide(z.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        z, weight, bias, a = ctx.saved_tensors
+        moved = z.movedim(ctx.axis, -1)
+        rows = moved.reshape(-1, moved.shape[-1])
+        of_rows = g.movedim(ctx.axis, -1).reshape(len(rows), -1)
+        gradients, evidence = backward_of_mixture(of_rows, rows, weight, bias, a, ctx.needs_input_grad)
+        grad_z, grad_weight, grad_bias = gradients.of(weight, bias)
+        if grad_z is not None:
+            grad_z = grad_z.view(moved.shape).movedim(-1, ctx.axis)
+        return grad_z, grad_weight, grad_bias, None, evidence, None

@@ -1,0 +1,286 @@
+"""A large output of a classifier that is computed only where it is read.
+
+:class:`LazyLogProbs` has the shape and the type of the log-probabilities, but no numbers. A loss of hard
+targets, ``argmax`` and ``topk`` work through its rows in chunks; changes of shape return another one. Anything
+else reads the numbers, which are computed then, as :class:`LogProbs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import _reduction as _Reduction
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, takes_all, whole
+from .outputs import LogProbs
+
+__all__ = ["LazyLogProbs", "Source"]
+
+_T = torch.Tensor
+
+
+class Source(Protocol):
+    """What computes the numbers: an output layer with the weights that it had."""
+
+    def output(self, z: Tensor, axis: int) -> LogProbs:
+        """Return the output for inputs whose features are on ``axis``: lazy, if it is large."""
+
+    def values(self, rows: Tensor) -> Tensor:
+        """Return the log-probabilities of rows of inputs, without a graph."""
+
+    def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
+        """Return the negative log-likelihood of hard targets; see ``hard_nll`` in alrao.heads.chunked."""
+
+
+class LazyLogProbs(LogProbs):
+    """Log-probabilities of the mixture that are not computed yet."""
+
+    z: Tensor
+    """The inputs of the output layer: the shape of the output, but for the features on ``axis``."""
+    source: Source
+    _node: Any
+    _values: Tensor | None
+    _real: LogProbs | None
+
+    @staticmethod
+    def empty(z: Tensor, axis: int, classes: int, dtype: torch.dtype) -> LazyLogProbs:
+        """Return an output for the inputs ``z``; :meth:`attach` completes it."""
+        shape = [*z.shape[:axis], classes, *z.shape[axis + 1 :]]
+        return torch.Tensor._make_wrapper_subclass(LazyLogProbs, shape, dtype=dtype, device=z.device)  # type: ignore[attr-defined, no-any-return]
+
+    def attach(self, z: Tensor, axis: int, source: Source) -> LazyLogProbs:
+        """Complete an output that has its place in the graph."""
+        self.z, self.axis, self.source = z, axis, source
+        self._values = self._real = None
+        with torch._C.DisableTorchFunctionSubclass():
+            self._node = self.grad_fn
+        return self
+
+    def values(self) -> Tensor:
+        """Return the numbers, without a graph; they are kept."""
+        if self._values is None:
+            rows = self._rows().detach()
+            assert self.axis is not None
+            rest = [size for i, size in enumerate(self.z.shape) if i != self.axis]
+            self._values = self.source.values(rows).view(*rest, -1).movedim(-1, self.axis)
+        return self._values
+
+    def real(self) -> LogProbs:
+        """Return the output as ordinary log-probabilities, with its place in the graph."""
+        if self._real is None:
+            values = self.values()
+            with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+                self._real = LogProbs.of(_Real.apply(self, values), self.axis)
+        return self._real
+
+    def _rows(self) -> Tensor:
+        assert self.axis is not None
+        return self.z.movedim(self.axis, -1).reshape(-1, self.z.shape[self.axis])
+
+    def _unread(self) -> bool:
+        """Return whether the inputs still determine the output: nothing has changed it or its graph."""
+        if self._real is not None and self._real._version != 0:
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.grad_fn is self._node and not self._backward_hooks and not self.retains_grad
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Follow changes of shape, work through losses in chunks, compute the numbers for anything else."""
+        kwargs = kwargs or {}
+        if func in _METADATA or (getattr(func, "__name__", "") == "__get__" and func not in _VIEWS):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        source = args[0] if args else kwargs.get("input")
+        if isinstance(source, LazyLogProbs) and source._unread():
+            rest = args[1:] if args else ()
+            named = kwargs if args else {k: v for k, v in kwargs.items() if k != "input"}
+            result = NotImplemented
+            if func in _ROUTES:
+                result = _ROUTES[func](source, *rest, **named)
+            elif torch.is_grad_enabled() and (func in KEEP or func in SPLIT):
+                result = _follow(func, source, rest, named)
+            if result is not NotImplemented:
+                return result
+        args, kwargs = tree_map(_real, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Compute the numbers for whatever comes here without a call of ``__torch_function__``."""
+        if changes_values(func, kwargs or {}) or func._schema.is_mutable:
+            raise RuntimeError(
+                f"{func} would change the output of a large Alrao head in place: clone it first, with clone()"
+            )
+        args, kwargs = tree_map(_numbers, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _real(x: Any) -> Any:
+    return x.real() if isinstance(x, LazyLogProbs) else x
+
+
+def _numbers(x: Any) -> Any:
+    return x.values() if isinstance(x, LazyLogProbs) else x
+
+
+class _Real(torch.autograd.Function):
+    """The numbers of an output, in its place in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, lazy: Tensor, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
+
+
+# Changes of shape: they change the inputs instead.
+
+
+def _follow(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    axis, z = x.axis, x.z
+    assert axis is not None
+    with torch._C.DisableTorchFunctionSubclass():
+        shape, dtype, device = x.shape, x.dtype, x.device
+    if func in SAME_SHAPE:
+        like = func(torch.empty(0, dtype=dtype, device=device), *args, **kwargs)
+        return x.source.output(z, axis) if (like.dtype, like.device) == (dtype, device) else NotImplemented
+    probe = torch.empty(shape, device="meta")
+    if func in RESHAPE or func in EXPAND:
+        result = func(probe, *args, **kwargs)
+        after = axis_after(func, probe, axis, args, kwargs, result)
+        if after is None or result.shape[after] != shape[axis]:
+            return NotImplemented
+        sizes = [*result.shape[:after], z.shape[axis], *result.shape[after + 1 :]]
+        return x.source.output(z.reshape(sizes) if func in RESHAPE else z.expand(sizes), after)
+    if not whole(func, probe, axis, args, kwargs):
+        return NotImplemented
+    if func is _T.__getitem__ and not takes_all(len(shape), axis, shape[axis], args[0]):
+        return NotImplemented
+    after = axis_after(func, probe, axis, args, kwargs, probe)
+    if after is None:
+        return NotImplemented
+    moved = func(z, *args, **kwargs)
+    if func in SPLIT:
+        return type(moved)([x.source.output(part, after) for part in moved])
+    return x.source.output(moved, after)
+
+
+# Losses.
+
+
+def _cross_entropy(
+    x: LazyLogProbs,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    if label_smoothing != 0.0:
+        return NotImplemented
+    return _nll_loss(x, target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def _nll_loss(
+    x: LazyLogProbs,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
+    """Return ``F.nll_loss`` of hard targets; whatever torch would refuse is left to torch."""
+    if size_average is not None or reduce is not None:
+        reduction = _Reduction.legacy_get_string(size_average, reduce)
+    axis, classes = x.axis, x.shape[x.axis or 0]
+    shape = [size for i, size in enumerate(x.shape) if i != axis]
+    fits = axis == min(1, x.ndim - 1) and target.dtype is torch.int64 and list(target.shape) == shape
+    if not fits or target.device != x.device or reduction not in ("mean", "sum", "none"):
+        return NotImplemented
+    if weight is not None and (weight.shape != (classes,) or weight.dtype != x.dtype or weight.requires_grad):
+        return NotImplemented
+    rows, y = x._rows(), target.reshape(-1)
+    kept = y != ignore_index
+    index = None
+    if x.is_cpu:
+        if not bool(kept.all()):
+            (index,) = kept.nonzero(as_tuple=True)
+            rows, y = rows[index], y[index]
+        if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < classes:
+            return NotImplemented
+    else:  # without a host read
+        y = torch.where(kept, y, 0)
+    share = torch.ones_like(y, dtype=x.dtype) if weight is None else weight[y]
+    if not x.is_cpu:
+        share = share * kept
+    divisor = share.sum() if reduction == "mean" else share.new_ones(()) if reduction == "sum" else None
+    losses = x.source.nll(rows, y, share, divisor)
+    if divisor is not None:
+        return losses
+    if index is not None:
+        losses = losses.new_zeros(target.numel()).index_put((index,), losses)
+    return losses.view(target.shape)
+
+
+def _log_softmax(
+    x: LazyLogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
+) -> Any:
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
+    if dim is None or dim % x.ndim != x.axis or dtype not in (None, x.dtype) or not torch.is_grad_enabled():
+        return NotImplemented
+    return x.source.output(x.z, x.axis)
+
+
+# Readings, row by row.
+
+
+def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> Any:
+    if x._values is not None or dim is None or dim % x.ndim != x.axis:
+        return NotImplemented
+    rest = [size for i, size in enumerate(x.shape) if i != x.axis]
+    rows = x._rows().detach()
+    found = torch.cat([x.source.values(part).argmax(-1) for part in rows.split(ROWS)]) if len(rows) else None
+    if found is None:
+        return NotImplemented
+    found = found.view(rest)
+    return found.unsqueeze(x.axis) if keepdim else found
+
+
+ROWS = 128
+"""Rows whose numbers are computed at a time where only a few of the numbers are needed."""
+
+_ROUTES: dict[Op, Op] = {
+    F.cross_entropy: _cross_entropy,
+    F.nll_loss: _nll_loss,
+    F.log_softmax: _log_softmax,
+    torch.log_softmax: _log_softmax,
+    _T.log_softmax: _log_softmax,
+    torch.argmax: _argmax,
+    _T.argmax: _argmax,
+}
+
+_METADATA: set[Op] = {
+    _T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, torch.numel, _T.element_size, _T.stride,
+    _T.is_contiguous, _T.is_floating_point, torch.is_floating_point, _T.is_complex, torch.is_complex,
+    _T.get_device, _T.__len__, _T.__hash__, _T.requires_grad_, _T.register_hook, _T.retain_grad,
+}  # fmt: skip
+"""What can be answered without the numbers; properties are, but for those that return another tensor."""
+
+_VIEWS: set[Op] = {
+    getattr(_T, name).__get__ for name in ("T", "mT", "H", "mH", "data", "real", "imag")
+}
