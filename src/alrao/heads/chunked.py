@@ -12,7 +12,7 @@ mixture's is the same times one number per row and copy, the responsibility
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite, log
 from typing import Any
 
@@ -224,14 +224,18 @@ def _evidence(log_p: Tensor, scale: Tensor) -> Tensor:
 # Any gradient by the mixture's log-probabilities.
 
 
-def log_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> Tensor:
-    """Return the mixture's log-probabilities ``(rows, classes)``."""
+def log_mixture(
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, shape: Sequence[int] | None = None
+) -> Tensor:
+    """Return the mixture's log-probabilities of rows, which are in a ``shape``: ``(*shape, classes)``."""
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
         z = zero_unusable(z)
         copies = _Copies(z, weight, bias)
-        out = torch.empty(len(z), copies.classes, dtype=wide(z.dtype), device=z.device)
+        shape = [len(z)] if shape is None else shape
+        out = torch.empty(*shape, copies.classes, dtype=wide(z.dtype), device=z.device)
+        by_row = out.view(len(z), copies.classes)
         for rows in chunks(len(z), copies.classes):
-            _log_mixture_of(copies, z[rows], a, out[rows])
+            _log_mixture_of(copies, z[rows], a, by_row[rows])
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,9 +71,9 @@ class _Layer:
             out = categorical_mixture(rows.reshape(-1, z.shape[axis]), weight, bias, self.a, self.evidence)
         return out.view(*rows.shape[:-1], -1).movedim(-1, axis)  # type: ignore[return-value]
 
-    def values(self, rows: Tensor) -> Tensor:
+    def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         self._check()
-        return log_mixture(rows, self.weight, self.bias, self.a)
+        return log_mixture(rows, self.weight, self.bias, self.a, shape)
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
         self._check()

@@ -7,7 +7,7 @@ else reads the numbers, which are computed then, as :class:`LogProbs`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -30,8 +30,8 @@ class Source(Protocol):
     def output(self, z: Tensor, axis: int) -> LogProbs:
         """Return the output for inputs whose features are on ``axis``: lazy, if it is large."""
 
-    def values(self, rows: Tensor) -> Tensor:
-        """Return the log-probabilities of rows of inputs, without a graph."""
+    def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+        """Return the log-probabilities of rows of inputs, without a graph; the rows are in a ``shape``."""
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
         """Return the negative log-likelihood of hard targets; see ``hard_nll`` in alrao.heads.chunked."""
@@ -44,7 +44,6 @@ class LazyLogProbs(LogProbs):
     """The inputs of the output layer: the shape of the output, but for the features on ``axis``."""
     source: Source
     _node: Any
-    _values: Tensor | None
     _real: LogProbs | None
 
     @staticmethod
@@ -56,29 +55,24 @@ class LazyLogProbs(LogProbs):
     def attach(self, z: Tensor, axis: int, source: Source) -> LazyLogProbs:
         """Complete an output that has its place in the graph."""
         self.z, self.axis, self.source = z, axis, source
-        self._values = self._real = None
+        self._real = None
         with torch._C.DisableTorchFunctionSubclass():
             self._node = self.grad_fn
         return self
 
     def values(self) -> Tensor:
         """Return the numbers, without a graph; they are kept."""
-        if self._values is None:
-            rows = self._rows().detach()
-            assert self.axis is not None
-            rest = [size for i, size in enumerate(self.z.shape) if i != self.axis]
-            self._values = self.source.values(rows).view(*rest, -1).movedim(-1, self.axis)
-        return self._values
+        return self.real().detach().as_subclass(Tensor)
 
     def real(self) -> LogProbs:
         """Return the output as ordinary log-probabilities, with its place in the graph."""
         if self._real is None:
-            values = self.values()
             with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
-                self._real = LogProbs.of(_Real.apply(self, values), self.axis)
+                self._real = LogProbs.of(_Real.apply(self), self.axis)
         return self._real
 
-    def _rows(self) -> Tensor:
+    def rows(self) -> Tensor:
+        """Return the inputs as rows."""
         assert self.axis is not None
         return self.z.movedim(self.axis, -1).reshape(-1, self.z.shape[self.axis])
 
@@ -109,8 +103,12 @@ class LazyLogProbs(LogProbs):
                 result = _follow(func, source, rest, named)
             if result is not NotImplemented:
                 return result
+        lazy = [x for x in tree_leaves((args, kwargs)) if isinstance(x, LazyLogProbs)]
         args, kwargs = tree_map(_real, (args, kwargs))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        for x in lazy:
+            x.axis = x.real().axis  # None after a change in place
+        return result
 
     @classmethod
     def __torch_dispatch__(
@@ -137,12 +135,16 @@ class _Real(torch.autograd.Function):
     """The numbers of an output, in its place in the graph."""
 
     @staticmethod
-    def forward(ctx: Any, lazy: Tensor, values: Tensor) -> Tensor:
-        return values.view_as(values)
+    def forward(ctx: Any, lazy: LazyLogProbs) -> Tensor:
+        axis = lazy.axis
+        assert axis is not None
+        rest = [size for i, size in enumerate(lazy.z.shape) if i != axis]
+        out = lazy.source.values(lazy.rows().detach(), rest)
+        return out if axis == len(rest) else out.movedim(-1, axis).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g, None
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
 
 
 # Changes of shape: they change the inputs instead.
@@ -214,7 +216,7 @@ def _nll_loss(
         return NotImplemented
     if weight is not None and (weight.shape != (classes,) or weight.dtype != x.dtype or weight.requires_grad):
         return NotImplemented
-    rows, y = x._rows(), target.reshape(-1)
+    rows, y = x.rows(), target.reshape(-1)
     kept = y != ignore_index
     index = None
     if x.is_cpu:
@@ -250,10 +252,10 @@ def _log_softmax(
 
 
 def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> Any:
-    if x._values is not None or dim is None or dim % x.ndim != x.axis:
+    if x._real is not None or dim is None or dim % x.ndim != x.axis:
         return NotImplemented
     rest = [size for i, size in enumerate(x.shape) if i != x.axis]
-    rows = x._rows().detach()
+    rows = x.rows().detach()
     found = torch.cat([x.source.values(part).argmax(-1) for part in rows.split(ROWS)]) if len(rows) else None
     if found is None:
         return NotImplemented
