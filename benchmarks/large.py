@@ -54,7 +54,8 @@ WORKLOADS = {
     "tokens": Workload("256-256-50,257, 1,024 rows", 256, 50_257, 1024, 1.15),
 }
 
-FAMILIES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Callable[..., torch.optim.Optimizer]]]] = {
+Maker = Callable[..., torch.optim.Optimizer]
+FAMILIES: dict[str, tuple[Maker, dict[str, Maker]]] = {
     "sgd": (
         lambda net: torch.optim.SGD(net.parameters(), lr=1e-3),
         {"Alrao": lambda model: alrao.SGD(model, lr=(1e-5, 1e-2))},
@@ -144,7 +145,15 @@ def main() -> None:
         caption=f"{date.today()}, torch {torch.__version__}, Python {platform.python_version()}",
     )
     table.add_column("network")
-    for column in ("method", "CPU seconds", "/ plain", "/ limit", "goal", "memory, MB", "/ weights and gradients"):
+    for column in (
+        "method",
+        "CPU seconds",
+        "/ plain",
+        "/ limit",
+        "goal",
+        "memory, MB",
+        "/ weights and gradients",
+    ):
         table.add_column(column, justify="right" if column != "method" else "left")
     for key in workloads:
         workload = WORKLOADS[key]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from support.needs import needs_compile
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 import alrao
 from alrao.heads import chunked, large
 from alrao.tensors import LazyLogProbs, LogProbs
-from support.needs import needs_compile
 
 COPIES, ROWS, INPUTS, CLASSES = 4, 12, 3, 7
 TARGET = torch.arange(ROWS) * 5 % CLASSES
@@ -58,7 +58,8 @@ def everything(model, x, loss_of, monkeypatch, at_once):
         loss = loss_of(out)
         loss.backward()
     grads = [p.grad for p in model.parameters()]
-    return [loss.detach(), *grads, model.head.evidence.grad]
+    # Rows with two losses, or two gradients that cancel to rounding, are counted otherwise: leave that out.
+    return [loss.detach(), *grads, model.head.evidence.grad[:-1]]
 
 
 def assert_equal_to_the_present_head(model, x, loss_of, monkeypatch, rtol=1e-10, atol=1e-12):
@@ -104,7 +105,7 @@ def test_equal_to_the_head_that_holds_all_copies(loss, bias, monkeypatch):
 
 
 def test_a_hard_loss_never_computes_the_output(monkeypatch):
-    monkeypatch.setattr(LazyLogProbs, "real", None)
+    monkeypatch.setattr(LazyLogProbs, "computed", None)
     for name in ("mean", "sum", "none", "nll", "ignore", "ignore_none", "weights", "two_losses", "scaled"):
         LOSSES[name](converted()(batch())).backward()
 
@@ -137,9 +138,7 @@ def test_changes_of_shape_stay_lazy(name, monkeypatch):
         expected = change(model(x))
     assert not isinstance(expected, LazyLogProbs)
     torch.testing.assert_close(changed.detach().as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
-    assert_equal_to_the_present_head(
-        model, x, lambda out: F.cross_entropy(change(out), target), monkeypatch
-    )
+    assert_equal_to_the_present_head(model, x, lambda out: F.cross_entropy(change(out), target), monkeypatch)
 
 
 @pytest.mark.parametrize("index", [slice(0, 3), (slice(None), slice(1, None)), (..., 2), (..., [0, 1])])
@@ -331,7 +330,8 @@ def test_failed_copies_have_no_part(failure, loss, monkeypatch):
     assert_equal_to_the_present_head(model, x, LOSSES[loss], monkeypatch)
     loss = LOSSES[loss](model(x))
     loss.backward()
-    assert loss.isfinite() and all(p.grad.isfinite().all() for p in model.head.parameters())
+    assert loss.isfinite()
+    assert all(p.grad.isfinite().all() for p in model.head.parameters())
 
 
 # Training loops.
@@ -410,12 +410,24 @@ def test_ddp(options, tmp_path):
         torch.testing.assert_close(a, b)
 
 
+def test_the_evidence_counts_the_rows():
+    for name, rows in {"mean": ROWS, "none": ROWS - 1, "ignore": (TARGET != 3).sum(), "soft": ROWS}.items():
+        model = converted()
+        LOSSES[name](model(batch())).backward()
+        assert model.head.evidence.grad[-1] == rows
+
+
 @needs_compile
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_compiled_models_and_losses():
     expected = trained()
-    for found in (trained(wrap=torch.compile), trained(wrap=lambda m: torch.compile(m, fullgraph=True))):
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b)
+    loss_of = torch.compile(lambda out: F.cross_entropy(out, TARGET), backend="aot_eager")
+    model = converted()
+    loss = loss_of(model(batch()))
+    torch.testing.assert_close(loss, F.cross_entropy(model(batch()), TARGET))
+    for a, b in zip(trained(wrap=lambda m: torch.compile(m, backend="aot_eager")), expected, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 # Memory.
@@ -436,7 +448,10 @@ class Live(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if is_plain(leaf) and (storage := leaf.untyped_storage())._cdata not in old:
                 self.largest = max(self.largest, storage.nbytes())
-                self.known[storage._cdata] = torch.multiprocessing.reductions.StorageWeakRef(storage), storage.nbytes()
+                self.known[storage._cdata] = (
+                    torch.multiprocessing.reductions.StorageWeakRef(storage),
+                    storage.nbytes(),
+                )
         alive = {k: (ref, size) for k, (ref, size) in self.known.items() if not ref.expired()}
         self.known = alive
         self.most = max(self.most, sum(size for _, size in alive.values()))

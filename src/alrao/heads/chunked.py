@@ -55,7 +55,7 @@ def hard_nll(
         share: how much each row counts.
         divisor: return the sum over the rows divided by this; None: return each row's loss.
     """
-    return _HardNLL.apply(z, weight, bias, a, evidence, target, share, divisor)  # type: ignore[no-any-return]
+    return _HardNLL.apply(z, weight, bias, a, evidence, target, share, divisor)
 
 
 class Gradients:
@@ -240,7 +240,7 @@ def log_mixture(
 
 
 def _log_mixture_of(copies: _Copies, z: Tensor, a: Tensor, out: Tensor) -> Tensor:
-    """Fill in the mixture's log-probabilities of a chunk; return the weight of the copies left in each row."""
+    """Fill in the log-probabilities of a chunk; return the weight of the copies left in each row."""
     if copies.reads:
         out.zero_()
         for j in range(copies.number):

@@ -26,9 +26,7 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or z.is_meta)
 
 
-def large_mixture(
-    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
-) -> LogProbs:
+def large_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor) -> LogProbs:
     """Return the mixture's log-probabilities for rows ``z``, as in :func:`categorical_mixture`.
 
     They are computed at once where nothing is to be differentiated, and where they are read otherwise. ``z``

@@ -1,8 +1,8 @@
 """A large output of a classifier that is computed only where it is read.
 
 :class:`LazyLogProbs` has the shape and the type of the log-probabilities, but no numbers. A loss of hard
-targets, ``argmax`` and ``topk`` work through its rows in chunks; changes of shape return another one. Anything
-else reads the numbers, which are computed then, as :class:`LogProbs`.
+targets and ``argmax`` work through its rows in chunks; changes of shape return another one. Anything else reads the
+numbers, which are computed then, as :class:`LogProbs`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LazyLogProbs(LogProbs):
     def empty(z: Tensor, axis: int, classes: int, dtype: torch.dtype) -> LazyLogProbs:
         """Return an output for the inputs ``z``; :meth:`attach` completes it."""
         shape = [*z.shape[:axis], classes, *z.shape[axis + 1 :]]
-        return torch.Tensor._make_wrapper_subclass(LazyLogProbs, shape, dtype=dtype, device=z.device)  # type: ignore[attr-defined, no-any-return]
+        return torch.Tensor._make_wrapper_subclass(LazyLogProbs, shape, dtype=dtype, device=z.device)
 
     def attach(self, z: Tensor, axis: int, source: Source) -> LazyLogProbs:
         """Complete an output that has its place in the graph."""
@@ -62,9 +62,9 @@ class LazyLogProbs(LogProbs):
 
     def values(self) -> Tensor:
         """Return the numbers, without a graph; they are kept."""
-        return self.real().detach().as_subclass(Tensor)
+        return self.computed().detach().as_subclass(Tensor)
 
-    def real(self) -> LogProbs:
+    def computed(self) -> LogProbs:
         """Return the output as ordinary log-probabilities, with its place in the graph."""
         if self._real is None:
             with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -107,12 +107,16 @@ class LazyLogProbs(LogProbs):
         args, kwargs = tree_map(_real, (args, kwargs))
         result = func(*args, **kwargs)
         for x in lazy:
-            x.axis = x.real().axis  # None after a change in place
+            x.axis = x.computed().axis  # None after a change in place
         return result
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Compute the numbers for whatever comes here without a call of ``__torch_function__``."""
         if changes_values(func, kwargs or {}) or func._schema.is_mutable:
@@ -124,7 +128,7 @@ class LazyLogProbs(LogProbs):
 
 
 def _real(x: Any) -> Any:
-    return x.real() if isinstance(x, LazyLogProbs) else x
+    return x.computed() if isinstance(x, LazyLogProbs) else x
 
 
 def _numbers(x: Any) -> Any:
@@ -140,7 +144,9 @@ class _Real(torch.autograd.Function):
         assert axis is not None
         rest = [size for i, size in enumerate(lazy.z.shape) if i != axis]
         out = lazy.source.values(lazy.rows().detach(), rest)
-        return out if axis == len(rest) else out.movedim(-1, axis).clone(memory_format=torch.contiguous_format)
+        return (
+            out if axis == len(rest) else out.movedim(-1, axis).clone(memory_format=torch.contiguous_format)
+        )
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
@@ -254,12 +260,11 @@ def _log_softmax(
 def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> Any:
     if x._real is not None or dim is None or dim % x.ndim != x.axis:
         return NotImplemented
-    rest = [size for i, size in enumerate(x.shape) if i != x.axis]
     rows = x.rows().detach()
-    found = torch.cat([x.source.values(part).argmax(-1) for part in rows.split(ROWS)]) if len(rows) else None
-    if found is None:
+    if not len(rows):
         return NotImplemented
-    found = found.view(rest)
+    found = torch.cat([x.source.values(part).argmax(-1) for part in rows.split(ROWS)])
+    found = found.view([size for i, size in enumerate(x.shape) if i != x.axis])
     return found.unsqueeze(x.axis) if keepdim else found
 
 
@@ -283,6 +288,4 @@ _METADATA: set[Op] = {
 }  # fmt: skip
 """What can be answered without the numbers; properties are, but for those that return another tensor."""
 
-_VIEWS: set[Op] = {
-    getattr(_T, name).__get__ for name in ("T", "mT", "H", "mH", "data", "real", "imag")
-}
+_VIEWS: set[Op] = {getattr(_T, name).__get__ for name in ("T", "mT", "H", "mH", "data", "real", "imag")}
