@@ -1,8 +1,8 @@
 """A large output of a classifier that is computed only where it is read.
 
 :class:`LazyLogProbs` has the shape and the type of the log-probabilities, but no numbers. A loss of hard
-targets and ``argmax`` work through its rows in chunks; changes of shape return another one. Anything else reads the
-numbers, which are computed then, as :class:`LogProbs`.
+targets and ``argmax`` work through its rows in chunks; changes of shape return another one. Anything else
+reads the numbers, which are computed then, as :class:`LogProbs`.
 """
 
 from __future__ import annotations
