@@ -13,7 +13,7 @@ mixture's is the same times one number per row and copy, the responsibility
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import isfinite, log
+from math import log
 from typing import Any
 
 import torch
@@ -21,7 +21,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import HUGE, TINY, share_among, usable, zero_nonfinite, zero_unusable
+from ..finite import (
+    HUGE,
+    TINY,
+    alive_rows,
+    all_finite,
+    fail,
+    share_among,
+    usable,
+    zero_nonfinite,
+    zero_unusable,
+)
 from .mixture import refuse_second_derivative, wide
 
 __all__ = ["Gradients", "backward_of_mixture", "hard_nll", "log_mixture"]
@@ -127,7 +137,7 @@ class _Copies:
             torch.log_softmax(out, -1, out=out)
         else:
             out = F.linear(z, weight, bias).log_softmax(-1, dtype=self._room.dtype)
-        return out.masked_fill_(~out.amin(-1, keepdim=True).isfinite(), -torch.inf) if careful else out
+        return fail(out, alive_rows(out)) if careful else out
 
     def finite_weight(self, j: int) -> Tensor:
         """Return a copy's weights with 0 where they are not finite."""
@@ -198,7 +208,7 @@ def _hard_pass(
                         own.mul_(s)
                     own = own.to(z.dtype)
                     back[j] = check = own @ (copies.finite_weight(j) if careful else copies.weight[j])
-                if careful or isfinite(check.sum().item() + of_target.sum().item()):
+                if careful or all_finite((check.sum().item(), of_target.sum().item())):
                     break
                 suspects[j] = True
             if gradients is not None:
