@@ -24,6 +24,7 @@ ORDER = [
     "known_layers",
     "features",
     "averaging",
+    "watch",
     "tensors",
     "heads",
     "losses",
@@ -31,7 +32,6 @@ ORDER = [
 ORDER += [
     "clipping",
     "output_layer",
-    "watch",
     "model",
     "optim",
     "recalibration",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..tensors import LazyLogProbs, LogProbs
+from ..watch import version_of
 from .chunked import backward_of_mixture, hard_nll, log_mixture
 from .mixture import categorical_mixture, refuse_second_derivative, wide
 
@@ -47,7 +48,7 @@ class _Layer:
 
     def _present(self) -> list[tuple[int, int]]:
         tensors = [self.weight] if self.bias is None else [self.weight, self.bias]
-        return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
+        return [(version_of(tensor), tensor.data_ptr()) for tensor in tensors]
 
     def _check(self) -> None:
         if self._present() != self._versions:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import _reduction as _Reduction
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..watch import version_of
 from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, takes_all, whole
 from .outputs import LogProbs
 
@@ -78,7 +79,7 @@ class LazyLogProbs(LogProbs):
 
     def _unread(self) -> bool:
         """Return whether the inputs still determine the output: nothing has changed it or its graph."""
-        if self._real is not None and self._real._version != 0:
+        if self._real is not None and version_of(self._real) != 0:
             return False
         with torch._C.DisableTorchFunctionSubclass():
             return self.grad_fn is self._node and not self._backward_hooks and not self.retains_grad
