@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,15 +11,14 @@ from .provenance import unclean
 from .reading import read
 from .records import SUFFIX, Row, files_in, find_runs, read_rows, write_rows
 from .settings import Settings
-from .store import Run
+from .store import Run, file_name
 
 __all__ = ["experiment_file", "keep"]
 
 
 def experiment_file(settings: Settings) -> str:
     """Return the name of the file that holds the runs of an experiment."""
-    name = settings.experiment or f"{settings.task}-{settings.model}"
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") + SUFFIX
+    return file_name(settings.experiment or f"{settings.task}-{settings.model}") + SUFFIX
 
 
 def keep(roots: Iterable[Path], results: Path) -> tuple[int, list[str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from abc import abstractmethod
@@ -24,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from .errors import LabError
 
-__all__ = ["Run", "RunDirectory", "encode", "replace_file"]
+__all__ = ["Run", "RunDirectory", "encode", "file_name", "replace_file"]
 
 
 def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -54,6 +55,11 @@ def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
             raise
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def file_name(*words: str) -> str:
+    """Return a name that every file system allows."""
+    return re.sub(r"[^\w.-]+", "-", "-".join(word for word in words if word)).strip("-.")
 
 
 @contextmanager

@@ -183,6 +183,11 @@ class Experiment:
         lost = self.ended.loc[self.ended["diverged"], ["label", "seed", "diverged_at"]]
         return [f"{name}, seed {seed}: {divergence(step)}" for _, (name, seed, step) in lost.iterrows()]
 
+    @property
+    def note(self) -> str:
+        """A sentence about its historical runs, or nothing."""
+        return historical_note(self.ended)
+
     def records(self, name: str) -> list[Record]:
         """Return the runs of a label."""
         return list(self.runs.loc[self.runs["label"] == name, "record"])

@@ -18,7 +18,7 @@ from ..store import replace_file
 from .checks import Verdict
 from .exhibits import EXHIBITS, Exhibit
 
-__all__ = ["Shown", "file_name", "write_csv", "write_images", "write_index"]
+__all__ = ["Shown", "write_csv", "write_images", "write_index"]
 
 WIDTH = 1000
 HEAD = """# The paper's tables and figures, made again
@@ -45,11 +45,6 @@ class Shown:
     """Of the table's file."""
     note: str = ""
     """About historical runs."""
-
-
-def file_name(*words: str) -> str:
-    """Return a name that every file system allows."""
-    return re.sub(r"[^\w.-]+", "-", "-".join(word for word in words if word)).strip("-.")
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:

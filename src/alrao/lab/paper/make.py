@@ -16,10 +16,11 @@ from ..report.figure import ALRAO, BASELINE, LOG, Figure, ordered, panels
 from ..report.page import Section
 from ..runset import RunSet
 from ..settings import Settings
+from ..store import file_name
 from ..table import Experiment
 from .checks import CHECKS, Verdict, check_theorem
 from .exhibits import EXHIBITS, Exhibit
-from .files import Shown, file_name, write_csv, write_images, write_index
+from .files import Shown, write_csv, write_images, write_index
 from .params import counts
 from .theorem import Theorem, compute
 
@@ -98,7 +99,7 @@ def _shown(exhibit: Exhibit, section: Section) -> Shown:
         for name in exhibit.figures
         if name in named
     }
-    shown = Shown(exhibit, section.experiment.title, verdict, wanted, note=section.note)
+    shown = Shown(exhibit, experiment.title, verdict, wanted, note=experiment.note)
     if section.comparison is not None and exhibit.name in ("table1", "rl"):
         shown.name = file_name(exhibit.name, _subject(experiment))
         shown.table = [section.comparison.heads, *(line.cells for line in section.comparison.main)]

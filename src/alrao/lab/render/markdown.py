@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ..table import Experiment, historical_note
+from ..table import Experiment
 from ..values import spelled
 from .cells import behind, cells, columns, is_alrao, row_name
 from .commands import compare_command
@@ -76,8 +76,8 @@ def _section(experiment: Experiment) -> str:
         lines += table(["rate", *columns(measures), "seeds"], grid)
     if experiment.failures:
         lines += ["", "Failed: " + "; ".join(map(escaped, experiment.failures)) + "."]
-    if note := historical_note(experiment.ended):
-        lines += ["", note]
+    if experiment.note:
+        lines += ["", experiment.note]
     return "\n".join([*lines, "", *_paper(experiment), ""])
 
 

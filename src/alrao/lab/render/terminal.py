@@ -18,7 +18,7 @@ from alrao.model import posterior_bar
 from ..compare import Triangle
 from ..naming import divergence, label
 from ..runset import Planned, RunSet
-from ..table import Experiment, historical_note
+from ..table import Experiment
 from ..training import Moment
 from ..values import spelled
 from .cells import cells, columns, is_alrao, measure_text, row_name, value_text
@@ -174,7 +174,7 @@ def run_shown(runs: RunSet, jobs: int, console: Console) -> None:
 
 def comparison_table(experiment: Experiment) -> Table:
     """Return the rows of the paper's table, and every other method."""
-    note, failures = historical_note(experiment.ended), experiment.failures
+    note, failures = experiment.note, experiment.failures
     table = Table(
         title=Text(experiment.title),
         padding=(0, 1, 0, 0),  # without the left side, two measures fit into 80 columns

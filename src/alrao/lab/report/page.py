@@ -15,7 +15,7 @@ from ..errors import missing
 from ..reading import Reading
 from ..render.reported import HEADS, TABLE_1
 from ..store import replace_file
-from ..table import Experiment, experiments, historical_note
+from ..table import Experiment, experiments
 
 try:
     import jinja2
@@ -50,8 +50,6 @@ class Section:
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
-    note: str = ""
-    """About historical runs."""
     health_heads: list[str] = field(default_factory=list)
     health: list[list[Any]] = field(default_factory=list)
 
@@ -107,9 +105,7 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
         figure.id = f"{name}-{number}-{figure.name}"
     readable = any(figure.name == "features" for figure in figures)
     found = health(layers if readable else None)
-    return Section(
-        name, experiment, comparison(experiment), figures, historical_note(experiment.ended), *found
-    )
+    return Section(name, experiment, comparison(experiment), figures, *found)
 
 
 def write_report(
