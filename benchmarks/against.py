@@ -59,7 +59,8 @@ def run(workload: Workload, packages: list[ModuleType], optimizer: str, steps: i
         torch.manual_seed(1)
         model = package.Alrao(workload.net(workload.classes), workload.copies)
         running.append((model, getattr(package, optimizer)(model, **SETTINGS.get(optimizer, {})), []))
-    for turn in range(-6, steps // BLOCK):  # Auto's search takes 50 steps
+    warm_up = 6 if optimizer == "Auto" else 1  # turns: the search takes 50 steps
+    for turn in range(-warm_up, steps // BLOCK):
         for model, optimizer_, seconds in running:
             for i in range(BLOCK):
                 x, y = batches[i % len(batches)]

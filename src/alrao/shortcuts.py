@@ -2,7 +2,8 @@
 
 On a small network a step is a few dozen short operations, and what torch does around them in Python takes as
 long as the arithmetic. ``python benchmarks/shortcuts.py`` measures each one on the MLP of ``make bench``.
-What saves less than 3 % of a step is not here.
+Only those are here without which the MLP's row would be more than 3 % slower than before the package was
+divided into rooms.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def apply_as(kind: type[T], function: Any, *args: Any) -> T:
 
 
 def child_of(module: nn.Module, name: str) -> Any:
-    """Return a child of a module, without the failed look-ups that come before ``nn.Module.__getattr__``."""
+    """Return a child of a module, without the failed look-ups that come before ``nn.Module.__getattr__``.
+
+    With :func:`buffer_of` it saves 1.4 % of a step.
+    """
     return module._modules[name]
 
 
