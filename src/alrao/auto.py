@@ -18,6 +18,7 @@ from .optim.averaged import AveragedOptimizer, wide_dtype
 from .optim.checks import check_at_least_0
 from .optim.search import COPIES, RateSearch
 from .optim.update import GroupUpdate, rewind_
+from .rates import Interval
 
 __all__ = ["Auto"]
 
@@ -118,9 +119,16 @@ class Auto(AveragedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, as in torch; without an ``lr`` of their own they follow the search."""
         follows = "lr" not in param_group
-        super().add_param_group({**param_group, "follows": follows})
+        scale = param_group.get("lr_scale", 1.0)
+        super().add_param_group({**param_group, "follows": follows, "scale": scale})
         if follows:
-            self.set_interval(len(self.param_groups) - 1, body=self.search.interval())
+            self.set_interval(len(self.param_groups) - 1, body=self._interval_of(self.param_groups[-1]))
+
+    def _interval_of(self, group: dict[str, Any]) -> Interval:
+        """Return where the search has put the interval of a group that follows it."""
+        low, high = self.search.interval()
+        scale = group.get("scale", 1.0)
+        return low * scale, high * scale
 
     # The step.
 
@@ -193,13 +201,12 @@ class Auto(AveragedOptimizer):
 
     def _move(self) -> None:
         """Move the body's interval, and take back what features with a lower rate have moved too far."""
-        interval = self.search.interval()
         for i, group in enumerate(self.param_groups):
             if not group["follows"]:
                 continue
             moving = [p for p in group["params"] if "start" in self.state.get(p, {})]
             before = [self.rates(p) for p in moving]
-            self.set_interval(i, body=interval)
+            self.set_interval(i, body=self._interval_of(group))
             for p, rate in zip(moving, before, strict=True):
                 rewind_(p, self.state[p]["start"], self.rates(p) / rate)
         if self.search.over:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .finite import without_failed
 from .shortcuts import buffer_of
 
-__all__ = ["Averaging", "BayesianAverage", "Switch"]
+__all__ = ["Averaging", "BayesianAverage", "Switch", "posterior_bar"]
 
 
 class Averaging(nn.Module):
@@ -114,10 +114,11 @@ class Averaging(nn.Module):
         state = self._state
         self._buffers["_state"] = state.float()
         super()._apply(fn, recurse)
-        device = self._state.device
+        device, shared = self._state.device, self._state.is_shared()
         if state.is_meta and device.type != "meta":
             state = torch.tensor(self._prior(), dtype=torch.float64)
-        self._buffers["_state"] = state.to(device, torch.float32 if device.type == "mps" else torch.float64)
+        state = state.to(device, torch.float32 if device.type == "mps" else torch.float64)
+        self._buffers["_state"] = state.share_memory_() if shared else state
         return self
 
 
@@ -237,3 +238,9 @@ class Switch(Averaging):
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""
         return f"{self.copies}, theta={self.theta}"
+
+
+def posterior_bar(weights: Tensor) -> str:
+    """Return weights between 0 and 1 as a row of bars, one for each."""
+    levels = " ▁▂▃▄▅▆▇█"
+    return "".join(levels[min(8, int(8 * weight + 0.999))] for weight in weights.tolist())

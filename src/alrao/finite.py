@@ -23,6 +23,7 @@ __all__ = [
     "all_finite",
     "fail",
     "finite_gradient",
+    "finite_module",
     "in_range",
     "keep_finite_",
     "share_among",
@@ -114,6 +115,13 @@ def share_among(alive: Tensor, weights: Tensor, dim: int) -> Tensor:
     """Return ``weights`` with 0 for the failed; the others, if any, are scaled to sum to 1 along ``dim``."""
     weights = weights * alive
     return weights / weights.sum(dim, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def finite_module(module: nn.Module) -> bool:
+    """Return whether all parameters and buffers of a module are finite."""
+    tensors = [*module.parameters(), *module.buffers()]
+    known = (tensor for tensor in tensors if not tensor.is_meta)
+    return all(bool(tensor.isfinite().all()) for tensor in known)
 
 
 # Gradients.

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
-from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from .averaging import Averaging, Switch
+from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
 from .finite import FiniteStatistics
 from .heads import LINEAR_HEADS, AdaptiveHead, Head
-from .output_layer import choose, declare_untied, names_of, tied_elsewhere, verify
-from .shortcuts import child_of
+from .output_layer import check_collapsed, choose, names_of, tied_elsewhere, verify
 from .warn import warn
 from .watch import StepWatch
+from .wrapper import Wrapper, copied_state
 
-__all__ = ["Alrao", "posterior_bar", "unwrap"]
+__all__ = ["Alrao", "unwrap"]
 
 DEFAULT_COPIES = 10
 
 
-class Alrao(nn.Module):
+class Alrao(Wrapper):
     r"""A network whose output layer is replaced by a head: copies of it, averaged by a posterior.
 
     The output of a classifier is the log-probability of the mixture,
@@ -125,14 +123,10 @@ class Alrao(nn.Module):
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
         # A refused network is left as it was: it changes last.
-        self.net = net
-        if name:
-            for each in names_of(net, layer):
-                net.set_submodule(each, head)
-        else:
-            self.net = head
+        for each in names_of(net, layer) if name else ():
+            net.set_submodule(each, head)
         self.__dict__["head"] = head  # not a second child: the network has it already
-        self._show_signature()
+        self.stand_for(net if name else head)
 
     # The user's network, reachable through the wrapper.
 
@@ -147,7 +141,7 @@ class Alrao(nn.Module):
         if not self.training and self.head.training_weights:
             self._warn_of_training_weights()
         if self._verified:
-            return child_of(self, "net")(*args, **kwargs)
+            return self.net(*args, **kwargs)
         with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
             out = self.net(*args, **kwargs)
             seen.append(out)
@@ -167,36 +161,23 @@ class Alrao(nn.Module):
         if self._watch is not None:
             self._watch = None
 
-    def _show_signature(self) -> None:
-        # Tools read forward's signature to learn what the network takes: show them the network's.
-        plain = type(self).forward
-        forward = FunctionType(plain.__code__, plain.__globals__, "forward", None, plain.__closure__)
-        try:
-            inner = inspect.signature(self.net.forward)
-        except (TypeError, ValueError):  # compiled code has none
-            return
-        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        if "self" not in inner.parameters:
-            forward.__signature__ = inner.replace(parameters=[this, *inner.parameters.values()])  # type: ignore[attr-defined]
-        forward.__doc__ = self.net.forward.__doc__
-        self.__dict__["forward"] = MethodType(forward, self)
-
     def __getstate__(self) -> dict[str, Any]:
-        left = ("forward", "_averager", "_watch")
+        left = ("_averager", "_watch")
+        self.finite_statistics.restore()
         return {key: value for key, value in super().__getstate__().items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._watch = StepWatch()
-        self._show_signature()
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "net":  # not there yet
-                raise
-            return getattr(self.net, name)
+    def __setattr__(self, name: str, value: Any) -> None:
+        head = self.__dict__.get("head")
+        if head is not None and isinstance(value, nn.Module) and self._modules.get(name) is head:
+            raise AttributeError(
+                f"{name!r} is the output layer, in whose place the copies are: to replace it, change the "
+                "network before alrao.Alrao(net), or convert it again after model.collapse()"
+            )
+        super().__setattr__(name, value)
 
     # The copies and their posterior.
 
@@ -229,12 +210,17 @@ class Alrao(nn.Module):
         """
         return clip_grads_(self.body_parameters(), list(self.head.parameters()), max_norm, norm_type)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state, as in torch, under the names of the network; running statistics are finite."""
+        self.finite_statistics.restore()
+        return super().state_dict(*args, **kwargs)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
         super().zero_grad(set_to_none)
         self.head.evidence.grad = None
 
-    def train(self, mode: bool = True) -> Alrao:
+    def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode, as in torch; running statistics are made finite.
 
         Under :class:`Auto`, the parameters hold the averaged weights in evaluation mode, and the training
@@ -281,7 +267,8 @@ class Alrao(nn.Module):
         Under :class:`Auto` it has the averaged weights, in either mode.
 
         Where the output layer was tied to an embedding, the ``config`` of a Hugging Face model is set to
-        untied, so that ``save_pretrained`` and ``from_pretrained`` keep both.
+        untied, so that ``save_pretrained`` and ``from_pretrained`` keep both; for other networks a warning
+        is issued.
 
         Args:
             mixture: by default the copy with the highest posterior becomes the output layer, and the network
@@ -292,20 +279,27 @@ class Alrao(nn.Module):
         optimizer = self._averaging_optimizer()
         if optimizer is None and head.training_weights:
             self._warn_of_training_weights()
+        self.finite_statistics.restore()
         with torch.no_grad(), nullcontext() if optimizer is None else optimizer.averaged():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
             layer.train(head.training)
             memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
             plain = copy.deepcopy(self.net, memo)
-        if self._untied:
-            declare_untied(plain, self.output_name)
+        check_collapsed(plain, self.output_name, untied=self._untied, masked=head.masked)
         return plain
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load a state, as in torch. A state that does not fit raises an error and changes nothing."""
-        own = self.state_dict()
+        """Load a state, as in torch. A state that does not fit raises an error and changes nothing.
+
+        The state of the network before its conversion is accepted too: its output layer goes into every
+        copy, and the posterior becomes uniform.
+        """
+        own, state_dict = self.state_dict(), copied_state(state_dict)
+        self.translate(state_dict)
+        for name in names_of(self.net, self.head):
+            self.head.adopt(state_dict, f"{name}." if name else "")
         wrong = [
             f"{key}: {tuple(value.shape)}, expected {tuple(own[key].shape)}"
             for key, value in state_dict.items()
@@ -344,9 +338,10 @@ class Alrao(nn.Module):
     register_full_backward_pre_hook = register_full_backward_hook
 
     def extra_repr(self) -> str:
-        """Return the posterior as a row of bars, lowest rate first."""
+        """Return the network's type, and the posterior as a row of bars, lowest rate first."""
         weights = self.head.averaging.weights
-        return "posterior: (on meta)" if weights.is_meta else f"posterior: |{posterior_bar(weights)}|"
+        bar = "(on meta)" if weights.is_meta else f"|{posterior_bar(weights)}|"
+        return f"{type(self.net).__name__}, posterior: {bar}"
 
 
 def unwrap(model: nn.Module) -> Alrao:
@@ -365,12 +360,6 @@ def unwrap(model: nn.Module) -> Alrao:
         f"alrao's optimizers take the model itself, not its parameters, got {type(model).__name__}: write "
         "alrao.SGD(model); parameter groups go into params="
     )
-
-
-def posterior_bar(weights: Tensor) -> str:
-    """Return weights between 0 and 1 as a row of bars, one for each."""
-    levels = " ▁▂▃▄▅▆▇█"
-    return "".join(levels[min(8, int(8 * weight + 0.999))] for weight in weights.tolist())
 
 
 def _check_net(net: nn.Module) -> None:

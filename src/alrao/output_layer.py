@@ -12,9 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .finite import finite_module
 from .tensors import LogProbs, Prediction
+from .warn import warn
 
-__all__ = ["candidates", "choose", "declare_untied", "names_of", "tied_elsewhere", "verify"]
+__all__ = [
+    "candidates",
+    "check_collapsed",
+    "choose",
+    "declare_untied",
+    "names_of",
+    "tied_elsewhere",
+    "verify",
+]
 
 _HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
 
@@ -150,11 +160,12 @@ def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
     ]
 
 
-def declare_untied(net: nn.Module, output: str) -> None:
-    """Set the configuration of a Hugging Face model to untied.
+def declare_untied(net: nn.Module, output: str) -> bool:
+    """Set the configuration of a Hugging Face model to untied; return whether there is one.
 
     Otherwise the embedding's weights would replace those of the output layer when the model is loaded.
     """
+    found = False
     parts = output.split(".")
     for depth in range(len(parts)):
         config: Any = getattr(net.get_submodule(".".join(parts[:depth])), "config", None)
@@ -162,6 +173,32 @@ def declare_untied(net: nn.Module, output: str) -> None:
         for each in (config, nested):
             if getattr(each, "tie_word_embeddings", None) is True:
                 each.tie_word_embeddings = False
+                found = True
+    return found
+
+
+def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) -> None:
+    """Warn of a collapsed network that would be wrong without an error.
+
+    Args:
+        plain: the network.
+        name: its output layer.
+        untied: whether that was tied to other weights before the conversion.
+        masked: whether the copies ignored features in the last evaluation.
+    """
+    if untied and not declare_untied(plain, name):
+        warn(
+            f"the output layer {name!r} of the collapsed network has its own weights, and that of the "
+            "original network was tied: loading this state there raises no error, and the outputs are "
+            f"wrong. Untie it first: net.{name}.weight = nn.Parameter(net.{name}.weight.detach().clone())"
+        )
+    if masked or not finite_module(plain):
+        warn(
+            "the collapsed network returns numbers that are not finite where the mixture does not: in "
+            "the last evaluation the output layer got features that are not finite or too large, which "
+            "the copies ignore and a plain layer does not. Train longer, or lower the upper end of the "
+            "interval"
+        )
 
 
 @contextmanager

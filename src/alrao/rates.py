@@ -23,6 +23,7 @@ __all__ = [
     "as_distribution",
     "describe",
     "rebuild",
+    "scaled",
 ]
 
 Interval: TypeAlias = tuple[float, float]
@@ -256,6 +257,23 @@ def as_distribution(lr: Rate) -> RateDistribution:
             f"{lr!r}"
         )
     return Constant(lr)
+
+
+def scaled(distribution: RateDistribution, factor: float) -> RateDistribution:
+    """Return a distribution of ``factor`` times the rates."""
+    if factor == 1:
+        return distribution
+    _check_rate("lr_scale", factor)
+    if isinstance(distribution, _Variant):
+        return type(distribution)(scaled(distribution.inner, factor))
+    if isinstance(distribution, Constant | Bernoulli):
+        return dataclasses.replace(distribution, lr=distribution.lr * factor)
+    if (interval := distribution.interval) is not None:
+        return distribution.on((interval[0] * factor, interval[1] * factor))
+    raise ValueError(
+        f"lr_scale={factor:g} cannot scale the rates of {distribution!r}, which has no interval: give the "
+        "group its own lr, and leave lr_scale out"
+    )
 
 
 # For checkpoints: a distribution as plain values, and back.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from .averaging import posterior_bar
 from .features import features_of
-from .model import posterior_bar, unwrap
+from .model import unwrap
 from .optim import AlraoOptimizer
 
 __all__ = ["summary"]
@@ -23,7 +24,7 @@ def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
     names = {module: name for name, module in alrao.net.named_modules()}
     rows = [("layer", "type", "features", "rates", "parameters", "with Alrao")]
     before = after = features = 0
-    for module, numbers in features_of(alrao):
+    for module, numbers in features_of(alrao.net):
         own = [p for name, p in module.named_parameters(recurse=False) if name in numbers]
         count = len({int(n) for number in numbers.values() for n in number.flatten().tolist()})
         size = sum(p.numel() for p in own)

@@ -49,7 +49,7 @@ def digits():
 
 def not_finite(model, optimizer):
     """What is not finite: in the body, its running statistics, its optimizer's state, the posterior."""
-    head = f"net.{model.output_name}."
+    head = f"{model.output_name}."
     tensors = {name: value for name, value in model.state_dict().items() if not name.startswith(head)}
     tensors["posterior"] = model.posterior
     for p in model.body_parameters():

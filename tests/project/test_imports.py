@@ -32,6 +32,7 @@ ORDER = [
 ORDER += [
     "clipping",
     "output_layer",
+    "wrapper",
     "model",
     "optim",
     "recalibration",

@@ -42,8 +42,13 @@ class AdaptiveHead(Head):
         super().__init__(averaging, next(layer.parameters()))
         self.in_features, self.n_classes = layer.in_features, layer.n_classes
         self.cutoffs, self.div_value, self.has_head_bias = layer.cutoffs, layer.div_value, layer.head_bias
+        self._plain_names = {name.replace(".", "_"): name for name, _ in layer.named_parameters()}
         for name, parameter in layer.named_parameters():
             self.register_parameter(name.replace(".", "_"), stacked(parameter, self.copies, keep))
+
+    def plain_name(self, name: str) -> str:
+        """Return what a parameter of the head is called in the layer that it replaces."""
+        return self._plain_names[name]
 
     def forward(self, z: Tensor, target: Tensor) -> AdaptiveOutput:
         """Return the log-probability of each ``target`` under the mixture, and the mean negative of it."""
@@ -58,6 +63,7 @@ class AdaptiveHead(Head):
             raise ValueError(
                 f"targets must lie in [0, {self.n_classes - 1}], got {target.min()}..{target.max()}"
             )
+        self.look_at(z)
         z = zero_unusable(z)
         parameters: dict[str, Tensor] = dict(self.named_parameters(recurse=False))
         # A copy with a parameter that is not finite has failed: its numbers must not touch the others'.

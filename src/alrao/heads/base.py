@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ..averaging import Averaging
 from ..evidence import new_leaf
 from ..features import register_features
+from ..finite import usable
 
 __all__ = ["Head", "stacked"]
 
@@ -57,12 +59,50 @@ class Head(nn.Module):
         if self.training_weights and prefix[:-1] in metadata:
             metadata[prefix[:-1]]["training_weights"] = True
 
+    _unusable: Tensor | None = None
+    """Whether features were not usable in the last evaluation; on the device, to be read later."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether the copies ignored features that are not finite or too large in the last evaluation."""
+        return self._unusable is not None and bool(self._unusable)
+
+    def look_at(self, z: Tensor) -> None:
+        """Remember, in evaluation mode, whether there are features that the copies must ignore."""
+        if not (self.training or z.is_meta or torch.compiler.is_compiling()):
+            self.__dict__["_unusable"] = usable(z).all().logical_not()
+
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
     ) -> None:
+        self.adopt(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         self.loads += 1
         self.training_weights = bool(local_metadata.get("training_weights"))
+        self.__dict__.pop("_unusable", None)
+
+    def adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Turn the state of the plain layer, if there is one under a prefix, into that of the copies.
+
+        Every copy gets the layer's values, and the posterior becomes uniform.
+        """
+        if any(key.startswith(f"{prefix}averaging.") for key in state_dict):
+            return
+        found = 0
+        for name, parameter in self.named_parameters(recurse=False):
+            value = state_dict.get(prefix + self.plain_name(name))
+            if isinstance(value, Tensor) and value.numel() == parameter[0].numel():
+                state_dict.pop(prefix + self.plain_name(name))
+                state_dict[prefix + name] = value.reshape(parameter.shape[1:]).expand(parameter.shape).clone()
+                found += 1
+        if found:
+            uniform = copy.deepcopy(self.averaging)
+            uniform.reset()
+            state_dict.update(uniform.state_dict(prefix=f"{prefix}averaging."))
+
+    def plain_name(self, name: str) -> str:
+        """Return what a parameter of the head is called in the layer that it replaces."""
+        return name
 
     @torch.no_grad()
     def make_alike(self) -> None:
@@ -83,8 +123,11 @@ class Head(nn.Module):
         return self.evidence.detach()
 
     def __getstate__(self) -> dict[str, Any]:
-        # As for parameters, a copy does not take the gradient along.
-        return {**super().__getstate__(), "evidence": self.evidence.detach().clone().requires_grad_()}
+        # As for parameters, a copy does not take the gradient along. Its storage is the leaf's, which
+        # outlives this call, so that another process can open it.
+        state = {**super().__getstate__(), "evidence": self.evidence.detach().requires_grad_()}
+        state.pop("_unusable", None)
+        return state
 
     def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
         """Return the log-likelihoods of a batch as the posterior is to see them."""

@@ -6,14 +6,14 @@ from abc import abstractmethod
 from math import inf
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..averaging import Averaging
-from ..finite import alive, fail, share_among, without_failed, zero_nan, zero_nonfinite
+from ..finite import alive, share_among, without_failed, zero_nonfinite
 from ..shortcuts import child_of, inside_functional_transform
 from ..tensors import Members, Prediction
 from .base import Head, stacked
+from .exported import MixtureOfClassifiers, mixture_logit
 from .large import is_large, large_mixture
 from .members import shared_linear, watched
 from .mixture import categorical_mixture, wide
@@ -69,6 +69,8 @@ class LinearHead(Head):
             z = (z[None] if unbatched else z).movedim(1, -1)
         if z.shape[-1] != inputs:
             raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
+        if not self.training:
+            self.look_at(z)
         rows = z if z.ndim == 2 else z.reshape(-1, inputs)
         out = self._autocast(rows, weight, bias) if _autocasts(z) else self._rows(rows, weight, bias)
         if z.ndim != 2:
@@ -134,7 +136,9 @@ class CategoricalHead(LinearHead):
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns log-probabilities."""
-        return MixtureOfClassifiers(self)
+        return MixtureOfClassifiers(
+            self.weight, self.bias, self.averaging.weights, self.likelihood, self.spatial
+        )
 
 
 class GaussianHead(LinearHead):
@@ -186,48 +190,11 @@ class BernoulliHead(GaussianHead):
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns its logit."""
-        return MixtureOfClassifiers(self)
+        return MixtureOfClassifiers(
+            self.weight, self.bias, self.averaging.weights, self.likelihood, self.spatial
+        )
 
 
 LINEAR_HEADS: dict[str, type[LinearHead]] = {
     head.likelihood: head for head in (CategoricalHead, GaussianHead, BernoulliHead)
 }
-
-
-def mixture_logit(logits: Tensor, a: Tensor) -> Tensor:
-    """Return the logit of a mixture of Bernoulli distributions, copies first, without failed ones."""
-    log_a = fail(a.log().view([-1] + [1] * (logits.ndim - 1)), alive(logits))
-    logits = zero_nonfinite(logits)
-    yes, no = ((F.logsigmoid(x) + log_a).logsumexp(0) for x in (logits, -logits))
-    return zero_nan(yes - no)
-
-
-class MixtureOfClassifiers(nn.Module):
-    """A trained mixture as a plain layer, with the copies that have weight."""
-
-    weight: Tensor
-    bias: Tensor
-    a: Tensor
-
-    def __init__(self, head: LinearHead) -> None:
-        super().__init__()
-        self.likelihood = head.likelihood
-        self.spatial = head.spatial
-        living = head.averaging.weights > 0
-        bias = head.weight.new_zeros(head.weight.shape[:2]) if head.bias is None else head.bias
-        self.weight = nn.Parameter(head.weight.detach()[living])
-        self.bias = nn.Parameter(bias.detach()[living])
-        self.register_buffer("a", head.averaging.weights[living].to(head.weight))
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return log-probabilities of the classes, or the logits of the labels."""
-        channels = z.ndim - 1 - self.spatial  # where they are: unbatched images have no axis before them
-        z = z.movedim(channels, -1) if self.spatial else z
-        logits = F.linear(z, self.weight.flatten(0, 1), self.bias.flatten())
-        logits = logits.unflatten(-1, self.weight.shape[:2]).movedim(-2, 0)
-        if self.likelihood == "bernoulli":
-            out = mixture_logit(logits, self.a)
-        else:
-            log_a = self.a.log().view([-1] + [1] * (logits.ndim - 1))
-            out = (logits.log_softmax(-1) + log_a).logsumexp(0)
-        return out.movedim(-1, channels) if self.spatial else out

@@ -14,7 +14,17 @@ from torch.optim import Optimizer
 from .. import evidence as reports
 from ..finite import in_range, zero_unusable
 from ..model import unwrap
-from ..rates import Constant, Interval, LogUniform, Rate, RateDistribution, Redrawn, as_distribution, describe
+from ..rates import (
+    Constant,
+    Interval,
+    LogUniform,
+    Rate,
+    RateDistribution,
+    Redrawn,
+    as_distribution,
+    describe,
+    scaled,
+)
 from ..shortcuts import child_of, mark_only_if_watched, profiler_is_on
 from ..warn import warn
 from . import checkpoint
@@ -58,7 +68,7 @@ class AlraoOptimizer(Optimizer):
         self._lr = as_distribution(lr)
         self._seed = self._common_seed(generator)
         self._device = self.model.head.evidence.device
-        self._places = FeaturePlaces(self.model)
+        self._places = FeaturePlaces(self.model.net)
         self._head_params = set(self.model.head.parameters())
         self._factors: FactorWatch | None = FactorWatch()
         self.rates_of_groups: list[GroupRates] = []
@@ -86,9 +96,13 @@ class AlraoOptimizer(Optimizer):
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model, as in torch; ``lr`` is an interval, a distribution or a number."""
+        """Add parameters of the model, as in torch; ``lr`` is an interval, a distribution or a number.
+
+        A group's ``lr_scale`` (timm) multiplies its rates, and leaves it: no scheduler applies it again.
+        """
         group = dict(param_group)
         distribution = as_distribution(group.pop("lr")) if "lr" in group else self._lr
+        distribution = scaled(distribution, group.pop("lr_scale", 1.0))
         distribution.draw(0), distribution.grid(self.model.head.copies)  # a user's own may fail: here
         super().add_param_group(group)
         group = self.param_groups[-1]

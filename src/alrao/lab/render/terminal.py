@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import alrao
-from alrao.model import posterior_bar
+from alrao.averaging import posterior_bar
 
 from ..compare import Triangle
 from ..naming import divergence, label

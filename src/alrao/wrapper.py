@@ -1,0 +1,160 @@
+"""A module that stands for a network: the same parameters, children and names, the same signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, MethodType
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+__all__ = ["Wrapper", "copied_state"]
+
+SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""What torch keeps of a module and the wrapper has in common with its network: the very same containers."""
+
+FORMER = "net."
+"""What names in a ``state_dict`` began with before the first release."""
+
+
+class Wrapper(nn.Module):
+    """A module whose parameters, buffers, children and plain attributes are those of ``net``.
+
+    Names are the network's own, in ``named_parameters()`` and in ``state_dict()``, so that tools that go by
+    names, and checkpoints of the network, work with either. An attribute that is set reaches the network,
+    unless the wrapper has one of that name; a new one that starts with an underscore stays with the wrapper.
+    """
+
+    net: nn.Module
+    """The network."""
+
+    def stand_for(self, net: nn.Module) -> None:
+        """Take the parameters, children and names of a network."""
+        self.__dict__["net"] = net
+        for name in SHARED:
+            self.__dict__[name] = net.__dict__[name]
+        self._show_signature()
+
+    def _show_signature(self) -> None:
+        # Tools read forward's signature to learn what the network takes: show them the network's.
+        plain = type(self).forward
+        forward = FunctionType(plain.__code__, plain.__globals__, "forward", None, plain.__closure__)
+        try:
+            inner = inspect.signature(self.net.forward)
+        except (TypeError, ValueError):  # compiled code has none
+            return
+        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if "self" not in inner.parameters:
+            forward.__signature__ = inner.replace(parameters=[this, *inner.parameters.values()])  # type: ignore[attr-defined]
+        forward.__doc__ = self.net.forward.__doc__
+        self.__dict__["forward"] = MethodType(forward, self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = {"forward", *SHARED}
+        return {key: value for key, value in super().__getstate__().items() if key not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({key: value for key, value in state.items() if key != "net"})
+        self.stand_for(state["net"])
+
+    # Attributes.
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "net" not in self.__dict__:  # not there yet
+                raise
+            return getattr(self.net, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        net = self.__dict__.get("net")
+        if net is None:
+            super().__setattr__(name, value)
+        elif name in self.__dict__ or hasattr(type(self), name):
+            if isinstance(value, nn.Module | nn.Parameter):
+                raise AttributeError(
+                    f"{name!r} is an attribute of {type(self).__name__} itself: set that of the network, "
+                    f"model.net.{name}, before it is converted"
+                )
+            if name == "training":
+                net.training = value
+            object.__setattr__(self, name, value)
+        elif isinstance(value, nn.Module | nn.Parameter) or hasattr(net, name) or not name.startswith("_"):
+            setattr(net, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            object.__delattr__(self, name)
+        else:
+            delattr(self.net, name)
+
+    # What torch does module by module, and a network may do in its own way.
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Return all modules as in torch: this one, and those of the network under their own names."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.net.named_modules(memo, prefix, remove_duplicate)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        """Apply a function to every module of the network, as in torch."""
+        self.net.apply(fn)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self.net._apply(fn) if recurse else self.net._apply(fn, recurse)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode, as in torch."""
+        self.net.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state, as in torch, under the names of the network."""
+        if type(self.net).state_dict is not nn.Module.state_dict:
+            return self.net.state_dict(*args, **kwargs)
+        return super().state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.net._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.translate(state_dict, prefix)
+        self.net._load_from_state_dict(state_dict, prefix, *args)
+
+    def translate(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Give a state whose names have a former prefix the present names."""
+        own = [key for key in state_dict if key.startswith(prefix)]
+        former = prefix + FORMER
+        if FORMER[:-1] not in self._modules and own and all(key.startswith(former) for key in own):
+            for key in own:
+                state_dict[prefix + key.removeprefix(former)] = state_dict.pop(key)
+
+
+def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state whose names can be changed, with torch's metadata."""
+    copied = OrderedDict(state_dict)
+    if hasattr(state_dict, "_metadata"):
+        copied._metadata = state_dict._metadata  # type: ignore[attr-defined]
+    return copied
