@@ -196,12 +196,10 @@ def test_runs_are_made_once_and_end_as_files(tmp_path, no_images, monkeypatch):
 
 
 def test_without_a_browser_the_error_says_what_is_needed(tmp_path, monkeypatch, found):
-    kaleido = pytest.importorskip("kaleido")
+    pytest.importorskip("kaleido")
+    from choreographer.browsers.chromium import Chromium
 
-    def fail(*args, **kwargs):
-        raise RuntimeError("no browser")
-
-    monkeypatch.setattr(kaleido, "Kaleido", fail)
+    monkeypatch.setattr(Chromium, "find_browser", lambda **_: None)
     with pytest.raises(LabError, match="need Chromium or Chrome"):
         files.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
 

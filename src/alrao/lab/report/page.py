@@ -78,7 +78,31 @@ class Report:
 
     def html(self) -> str:
         """Return the page."""
-        return _render(self)
+        environment = jinja2.Environment(
+            loader=jinja2.FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8")),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        figures = [figure for section in self.sections for figure in section.figures] + self.extra
+        for number, figure in enumerate(self.extra, 1):
+            figure.id = f"x{number}-{figure.name}"
+        source = files(__package__)
+        return environment.get_template("page.html.j2").render(
+            report=self,
+            made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            version=__version__,
+            table_1=TABLE_1,
+            paper_heads=HEADS,
+            listed=self.left_out[:LISTED],
+            unlisted=max(0, len(self.left_out) - LISTED),
+            style=Markup(source.joinpath("page.css").read_text("utf-8")),
+            script=Markup(source.joinpath("page.js").read_text("utf-8")),
+            plotly=Markup(plotly.offline.get_plotlyjs()),
+            drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
+            themes=Markup(_script_json(THEMES)),
+        )
 
 
 def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]) -> Section:
@@ -163,33 +187,5 @@ def _drawing(figure: Figure) -> dict[str, Any]:
         "layout": figure.plot.layout,
         "wide": figure.plot.wide,
         "narrow": figure.plot.narrow,
-        "start": [patch for control in figure.controls for patch in [control.choices[0][1]]],
+        "start": [control.choices[0][1] for control in figure.controls],
     }
-
-
-def _render(report: Report) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8")),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    figures = [figure for section in report.sections for figure in section.figures] + report.extra
-    for number, figure in enumerate(report.extra, 1):
-        figure.id = f"x{number}-{figure.name}"
-    source = files(__package__)
-    return environment.get_template("page.html.j2").render(
-        report=report,
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        version=__version__,
-        table_1=TABLE_1,
-        paper_heads=HEADS,
-        listed=report.left_out[:LISTED],
-        unlisted=max(0, len(report.left_out) - LISTED),
-        style=Markup(source.joinpath("page.css").read_text("utf-8")),
-        script=Markup(source.joinpath("page.js").read_text("utf-8")),
-        plotly=Markup(plotly.offline.get_plotlyjs()),
-        drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
-        themes=Markup(_script_json(THEMES)),
-    )
