@@ -12,7 +12,7 @@ CORE := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl pages suite test test-slow test-core lint workflows types unit coverage \
+.PHONY: help env demo results results-rl pages suite compatibility test test-slow test-core lint workflows types unit coverage \
   format bench docs docs-serve build release clean
 
 # Every method, for the tables of the documentation.
@@ -53,6 +53,9 @@ pages: $(STAMP) ## write docs/results.md, the table of docs/comparison.md and th
 	$(BIN)/alrao table $(PAGE:%=results/%.jsonl.xz) --markdown docs/results.md
 	$(BIN)/python tools/comparison.py
 	$(BIN)/python tools/hero.py
+
+compatibility: $(STAMP) ## try the networks of docs/compatibility.md (an hour or two, resumable; needs alrao[networks])
+	$(BIN)/python tools/compatibility.py --retry
 
 suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO_DATA)
 	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS) --to-keep

@@ -16,8 +16,17 @@ from torch.nn.utils.parametrize import is_parametrized
 from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
 from .finite import FiniteStatistics
-from .heads import LINEAR_HEADS, AdaptiveHead, Head
-from .output_layer import check_collapsed, choose, names_of, tied_elsewhere, verify
+from .heads import LINEAR_HEADS, AdaptiveHead, Head, LinearHead
+from .output_layer import (
+    OutputChangedError,
+    Snapshot,
+    check_collapsed,
+    choose,
+    names_of,
+    tied_elsewhere,
+    verify,
+)
+from .tensors import trail
 from .warn import warn
 from .watch import StepWatch
 from .wrapper import Wrapper, copied_state
@@ -142,9 +151,7 @@ class Alrao(Wrapper):
             self._warn_of_training_weights()
         if self._verified:
             return self.net(*args, **kwargs)
-        with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
-            out = self.net(*args, **kwargs)
-            seen.append(out)
+        out = self._first_forward(args, kwargs)
         self._verified = True
         return out
 
@@ -160,6 +167,34 @@ class Alrao(Wrapper):
         """Learn that an optimizer of alrao has stepped, as it must; see :class:`alrao.watch.StepWatch`."""
         if self._watch is not None:
             self._watch = None
+
+    def _first_forward(self, args: Any, kwargs: Any) -> Any:
+        """Return the output, after a look at what the network does with its output layer's outputs."""
+        start = Snapshot(self.net)
+        try:
+            return self._watched_forward(args, kwargs)
+        except OutputChangedError as refusal:
+            followed_by = trail.places()
+            if not followed_by or not isinstance(self.head, LinearHead) or self.head.spread:
+                raise
+            start.restore()
+            self.head.spread = True
+            try:
+                out = self._watched_forward(args, kwargs)
+            except OutputChangedError:
+                self.head.spread = False
+                raise refusal from None
+        warn(
+            f"the output layer {self.output_name!r} is followed by {followed_by[0]}: each of the "
+            f"{self.head.copies} copies goes through the rest of the network, which is exact but takes "
+            "longer. The output is logits, not log-probabilities"
+        )
+        return out
+
+    def _watched_forward(self, args: Any, kwargs: Any) -> Any:
+        with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
+            seen.append(self.net(*args, **kwargs))
+        return seen[0]
 
     def __getstate__(self) -> dict[str, Any]:
         left = ("_averager", "_watch")

@@ -12,11 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from . import evidence as reports
 from .finite import finite_module
-from .tensors import LogProbs, Prediction
+from .heads import LinearHead
+from .tensors import LogProbs, Prediction, Spread, trail
 from .warn import warn
 
 __all__ = [
+    "OutputChangedError",
+    "Snapshot",
     "candidates",
     "check_collapsed",
     "choose",
@@ -41,14 +45,17 @@ def can_be_output(module: nn.Module) -> bool:
     if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return False
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        ones = (1,) * len(module.kernel_size)
-        return (
-            module.kernel_size == ones
-            and module.stride == ones
-            and module.groups == 1
-            and module.padding in ("valid", "same", (0,) * len(ones))
-        )
+        return module.groups == 1 and (module.padding_mode == "zeros" or not _looks_further(module))
     return True
+
+
+def _looks_further(module: nn.Module) -> bool:
+    """Return whether a layer is a convolution that is no linear layer at every place."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return False
+    ones = (1,) * len(module.kernel_size)
+    plain_padding = module.padding in ("valid", "same", (0,) * len(ones))
+    return not (module.kernel_size == ones and module.stride == ones and plain_padding)
 
 
 def _computes_a_linear_layer(module: nn.Module) -> bool:
@@ -87,7 +94,10 @@ def qualified(module: nn.Module) -> str:
 
 
 def candidates(net: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers that could be the output, by dotted name, in order of registration."""
+    """Return the layers that could be the output, by dotted name, in order of registration.
+
+    A convolution that looks further than one place is one only in a network without linear layers.
+    """
     found: dict[str, nn.Module] = {}
     inside_adaptive: set[nn.Module] = set()
     for name, module in net.named_modules():
@@ -96,6 +106,8 @@ def candidates(net: nn.Module) -> dict[str, nn.Module]:
             found[name] = module
         elif module not in inside_adaptive and can_be_output(module):
             found[name] = module
+    if any(not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in found.values()):
+        found = {name: module for name, module in found.items() if not _looks_further(module)}
     return found
 
 
@@ -106,16 +118,24 @@ def listed(found: dict[str, nn.Module]) -> str:
     return "\n".join(rows[:12]) + more
 
 
+def _outside_base(net: nn.Module, found: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the candidates outside the base of a Hugging Face model, which may be registered last."""
+    base = getattr(net, "base_model_prefix", None)
+    if not base or not isinstance(base, str):
+        return found
+    return {name: module for name, module in found.items() if not name.startswith(f"{base}.")}
+
+
 def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Module]:
     """Return the output layer and its dotted name: the one asked for, or the last candidate."""
     found = candidates(net)
     if output is None:
         if not found:
             raise ValueError(
-                f"{type(net).__name__} has no output layer to copy, neither a Linear layer nor a 1x1 "
+                f"{type(net).__name__} has no output layer to copy, neither a Linear layer nor a "
                 "convolution nor an AdaptiveLogSoftmaxWithLoss: add one as its last layer"
             )
-        return next(reversed(found.items()))
+        return next(reversed((_outside_base(net, found) or found).items()))
     if isinstance(output, nn.Module):
         names = {module: name for name, module in net.named_modules()}
         if output not in names:
@@ -136,8 +156,8 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
         )
     if not can_be_output(module):
         raise ValueError(
-            f"{name!r} is a {qualified(module)}, which computes something else than torch.nn.Linear, a 1x1 "
-            f"convolution or torch.nn.AdaptiveLogSoftmaxWithLoss: choose among\n{listed(found)}"
+            f"{name!r} is a {qualified(module)}, which computes something else than torch.nn.Linear, an "
+            f"ungrouped convolution or torch.nn.AdaptiveLogSoftmaxWithLoss: choose among\n{listed(found)}"
         )
     return name, module
 
@@ -201,6 +221,29 @@ def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) 
         )
 
 
+class Snapshot:
+    """What a forward pass changes: buffers, such as running statistics, and the state of random numbers."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
+        self._devices = [i for i in {p.device for p in net.parameters()} if i.type == "cuda"]
+        self._numbers = torch.get_rng_state()
+        self._cuda = [torch.cuda.get_rng_state(device) for device in self._devices]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put it back."""
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
+        torch.set_rng_state(self._numbers)
+        for device, numbers in zip(self._devices, self._cuda, strict=True):
+            torch.cuda.set_rng_state(numbers, device)
+
+
+class OutputChangedError(ValueError):
+    """The network returns its output layer's outputs neither as they are nor in another shape only."""
+
+
 @contextmanager
 def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iterator[list[Any]]:
     """Watch one forward pass, and check the output that the caller appends to the list.
@@ -215,6 +258,18 @@ def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iter
     def remember(other: str) -> Any:
         return lambda module, args, out: produced.append((_origin(out), other))
 
+    def look_for_spread(module: nn.Module, args: Any) -> None:
+        if guessed and any(isinstance(arg, Spread) for arg in args):
+            raise OutputChangedError(f"another layer, {qualified(module)}, takes the outputs of {name!r}")
+
+    weighty = [
+        m
+        for m in net.modules()
+        if m is not head and any(p.ndim > 1 for p in m._parameters.values() if p is not None)
+    ]
+    handles += [module.register_forward_pre_hook(look_for_spread) for module in weighty]
+
+    trail.clear()
     handles += [module.register_forward_hook(remember(n)) for n, module in others.items()]
     result: list[Any] = []
     try:
@@ -224,24 +279,44 @@ def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iter
                 f"{name!r}, taken for the output layer, was not used in this forward pass: {_HOW}, one of\n"
                 f"{listed(others)}"
             )
-        if guessed:
-            _check_output(result[0], name, produced, others)
+        if guessed or trail.places():
+            _check_output(result[0], head, name, produced, others, guessed=guessed)
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _check_output(out: Any, name: str, produced: list[tuple[Any, str]], others: dict[str, nn.Module]) -> None:
+def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:
+    """Return whether a loss that the network computes is a likelihood of the head's outputs as they are."""
+    if not isinstance(head, LinearHead) or head.spread:
+        return True
+    if not loss.requires_grad:
+        return False  # not known; the slower way is right in any case
+    (gradient,) = torch.autograd.grad(loss, head.evidence, retain_graph=True, allow_unused=True)
+    return gradient is None or reports.read(gradient, head.copies).is_likelihood(maximize=False)
+
+
+def _check_output(
+    out: Any,
+    head: nn.Module,
+    name: str,
+    produced: list[tuple[Any, str]],
+    others: dict[str, nn.Module],
+    *,
+    guessed: bool,
+) -> None:
     tensors = [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
     ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
-    if not ours and not any(tensor.ndim == 0 for tensor in tensors):
-        raise ValueError(
+    losses = [tensor for tensor in tensors if tensor.ndim == 0 and tensor.is_floating_point()]
+    changed = bool(trail.places()) and not all(_is_likelihood(loss, head) for loss in losses)
+    if changed or not (ours or losses):
+        raise OutputChangedError(
             f"{name!r} was taken for the output layer, as the last layer registered, but the network does "
             "not return its output. If a softmax, a sigmoid or another function follows it, remove that: the "
             f"output is log-probabilities already. If another layer is the output, {_HOW}. The other "
             f"candidates are\n{listed(others) or '  (none)'}"
         )
-    if _says_which(out):
+    if not guessed or _says_which(out):
         return
     returned = [_origin(tensor) for tensor in tensors]
     rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
@@ -262,7 +337,7 @@ def _as_tree(out: Any) -> Any:
 
 def _says_which(out: Any) -> bool:
     """Return whether the output object names one part of it the logits (auxiliary classifiers)."""
-    return isinstance(getattr(out, "logits", None), LogProbs)
+    return isinstance(getattr(out, "logits", None), LogProbs | Prediction)
 
 
 def _origin(tensor: Any) -> Any:

@@ -9,12 +9,26 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import alrao
 from alrao.tensors import LogProbs
 
 ROWS, STEPS, INPUTS, CLASSES = 6, 4, 3, 5
 INDEX = torch.tensor([0, 3, 3])
+MASK = torch.tensor([[True, False, True], [False, False, True]])
+
+
+class Foreign(torch.Tensor):
+    """As fastai's TensorBase."""
+
+
+def written(out):
+    """Return the steps of a sequence, written one by one as in a decoder's loop."""
+    outputs = torch.zeros(out.shape[1], out.shape[0], out.shape[2], dtype=out.dtype)
+    for t in range(len(outputs)):
+        outputs[t] = out[:, t]
+    return outputs
 
 
 def model():
@@ -75,6 +89,35 @@ SHAPE_CHANGES = {
     "cat_time": ((2, 3), lambda out: torch.cat([out, out], dim=1)),
     "stack": ((6,), lambda out: torch.stack([out, out])),
     "stack_last": ((6,), lambda out: torch.stack([out, out], dim=-1)),
+    "gather_rows": ((6,), lambda out: out.gather(0, INDEX[:, None].expand(-1, CLASSES))),
+    "repeat_interleave": ((6,), lambda out: out.repeat_interleave(2, 0)),
+    "torch.repeat_interleave": (
+        (6,),
+        lambda out: torch.repeat_interleave(out, INDEX[[1, 1, 0, 0, 1, 2]], dim=0),
+    ),
+    "repeat": ((6,), lambda out: out.repeat(2, 3, 1)),
+    "tile": ((6,), lambda out: torch.tile(out, (3, 1))),
+    "flip": ((2, 3), lambda out: out.flip(1)),
+    "flip_classes": ((2, 3), lambda out: torch.flip(out, [0, 2])),
+    "fliplr": ((2, 3), lambda out: out.fliplr()),
+    "roll": ((6,), lambda out: out.roll(1, 0)),
+    "type": ((6,), lambda out: out.type(torch.float32).type("torch.DoubleTensor")),
+    "tensor_split": ((6,), lambda out: torch.tensor_split(out, 2)[1]),
+    "masked_select": ((2, 3), lambda out: out.masked_select(MASK[..., None]).view(-1, CLASSES)),
+    "masked_select_expanded": (
+        (2, 3),
+        lambda out: torch.masked_select(out, MASK[..., None].repeat(1, 1, CLASSES)).reshape(-1, 1, CLASSES),
+    ),
+    "flat": ((2, 3), lambda out: out.flatten().view(3, 2, CLASSES)),
+    "packed": ((3, 2), lambda out: pack_padded_sequence(out, torch.tensor([3, 1])).data),
+    "packed_batch_first": (
+        (2, 3),
+        lambda out: (
+            pack_padded_sequence(out, torch.tensor([1, 3]), batch_first=True, enforce_sorted=False).data
+        ),
+    ),
+    "type_of_another_package": ((6,), lambda out: out.as_subclass(Foreign).view(2, 3, CLASSES)),
+    "written": ((2, 3), lambda out: written(out)),
     "log_softmax": ((6,), lambda out: out.log_softmax(1)),
     "F.log_softmax": ((2, 3), lambda out: F.log_softmax(out, dim=-1)),
     "torch.log_softmax": ((6,), lambda out: torch.log_softmax(out, 1)),
@@ -110,7 +153,6 @@ LOSE_THE_TYPE = {
     "cat_with_plain": lambda out: torch.cat([out, torch.zeros(2, CLASSES)]),
     "cat_of_classes": lambda out: torch.cat([out, out], 1),
     "softmax_over_rows": lambda out: out.log_softmax(0),
-    "flat": lambda out: out.flatten(),
     "detach": lambda out: out.detach(),
 }
 

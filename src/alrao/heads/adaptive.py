@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..averaging import Averaging
 from ..finite import alive_copies, alive_rows, fail, finite_gradient, zero_nonfinite, zero_unusable
-from ..tensors import Members
+from ..tensors import Members, watched
 from .base import Head, stacked
-from .members import mixture_nll, watched
+from .members import mixture_nll
 from .mixture import wide
 
 __all__ = ["AdaptiveHead", "AdaptiveOutput"]

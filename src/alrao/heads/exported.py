@@ -3,18 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..finite import alive, fail, zero_nan, zero_nonfinite
+from ..tensors import mixture_logit
 
-__all__ = ["MixtureOfClassifiers", "mixture_logit"]
-
-
-def mixture_logit(logits: Tensor, a: Tensor) -> Tensor:
-    """Return the logit of a mixture of Bernoulli distributions, copies first, without failed ones."""
-    log_a = fail(a.log().view([-1] + [1] * (logits.dim() - 1)), alive(logits))
-    logits = zero_nonfinite(logits)
-    yes = (F.logsigmoid(logits) + log_a).logsumexp(0)
-    no = (F.logsigmoid(-logits) + log_a).logsumexp(0)
-    return zero_nan(yes - no)
+__all__ = ["MixtureOfClassifiers"]
 
 
 class MixtureOfClassifiers(nn.Module):

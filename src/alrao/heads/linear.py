@@ -1,22 +1,25 @@
-"""Copies of a linear layer or of a 1x1 convolution, and the mixture they make together."""
+"""Copies of a linear layer or of a convolution, and the mixture they make together."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import inf
+from math import inf, prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..averaging import Averaging
-from ..finite import alive, share_among, without_failed, zero_nonfinite
+from ..finite import without_failed
 from ..shortcuts import child_of, inside_functional_transform
-from ..tensors import Members, Prediction
+from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
 from .base import Head, stacked
-from .exported import MixtureOfClassifiers, mixture_logit
+from .exported import MixtureOfClassifiers
 from .large import is_large, large_mixture
-from .members import shared_linear, watched
+from .members import shared_linear
 from .mixture import categorical_mixture, wide
+from .spread import mixture_of_softmaxes
+from .window import Window
 
 __all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "LinearHead"]
 
@@ -30,8 +33,16 @@ def _autocasts(z: Tensor) -> bool:
     return not z.is_meta and torch.is_autocast_enabled(z.device.type)
 
 
+CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
+"""What a convolution tells about itself."""
+
+
 class LinearHead(Head):
-    """Copies of a linear layer, or of a convolution of kernel size 1."""
+    """Copies of a linear layer, or of a convolution.
+
+    ``spread`` is set by the model if its network does more with the outputs than change their shape: the head
+    then returns those of all copies, which go through the rest of the network one by one.
+    """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -40,7 +51,12 @@ class LinearHead(Head):
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
         super().__init__(averaging, weight)
+        self.spread = False
         self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
+        self.window = Window.of(layer)
+        for name in CONVOLUTION:  # networks read them, to pad their input for example
+            if self.spatial and hasattr(layer, name):
+                setattr(self, name, getattr(layer, name))
         self.weight = stacked(weight.flatten(1), self.copies, keep)
         biases = stacked(bias, self.copies, keep) if isinstance(bias, Tensor) else None
         self.register_parameter("bias", biases)
@@ -66,7 +82,12 @@ class LinearHead(Head):
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
-            z = (z[None] if unbatched else z).movedim(1, -1)
+            z = z[None] if unbatched else z
+            if self.window is not None:
+                own, mixed = self.window.of_all_copies(z, weight, bias)
+                out = self._mixture(own, mixed)
+                return out[0] if unbatched else out
+            z = z.movedim(1, -1)
         if z.shape[-1] != inputs:
             raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
         if not self.training:
@@ -86,9 +107,17 @@ class LinearHead(Head):
         with torch.autocast(z.device.type, enabled=False):
             return self._rows(z.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
-    @abstractmethod
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the mixture's output for ``z`` of shape ``(rows, d)``."""
+        return self._mixture(*shared_linear(z, weight, bias))
+
+    @abstractmethod
+    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
+        """Return the mixture of the outputs of all copies, which are on axis 1, behind the copies'."""
+
+    def _members(self, own: Tensor, mixed: Tensor) -> Members:
+        a = self.averaging.weights.to(own.dtype, copy=True)
+        return Members(own, mixed, a, self.evidence_leaf(self.weight, self.bias), self.likelihood)
 
     def layer(self, copy: int) -> nn.Module:
         """Return copy number ``copy`` as a linear layer or a convolution."""
@@ -102,12 +131,23 @@ class LinearHead(Head):
             layer = nn.Linear(inputs, outputs, has_bias, device="meta")
         else:
             kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial - 1]
-            layer = kind(inputs, outputs, 1, bias=has_bias, device="meta")
+            arguments: dict[str, Any] = {"kernel_size": 1}
+            if self.window is not None:
+                arguments = self.window._asdict()
+                inputs //= prod(self.window.kernel_size)
+            layer = kind(inputs, outputs, bias=has_bias, device="meta", **arguments)
         trained = self.weight.requires_grad
         layer.weight = nn.Parameter(weight.detach().clone().view(layer.weight.shape), trained)
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach().clone(), trained)
         return layer
+
+    def _check_plain_form(self) -> None:
+        if self.spread or self.window is not None:
+            raise ValueError(
+                "the mixture has no plain form, because a convolution or the rest of the network works on "
+                "each copy's outputs: use collapse() without mixture=True, which returns the best copy"
+            )
 
     def extra_repr(self) -> str:
         """Return the size, as in the layer that this one replaces."""
@@ -125,6 +165,8 @@ class CategoricalHead(LinearHead):
     )
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.spread:
+            return super()._rows(z, weight, bias)
         a = child_of(self, "averaging").column(wide(z.dtype))
         mixture = large_mixture if is_large(z, weight) else categorical_mixture
         return mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
@@ -134,8 +176,13 @@ class CategoricalHead(LinearHead):
             return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
         return super()._autocast(z, weight, bias)
 
+    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
+        members = self._members(own, mixed)
+        return Spread.of(None, 1, members) if self.spread else mixture_of_softmaxes(members, 1)
+
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns log-probabilities."""
+        self._check_plain_form()
         return MixtureOfClassifiers(
             self.weight, self.bias, self.averaging.weights, self.likelihood, self.spatial
         )
@@ -147,12 +194,12 @@ class GaussianHead(LinearHead):
     likelihood = "gaussian"
     remedy = "compute it with alrao.MixtureMSELoss from the model's output as it is"
 
-    def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        own, mixed = shared_linear(z, weight, bias)
-        a = self.averaging.weights.to(own.dtype, copy=True)
-        leaf = self.evidence_leaf(weight, bias)
-        members = Members(own, mixed, a, leaf, self.likelihood)
-        return Prediction.of(watched(self._average(own.detach(), a), self.copies, leaf), 1, members)
+    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
+        members = self._members(own, mixed)
+        if self.spread:
+            return Spread.of(None, 1, members)
+        shown = watched(self._average(own.detach(), members.weights), self.copies, members.evidence)
+        return Prediction.of(shown, 1, members)
 
     def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
         """Return the log-likelihoods, ``-inf`` for a copy whose relative likelihood underflows.
@@ -165,12 +212,12 @@ class GaussianHead(LinearHead):
         return [x if x > best - UNDERFLOW else -inf for x in numbers]
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        # If all copies have failed, predict 0.
-        a = share_among(alive(outputs), a.view([-1] + [1] * (outputs.ndim - 1)), 0)
-        return (a * zero_nonfinite(outputs)).sum(0)
+        return mean_of_copies(outputs, a)
 
     def mixture(self) -> nn.Module:
         """Return the mixture's mean, which is one linear layer."""
+        if self.spread:
+            self._check_plain_form()
         a = self.averaging.weights
         weight = self._average(self.weight.detach(), a.to(self.weight))
         return self._plain(
@@ -190,6 +237,7 @@ class BernoulliHead(GaussianHead):
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns its logit."""
+        self._check_plain_form()
         return MixtureOfClassifiers(
             self.weight, self.bias, self.averaging.weights, self.likelihood, self.spatial
         )

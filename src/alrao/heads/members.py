@@ -17,7 +17,7 @@ from ..finite import HUGE, alive, zero_nonfinite, zero_unusable
 from ..tensors import Members
 from .mixture import refuse_second_derivative, wide
 
-__all__ = ["mixture_nll", "shared_linear", "watched"]
+__all__ = ["mixture_nll", "shared_linear"]
 
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -98,22 +98,3 @@ class _Attached(torch.autograd.Function):
         seen = g != 0
         rows = (seen.any(0) if ctx.alternatives else seen).sum()
         return g, grad_own, reports.pack(scores, -g.sum(), (-g).relu().sum(), rows), None
-
-
-def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
-    """Return a prediction to look at. A loss that is computed from it is reported, and the step refuses it.
-
-    Such a loss, computed past the criterion, would train nothing.
-    """
-    return _Watched.apply(prediction, copies, evidence)
-
-
-class _Watched(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
-        ctx.copies = copies
-        return prediction.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
-        return None, None, reports.no_likelihood(ctx.copies, g.abs().sum())

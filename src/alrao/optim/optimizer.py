@@ -26,6 +26,7 @@ from ..rates import (
     scaled,
 )
 from ..shortcuts import child_of, mark_only_if_watched, profiler_is_on
+from ..tensors import trail
 from ..warn import warn
 from . import checkpoint
 from .factor import HIGHEST, FactorWatch
@@ -289,9 +290,11 @@ class AlraoOptimizer(Optimizer):
             return None
         evidence = reports.read(gradient, head.copies)
         if not evidence.is_likelihood(maximize=self.param_groups[0]["maximize"]):
+            lost = trail.places()
+            where = f" The output last became a plain tensor in {lost[-1]}." if lost else ""
             raise RuntimeError(
                 "the loss is not a negative log-likelihood, linear in the model's output, so the copies "
-                f"cannot be trained with it: {head.remedy}. Nothing has been changed"
+                f"cannot be trained with it: {head.remedy}.{where} Nothing has been changed"
             )
         return None if evidence.empty else evidence
 

@@ -1,6 +1,21 @@
 """The tensors that a model returns: log-probabilities and predictions, through changes of shape."""
 
+from . import trail
 from .lazy import LazyLogProbs
-from .outputs import LogProbs, Members, Prediction
+from .means import mean_of_copies, mixture_logit
+from .outputs import LogProbs
+from .predictions import Members, Prediction
+from .spread import Spread
+from .watched import watched
 
-__all__ = ["LazyLogProbs", "LogProbs", "Members", "Prediction"]
+__all__ = [
+    "LazyLogProbs",
+    "LogProbs",
+    "Members",
+    "Prediction",
+    "Spread",
+    "mean_of_copies",
+    "mixture_logit",
+    "trail",
+    "watched",
+]

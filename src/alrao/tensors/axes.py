@@ -34,8 +34,8 @@ EXPAND: set[Op] = {_T.expand, _T.expand_as, torch.broadcast_to}
 _PICK: set[Op] = {_T.index_select, torch.index_select, _T.narrow, torch.narrow}
 _SELECT: set[Op] = {_T.select, torch.select}
 _UNBIND: set[Op] = {_T.unbind, torch.unbind}
-GATHER: set[Op] = {_T.gather, torch.gather}
-SPLIT: set[Op] = {_T.split, torch.split, _T.chunk, torch.chunk} | _UNBIND
+GATHER: set[Op] = {_T.gather, torch.gather, _T.take_along_dim, torch.take_along_dim}
+SPLIT: set[Op] = {_T.split, torch.split, _T.chunk, torch.chunk, _T.tensor_split, torch.tensor_split} | _UNBIND
 """Operations with several results."""
 KEEP: set[Op] = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
 

@@ -1,38 +1,49 @@
-"""The tensors that a model returns, with their meaning.
+"""What a classifier returns: log-probabilities that remember what they are.
 
 A classifier returns :class:`LogProbs`. Users pass them to ``cross_entropy`` or ``log_softmax`` like logits;
-neither is linear in log-probabilities, and on log-probabilities the log-softmax is the identity. A regressor
-or a multi-label classifier returns a :class:`Prediction`, which holds the outputs of all copies for the loss.
+neither is linear in log-probabilities, and on log-probabilities the log-softmax is the identity.
 
-Operations that only change the shape keep the type; all others return a plain tensor.
+Operations that only change the shape, or move whole rows of outputs, keep the type; all others return a plain
+tensor, and leave a note of where that was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction as _Reduction
 
+from . import trail
 from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values, whole
+from .rows import FLAT, PACK, ROWS, axis_of_written, rows_after, selects_rows
 
-__all__ = ["LogProbs", "Members", "Prediction"]
+__all__ = ["LogProbs", "joined_axis"]
 
 _T = torch.Tensor
+_implicit_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # with torch's warning
 
 
 class LogProbs(torch.Tensor):
     """Log-probabilities of the mixture. ``axis`` is that of the classes, None once that is lost."""
 
     axis: int | None = None
+    flat: int | None = None
+    """The number of classes, if the rows stand behind each other without an axis of the classes."""
+    rest: Tensor | None = None
+    """Where other numbers stand beside the log-probabilities: rows of padding, rows not written yet."""
 
     @property
     def intact(self) -> bool:
         """Whether it still has its meaning."""
         return self.axis is not None
+
+    def as_subclass(self, cls: Any) -> Any:
+        """Return a plain tensor; for the type of another package, which has no meaning here, the output."""
+        return super().as_subclass(cls) if cls is Tensor else self
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None) -> LogProbs:
@@ -52,53 +63,163 @@ class LogProbs(torch.Tensor):
             if func in _ROUTES and isinstance(source, LogProbs) and source.axis is not None:
                 if not args:
                     kwargs = {key: value for key, value in kwargs.items() if key != "input"}
+                if not torch.compiler.is_compiling() and source.rest is not None:
+                    source = _complete(source)
                 return _ROUTES[func](source, *args[1:], **kwargs)
             if not isinstance(source, LogProbs):
                 result = func(*args, **kwargs)
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined(func, result, *args, **kwargs)
+                if func is _T.__setitem__:
+                    _write(*args)
+                elif not torch.compiler.is_compiling():
+                    trail.record(func, result)
                 return result
             if func is _T.__deepcopy__:
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
             if changes_values(func, kwargs):
-                source.axis = None
+                written = func is _T.__setitem__ and isinstance(args[2], LogProbs)
+                result = func(*args, **kwargs)
+                if not written or not _write(*args):
+                    source.axis = None
+                    if not torch.compiler.is_compiling():
+                        trail.record(func, source)
+                return result
             result = func(*args, **kwargs)
             if source.axis is None:
-                return result
-            if (func in KEEP or func in GATHER) and isinstance(result, Tensor):
+                flat = not torch.compiler.is_compiling() and source.flat is not None and func in KEEP
+                return _unflattened(source, result) if flat else result
+            if isinstance(result, Tensor) and (
+                func in KEEP or func in GATHER or func in ROWS or func in FLAT
+            ):
                 return cls._after(func, source, args[1:], kwargs, result)
             if func in SPLIT:
                 return type(result)([cls._after(func, source, args[1:], kwargs, part) for part in result])
+            if func is PACK:
+                return (cls._after(func, source, args[1:], kwargs, result[0]), *result[1:])
+            if func not in _LINEAR and not torch.compiler.is_compiling():
+                trail.record(func, result)
             return result
 
     @classmethod
     def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> Tensor:
         """Return the result of a change of shape, marked if all classes are still on one axis."""
-        assert source.axis is not None
-        axis = axis_after(func, source, source.axis, args, kwargs, result)
-        if axis is None or result.shape[axis] != source.shape[source.axis]:
+        axis = source.axis
+        assert axis is not None
+        if func in ROWS:
+            new = rows_after(func, source, axis, args, kwargs, result)
+        elif func in FLAT:
+            new = None
+            if (
+                selects_rows(source, axis, kwargs["mask"] if "mask" in kwargs else args[0])
+                and source.rest is None
+            ):
+                return _flattened(result, source.shape[axis])
+        else:
+            new = axis_after(func, source, axis, args, kwargs, result)
+            if new is None or result.shape[new] != source.shape[axis]:
+                new = None
+                flat = result.ndim == 1 and result.numel() == source.numel() and axis == source.ndim - 1
+                if flat and not torch.compiler.is_compiling():
+                    return _flattened(result, source.shape[axis])
+            elif not whole(func, source, axis, args, kwargs):
+                new = None
+        if new is None:
+            if not torch.compiler.is_compiling():
+                trail.record(func, result)
             return result
-        return cls.of(result, axis) if whole(func, source, source.axis, args, kwargs) else result
+        marked = cls.of(result, new)
+        if torch.compiler.is_compiling():
+            return marked
+        if func is F.pad or source.rest is not None:
+            marked.rest = _rest_after(func, source, args, kwargs, result)
+        return marked
+
+
+def _flattened(result: Tensor, classes: int) -> Tensor:
+    marked = LogProbs.of(result, None)
+    marked.flat = classes
+    return marked
+
+
+def _unflattened(source: LogProbs, result: Tensor) -> Tensor:
+    """Mark rows that were flat and have an axis of the classes again."""
+    if result.numel() == source.numel() and result.ndim > 1 and result.shape[-1] == source.flat:
+        return LogProbs.of(result, result.ndim - 1)
+    trail.record(_T.flatten, result)
+    return result
+
+
+def _rest_after(func: Op, source: LogProbs, args: Any, kwargs: Any, result: Tensor) -> Tensor:
+    rest = source.rest if source.rest is not None else torch.zeros_like(source, dtype=torch.bool)
+    if func is F.pad:
+        pad = kwargs["pad"] if "pad" in kwargs else args[0]
+        return F.pad(rest.as_subclass(Tensor).byte(), pad, value=1).bool()
+    rest = rest.as_subclass(Tensor)
+    if result.shape == source.shape and result.dtype != source.dtype:
+        return rest  # another type of numbers
+    return func(rest, *args, **kwargs)
+
+
+def _complete(x: LogProbs) -> LogProbs:
+    """Normalise the rows that are no log-probabilities, as the loss would."""
+    assert x.axis is not None
+    assert x.rest is not None
+    plain = x.as_subclass(Tensor)
+    return LogProbs.of(torch.where(x.rest, plain.log_softmax(x.axis), plain), x.axis)
+
+
+def _write(target: Tensor, index: Any, value: LogProbs) -> bool:
+    """Mark a tensor into which log-probabilities were written, as in ``outputs[t] = out``."""
+    if not isinstance(target, Tensor) or torch.compiler.is_compiling() or value.axis is None:
+        return False
+    axis = axis_of_written(target, index, value, value.axis) if value.rest is None else None
+    if axis is None:
+        return False
+    if not isinstance(target, LogProbs):
+        target.__class__ = LogProbs
+        target = cast(LogProbs, target)
+        target.axis, target.rest = axis, torch.ones_like(target, dtype=torch.bool).as_subclass(Tensor)
+    elif target.axis != axis:
+        return False
+    if target.rest is not None:
+        target.rest[index] = False
+    return True
 
 
 def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
     """Mark the result of ``cat`` or ``stack`` along another axis than that of the classes."""
     axes = {part.axis if isinstance(part, LogProbs) else None for part in tensors}
     axis = axes.pop()
-    if axes or axis is None:
+    new = joined_axis(func, result, dim, axis) if not axes else None
+    if new is None:
+        trail.record(func, result)
         return result
+    marked = LogProbs.of(result, new)
+    if any(part.rest is not None for part in tensors):
+        rests = [torch.zeros_like(t, dtype=torch.bool) if t.rest is None else t.rest for t in tensors]
+        marked.rest = func([rest.as_subclass(Tensor) for rest in rests], dim)
+    return marked
+
+
+def joined_axis(func: Op, result: Tensor, dim: int, axis: int | None) -> int | None:
+    """Return the axis of the outputs after ``cat`` or ``stack``; None if they were joined along it."""
     dim = dim % result.ndim
-    if func is torch.cat:
-        return LogProbs.of(result, axis) if dim != axis else result
-    return LogProbs.of(result, axis + (dim <= axis))
+    if axis is None or (func is torch.cat and dim == axis):
+        return None
+    return axis if func is torch.cat else axis + (dim <= axis)
 
 
 def _log_softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
-    if dim is None or dim % x.ndim != x.axis:
-        return F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
+    if dim is None:
+        dim = _implicit_dim("log_softmax", x.ndim, 5)
+    if dim % x.ndim != x.axis:
+        result = F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
+        trail.record(F.log_softmax, result)
+        return result
     return LogProbs.of(x.to(dtype) if dtype is not None else x.view_as(x), x.axis)
 
 
@@ -106,9 +227,20 @@ def _softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
-    if dim is None or dim % x.ndim != x.axis:
+    if dim is None:
+        dim = _implicit_dim("softmax", x.ndim, 5)
+    if dim % x.ndim != x.axis:
         return F.softmax(x.as_subclass(Tensor), dim, dtype=dtype)
     return x.as_subclass(Tensor).to(dtype or x.dtype).exp()
+
+
+def _logsumexp(x: LogProbs, dim: Any, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """Return the logarithm of the sum of all probabilities, which is 0."""
+    plain = x.as_subclass(Tensor)
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    if [d % x.ndim for d in dims] != [x.axis]:
+        return torch.logsumexp(plain, dim, keepdim, **kwargs)
+    return torch.zeros_like(plain.select(x.axis, 0).unsqueeze(x.axis) if keepdim else plain.select(x.axis, 0))
 
 
 def _cross_entropy(
@@ -124,6 +256,7 @@ def _cross_entropy(
     """Return ``F.cross_entropy`` of log-probabilities: what it computes after its log-softmax."""
     if x.axis != min(1, x.ndim - 1):
         plain = x.as_subclass(Tensor)
+        trail.record(F.cross_entropy, plain)
         return F.cross_entropy(
             plain, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
         )
@@ -187,72 +320,13 @@ _ROUTES: dict[Op, Op] = {
     F.softmax: _softmax,
     torch.softmax: _softmax,
     _T.softmax: _softmax,
+    torch.logsumexp: _logsumexp,
+    torch.special.logsumexp: _logsumexp,
+    _T.logsumexp: _logsumexp,
 }
+_LINEAR: set[Op] = {F.nll_loss}
+"""Losses of log-probabilities."""
 
 
-class Members(NamedTuple):
-    """The outputs of all copies behind a prediction, copies first, and what a loss needs of the head."""
-
-    own: Tensor
-    """What flows back into these reaches only the copies."""
-    mixed: Tensor
-    """The same values; what flows back into these reaches only the body."""
-    weights: Tensor
-    """The copies' weights in the mixture."""
-    evidence: Tensor
-    """The leaf whose gradient is the evidence."""
-    likelihood: str
-
-
-class Prediction(torch.Tensor):
-    """The mixture's prediction; ``members`` holds those of the copies, in the same shape.
-
-    ``axis`` is that of the outputs, None once they are no longer on one axis.
-    """
-
-    axis: int | None = None
-    members: Members | None = None
-    routes: ClassVar[dict[Op, Op]] = {}
-    """Replacements for losses of torch; see :mod:`alrao.losses`."""
-
-    @property
-    def intact(self) -> bool:
-        """Whether it still has its meaning."""
-        return self.members is not None
-
-    @classmethod
-    def of(cls, tensor: Tensor, axis: int | None, members: Members) -> Prediction:
-        """Mark ``tensor`` as the prediction of ``members``."""
-        marked = tensor.as_subclass(cls)
-        marked.axis = axis
-        marked.members = members
-        return marked
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Apply to the copies' outputs whatever changes the shape of the prediction."""
-        kwargs = kwargs or {}
-        source = args[0] if args else None
-        if func in cls.routes and isinstance(source, Prediction):
-            return cls.routes[func](*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **kwargs)
-            if not isinstance(source, Prediction):
-                return result
-            if changes_values(func, kwargs):
-                source.members = None
-            members = source.members
-            if members is None or not (func in KEEP or func in GATHER) or not isinstance(result, Tensor):
-                return result
-            axis = source.axis
-            if axis is not None:
-                axis = axis_after(func, source, axis, args[1:], kwargs, result)
-            follow = torch.vmap(lambda member: func(member, *args[1:], **kwargs))
-            members = members._replace(own=follow(members.own), mixed=follow(members.mixed))
-            return cls.of(result, axis, members)
-
-
-# Saved predictions can be loaded with torch's default, weights_only=True.
-torch.serialization.add_safe_globals([LogProbs, Prediction, Members])
+# Saved outputs can be loaded with torch's default, weights_only=True.
+torch.serialization.add_safe_globals([LogProbs])

@@ -1,0 +1,61 @@
+"""Copies of a convolution whose kernel looks further than one place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..finite import alive_copies, finite_gradient, zero_nonfinite, zero_unusable
+from .mixture import wide
+
+__all__ = ["Window"]
+
+
+class Window(NamedTuple):
+    """The arguments of a convolution, as in torch."""
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Window | None:
+        """Return those of a layer; None for a linear layer and a convolution that is one at every place."""
+        if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return None
+        ones = (1,) * len(layer.kernel_size)
+        narrow = layer.kernel_size == layer.stride == ones and layer.padding in (
+            "valid",
+            "same",
+            (0,) * len(ones),
+        )
+        return None if narrow else cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+
+    def of_all_copies(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return every copy's outputs, copies first, twice: for the copies and for the body.
+
+        What flows back into the first reaches only ``weight`` and ``bias``, what flows back into the second
+        only ``z``. The outputs of a copy that is not finite are nan.
+        """
+        parameters = [weight] if bias is None else [weight, bias]
+        failed = ~alive_copies(parameters)
+        parameters = [finite_gradient(zero_nonfinite(p)) for p in parameters]
+        z = zero_unusable(z)
+        own = self._convolved(z.detach(), *parameters)
+        mixed = own if not torch.is_grad_enabled() else None
+        if mixed is None:
+            mixed = self._convolved(finite_gradient(z), *(p.detach() for p in parameters))
+        failed = failed.view([-1] + [1] * (own.ndim - 1))
+        return own.masked_fill(failed, torch.nan), mixed.masked_fill(failed, torch.nan)
+
+    def _convolved(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        copies, outputs, _ = weight.shape
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
+        weight = weight.view(copies * outputs, -1, *self.kernel_size)
+        bias = None if bias is None else bias.flatten()
+        out: Tensor = convolve(z, weight, bias, self.stride, self.padding, self.dilation)
+        return out.to(wide(out.dtype)).unflatten(1, (copies, outputs)).movedim(1, 0)

@@ -1,0 +1,136 @@
+"""What a regressor or a multi-label classifier returns: a prediction, with the copies' behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import trail
+from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values
+from .outputs import joined_axis
+from .rows import ROWS, rows_after
+
+__all__ = ["Members", "Prediction"]
+
+_T = torch.Tensor
+
+
+class Members(NamedTuple):
+    """The outputs of all copies behind a prediction, copies first, and what a loss needs of the head."""
+
+    own: Tensor
+    """What flows back into these reaches only the copies."""
+    mixed: Tensor
+    """The same values; what flows back into these reaches only the body."""
+    weights: Tensor
+    """The copies' weights in the mixture."""
+    evidence: Tensor
+    """The leaf whose gradient is the evidence."""
+    likelihood: str
+
+
+class Prediction(torch.Tensor):
+    """The mixture's prediction; ``members`` holds those of the copies, in the same shape.
+
+    ``axis`` is that of the outputs, None once they are no longer on one axis.
+    """
+
+    axis: int | None = None
+    members: Members | None = None
+    routes: ClassVar[dict[Op, Op]] = {}
+    """Replacements for losses of torch; see :mod:`alrao.losses`."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether it still has its meaning."""
+        return self.members is not None
+
+    def as_subclass(self, cls: Any) -> Any:
+        """Return a plain tensor; for the type of another package, which has no meaning here, the output."""
+        return super().as_subclass(cls) if cls is Tensor else self
+
+    @classmethod
+    def of(cls, tensor: Tensor, axis: int | None, members: Members) -> Prediction:
+        """Mark ``tensor`` as the prediction of ``members``."""
+        marked = tensor.as_subclass(cls)
+        marked.axis = axis
+        marked.members = members
+        return marked
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Apply to the copies' outputs whatever changes the shape of the prediction."""
+        kwargs = kwargs or {}
+        source = args[0] if args else None
+        if func in cls.routes and isinstance(source, Prediction):
+            return cls.routes[func](*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+            if not isinstance(source, Prediction):
+                if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
+                    return _joined_predictions(func, result, *args, **kwargs)
+                return result
+            if changes_values(func, kwargs):
+                source.members = None
+                if not torch.compiler.is_compiling():
+                    trail.record(func, source)
+            if source.members is None:
+                return result
+            if (func in KEEP or func in GATHER or func in ROWS) and isinstance(result, Tensor):
+                return _follow(func, source, args, kwargs, result)
+            if func in SPLIT:
+                parts = [_follow(func, source, args, kwargs, part, i) for i, part in enumerate(result)]
+                return type(result)(parts)
+            if not torch.compiler.is_compiling():
+                trail.record(func, result)
+            return result
+
+
+def _follow(
+    func: Op, source: Prediction, args: Any, kwargs: Any, result: Tensor, part: int | None = None
+) -> Tensor:
+    """Return the result of a change of shape, with the copies' outputs in the same shape."""
+    axis, members = source.axis, source.members
+    assert members is not None
+
+    def one(member: Tensor) -> Tensor:
+        out = func(member, *args[1:], **kwargs)
+        return out if part is None else out[part]
+
+    if axis is not None:
+        after = rows_after if func in ROWS else axis_after
+        axis = after(func, source, axis, args[1:], kwargs, result)
+    follow = torch.vmap(one)
+    return Prediction.of(result, axis, members._replace(own=follow(members.own), mixed=follow(members.mixed)))
+
+
+def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
+    """Join the copies' outputs as the predictions of one model were joined, by ``cat`` or ``stack``."""
+    parts = [part.members if isinstance(part, Prediction) else None for part in tensors]
+    axes = {part.axis if isinstance(part, Prediction) else None for part in tensors}
+    first = parts[0]
+    alike = [
+        part is not None and part.evidence is first.evidence and torch.equal(part.weights, first.weights)
+        for part in parts
+        if first is not None
+    ]
+    if first is None or not all(alike) or len(axes) > 1:
+        trail.record(func, result)
+        return result
+    place = dim % result.ndim + 1
+    own, mixed = (func([getattr(part, which) for part in parts], place) for which in ("own", "mixed"))
+    axis = axes.pop()
+    if axis is not None:
+        axis = (
+            axis if func is torch.cat and dim % result.ndim == axis else joined_axis(func, result, dim, axis)
+        )
+    return Prediction.of(result, axis, first._replace(own=own, mixed=mixed))
+
+
+# Saved predictions can be loaded with torch's default, weights_only=True.
+torch.serialization.add_safe_globals([Prediction, Members])

@@ -1,0 +1,172 @@
+"""The outputs of all copies, each on its way through the rest of the network.
+
+Where a network does more with its output layer's outputs than change their shape (scales or caps them,
+resizes or pools them, splits them into two distributions), that belongs to every copy, not to their mixture:
+:class:`Spread` applies it to the outputs of each copy. The mixture is made where the distribution is: in the
+softmax or the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .axes import KEEP, Op, axis_after, changes_values
+from .means import mean_of_copies, mixture_logit
+from .predictions import Members, Prediction
+from .watched import watched
+
+__all__ = ["Spread"]
+
+_T = torch.Tensor
+_PLAIN = {
+    "__reduce_ex__", "__deepcopy__", "__repr__", "__format__", "__array__", "__dlpack__", "__len__",
+    "__contains__", "numpy", "detach", "backward", "item", "tolist", "register_hook", "retain_grad",
+    "as_subclass",
+}  # fmt: skip
+"""Operations on the numbers that are shown: the mean of the copies'."""
+
+
+def _shown(members: Members, own: Tensor) -> Tensor:
+    return (mixture_logit if members.likelihood == "bernoulli" else mean_of_copies)(own, members.weights)
+
+
+class Spread(Prediction):
+    """The outputs of all copies. Its numbers are their weighted mean (the mixture's logit for labels)."""
+
+    softmaxes: ClassVar[dict[Op, Op]] = {}
+    """What makes the mixture of a classifier; see :mod:`alrao.heads.spread`."""
+
+    @classmethod
+    def of(cls, tensor: Tensor | None, axis: int | None, members: Members) -> Spread:
+        """Mark the mean of ``members``; ``tensor`` has its numbers, if they are known."""
+        if tensor is None:
+            shown = _shown(members, members.own.detach())
+            tensor = watched(shown, len(members.own), members.evidence)
+        marked = tensor.as_subclass(cls)
+        marked.axis, marked.members = axis, members
+        return marked
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Apply an operation to the outputs of each copy; make the mixture in a softmax."""
+        kwargs = kwargs or {}
+        source = args[0] if args else kwargs.get("input")
+        if isinstance(source, Spread) and source.members is not None:
+            if source.members.likelihood != "categorical":
+                if func in cls.routes:
+                    return cls.routes[func](*args, **kwargs)
+            elif func in cls.softmaxes:
+                rest = args[1:] if args else ()
+                named = kwargs if args else {key: value for key, value in kwargs.items() if key != "input"}
+                return cls.softmaxes[func](source, *rest, **named)
+        with torch._C.DisableTorchFunctionSubclass():
+            name = getattr(func, "__name__", "")
+            if name in _PLAIN or (name == "__get__" and func not in KEEP):
+                return func(*args, **kwargs)
+            leaves, structure = pytree.tree_flatten((args, kwargs))
+            found = [
+                i for i, leaf in enumerate(leaves) if isinstance(leaf, Spread) and leaf.members is not None
+            ]
+            if not found:
+                return func(*args, **kwargs)
+            if func in (F.batch_norm, torch.batch_norm):
+                raise RuntimeError(
+                    "a BatchNorm layer follows the output layer, which would see every copy's outputs: name "
+                    'a later layer with Alrao(net, output="its.dotted.name"), or remove it'
+                )
+            if changes_values(func, kwargs):
+                return _in_place(func, leaves, structure, found)
+            return _follow(func, leaves, structure, found)
+
+
+def _follow(func: Op, leaves: list[Any], structure: Any, found: list[int]) -> Any:
+    """Return what the operation returns, with the outputs of each copy behind every real tensor."""
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
+    shown = func(*args, **kwargs)
+    parts, shape = pytree.tree_flatten(shown)
+    real = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and part.is_floating_point()]
+    if not real:
+        return shown
+    first: Spread = leaves[found[0]]
+    assert first.members is not None
+
+    def of_copies(which: str) -> list[Tensor]:
+        # What stands beside the outputs belongs to the body, and learns from the mixture only.
+        fixed = [x.detach() if which == "own" and isinstance(x, Tensor) else x for x in leaves]
+
+        def one(*outputs: Tensor) -> tuple[Tensor, ...]:
+            filled = list(fixed)
+            for i, output in zip(found, outputs, strict=True):
+                filled[i] = output
+            args, kwargs = pytree.tree_unflatten(filled, structure)
+            results = pytree.tree_leaves(func(*args, **kwargs))
+            return tuple(results[i] for i in real)
+
+        return _for_each_copy(one, [getattr(leaves[i].members, which) for i in found])
+
+    numbers = torch.get_rng_state()
+    own = of_copies("own")
+    mixed = own
+    if torch.is_grad_enabled():
+        torch.set_rng_state(numbers)  # the same dropout
+        mixed = of_copies("mixed")
+    axis = first.axis
+    for i, one, other in zip(real, own, mixed, strict=True):
+        members = first.members._replace(own=one, mixed=other)
+        parts[i] = Spread.of(None, _axis(func, leaves, structure, first, axis, parts[i]), members)
+    return pytree.tree_unflatten(parts, shape)
+
+
+def _axis(
+    func: Op, leaves: list[Any], structure: Any, source: Spread, axis: int | None, result: Tensor
+) -> int | None:
+    """Return the axis of the outputs, for losses of several outputs; None if they are not on one axis."""
+    if axis is None:
+        return None
+    if func in KEEP and leaves[0] is source:
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
+        return axis_after(func, source, axis, args[1:], kwargs, result)
+    same = result.ndim == source.ndim and result.shape[axis] == source.shape[axis]
+    return axis if same else None
+
+
+def _for_each_copy(one: Callable[..., tuple[Tensor, ...]], outputs: list[Tensor]) -> list[Tensor]:
+    try:
+        return list(torch.vmap(one, randomness="same")(*outputs))
+    except RuntimeError:  # an operation that cannot be batched
+        rows = [one(*of_copy) for of_copy in zip(*outputs, strict=True)]
+        return [torch.stack(results) for results in zip(*rows, strict=True)]
+
+
+def _in_place(func: Op, leaves: list[Any], structure: Any, found: list[int]) -> Any:
+    """Change the outputs of each copy, and the mean that is shown."""
+    target = leaves[0]
+    if not isinstance(target, Spread) or target.members is None or found != [0]:
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
+        return func(*args, **kwargs)
+    members = target.members
+    changed = []
+    for which in (members.own, members.mixed):
+        copies = []
+        for output in which:
+            fixed = [x.detach() if which is members.own and isinstance(x, Tensor) else x for x in leaves]
+            fixed[0] = output.clone()
+            args, kwargs = pytree.tree_unflatten(fixed, structure)
+            func(*args, **kwargs)
+            copies.append(fixed[0])
+        changed.append(torch.stack(copies))
+    target.members = members._replace(own=changed[0], mixed=changed[1])
+    with torch.no_grad():
+        target.as_subclass(Tensor).detach().copy_(_shown(members, changed[0].detach()))
+    return target
+
+
+torch.serialization.add_safe_globals([Spread])
