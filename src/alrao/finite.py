@@ -19,6 +19,7 @@ __all__ = [
     "FiniteStatistics",
     "alive",
     "alive_copies",
+    "alive_distributions",
     "alive_rows",
     "all_finite",
     "fail",
@@ -56,6 +57,11 @@ def alive(x: Tensor) -> Tensor:
 def alive_rows(log_p: Tensor) -> Tensor:
     """Return where all log-probabilities along the last axis, which is kept, are finite."""
     return log_p.amin(-1, keepdim=True).isfinite()
+
+
+def alive_distributions(log_p: Tensor) -> Tensor:
+    """Return where no log-probability along the last axis, which is kept, is nan; ``-inf`` is that of 0."""
+    return ~log_p.isnan().any(-1, keepdim=True)
 
 
 def alive_copies(parameters: Iterable[Tensor]) -> Tensor:

@@ -225,7 +225,7 @@ class Snapshot:
     """What a forward pass changes: buffers, such as running statistics, and the state of random numbers."""
 
     def __init__(self, net: nn.Module) -> None:
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
+        self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
         self._devices = [i for i in {p.device for p in net.parameters()} if i.type == "cuda"]
         self._numbers = torch.get_rng_state()
         self._cuda = [torch.cuda.get_rng_state(device) for device in self._devices]
@@ -233,7 +233,7 @@ class Snapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Put it back."""
-        for buffer, before in self._buffers:
+        for buffer, before in self._saved:
             buffer.copy_(before)
         torch.set_rng_state(self._numbers)
         for device, numbers in zip(self._devices, self._cuda, strict=True):

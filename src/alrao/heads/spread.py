@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import HUGE, fail, share_among, zero_nonfinite
+from ..finite import HUGE, alive_distributions, fail, share_among, zero_nonfinite
 from ..tensors import LogProbs, Members, Spread
 from .mixture import refuse_second_derivative, wide
 
@@ -40,7 +40,7 @@ class _MixtureOfSoftmaxes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, mixed: Tensor, a: Tensor, evidence: Tensor) -> Tensor:
         log_p = own.log_softmax(-1, dtype=wide(own.dtype))  # a logit of -inf is a class of probability 0
-        alive = ~log_p.isnan().any(-1, keepdim=True)
+        alive = alive_distributions(log_p)
         log_p = fail(log_p, alive)
         a = share_among(alive, a, 1)
         log_m = (log_p + a.log()).logsumexp(1).clamp(min=-HUGE)
