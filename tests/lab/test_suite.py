@@ -21,7 +21,7 @@ from alrao.lab.records import find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
-from alrao.lab.suite import CONTENDERS, WORKLOADS, Standings, Suite, markdown, table
+from alrao.lab.suite import CONTENDERS, WORKLOADS, Standings, Suite, dots, markdown, profile, table
 from alrao.lab.suite.contenders import Contender
 from alrao.lab.suite.gaps import differences
 from alrao.lab.suite.workloads import NEW, Workload, hold_out
@@ -141,11 +141,23 @@ def test_the_page_has_both_groups_apart():
         page.index("## Workloads held out"),
         page.index("## Workloads used for choosing"),
     )
-    assert first < page.index("| plain | +150 | +150 | +150 | – | 0 | 1 | 1 |") < second
-    assert page.index("| plain | failed | failed | failed | – | 1 | 2 | 1 |") > second
+    assert first < page.index("| plain | +150 | +150 | – | 0 | 1 | 1 |") < second
+    assert page.index("| plain | failed | failed | – | 1 | 2 | 1 |") > second
+    assert first < page.index("| quick | +0.0 | +150 | +0.0 |") < second
     assert "| rates at 0.1 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
     assert "the best tuned one (`rates`)" in page
     assert "historical" not in page
+
+
+def test_figures_have_a_mark_for_every_gap():
+    found = Standings(told(), CONTENDED)
+    drawn = {trace["name"]: trace for trace in dots(found, [QUICK, OTHER], CONTENDED).plot.data}
+    assert drawn["plain"]["x"] == [150 / 3, 50], "what is farther away stands at the edge"
+    assert drawn["ours"]["y"] == ["quick"]
+    steps = {trace["name"]: trace for trace in profile(found, [QUICK, OTHER], CONTENDED).plot.data}
+    assert steps["rates"]["y"][-1] == 1.0, "it is the best on both"
+    assert steps["ours"]["y"] == [0.0, 0.5, 0.5]
+    assert steps["plain"]["y"] == [0.0, 0.0], "never within 50 %"
 
 
 def test_the_page_says_what_rests_on_historical_runs():
@@ -156,7 +168,7 @@ def test_the_page_says_what_rests_on_historical_runs():
 def test_there_are_no_gaps_before_the_search_is_over():
     found = Standings(told(searched=False), CONTENDED)
     assert found.gaps.size == 0
-    assert "| ours | – | – | – | – | 0 | 0 | 1 |" in markdown(found, [QUICK])
+    assert "a search for a rate that is not over: quick" in markdown(found, [QUICK])
 
 
 def test_a_run_that_ends_without_a_test_loss_has_failed():
@@ -167,7 +179,7 @@ def test_a_run_that_ends_without_a_test_loss_has_failed():
     rates, ours = (found.of(contender.name, "quick") for contender in (RATES, OURS))
     assert differences(ours, rates) == [inf, pytest.approx(-2 / 3)]
     assert differences(rates, ours) == [2.0]
-    assert "| ours | failed | failed | failed | – | 1 | 1 | 1 |" in markdown(found, [QUICK])
+    assert "| ours | failed | failed | – | 1 | 1 | 1 |" in markdown(found, [QUICK])
 
 
 def test_a_contender_without_runs_is_left_out():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 from statistics import mean, stdev
-from typing import Literal
 
 from rich import box
 from rich.table import Table
@@ -26,21 +25,7 @@ def _percent(gap: float) -> str:
     return f"{100 * gap:+.1f}" if abs(gap) < 1 else f"{100 * gap:+.0f}"
 
 
-def _columns(workloads: Sequence[Workload]) -> list[str]:
-    return ["contender", *(workload.name for workload in workloads), *SUMMED]
-
-
 SUMMED = ["worst", "mean", "95 % interval", "failed", "at chance", "runs"]
-
-
-def _cells(standings: Standings, contender: Contender, workloads: Sequence[Workload]) -> list[str]:
-    names = [workload.name for workload in workloads]
-    gaps = standings.gaps.reindex(index=[contender.name], columns=names).iloc[0]
-    return [
-        contender.name,
-        *("–" if gap != gap else _percent(gap) for gap in gaps),
-        *_summed(standings, contender, workloads),
-    ]
 
 
 def _summed(standings: Standings, contender: Contender, workloads: Sequence[Workload]) -> list[str]:
@@ -50,6 +35,7 @@ def _summed(standings: Standings, contender: Contender, workloads: Sequence[Work
     labels = standings.every.loc[standings.every["contender"] == contender.name]
     runs = labels.groupby("workload")["label"].nunique().mean()
     return [
+        contender.name,
         *("–" if gap is None else _percent(gap) for gap in over),
         "–" if interval is None else " … ".join(_percent(end) for end in interval),
         *map(str, counts),
@@ -58,18 +44,13 @@ def _summed(standings: Standings, contender: Contender, workloads: Sequence[Work
 
 
 def table(standings: Standings, workloads: Sequence[Workload], title: str) -> Table:
-    """Return the gaps in per cent, for the terminal."""
+    """Return what the contenders achieved on some workloads together, for the terminal."""
     caption = "per cent behind the best tuned test loss; runs: to find the rate"
     shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
-    rows = [_cells(standings, contender, workloads) for contender in standings.contenders]
-    for i, column in enumerate(_columns(workloads)):
-        # Long heads are folded, so that the table fits 80 columns; what stands below is whole.
-        width = max((len(row[i]) for row in rows), default=0)
-        most = max(width, 8 if len(workloads) > 4 else 12)
-        justify: Literal["left", "right"] = "right" if i else "left"
-        shown.add_column(column, justify=justify, overflow="fold", min_width=width, max_width=most)
-    for row in rows:
-        shown.add_row(*row)
+    for i, column in enumerate(["contender", *SUMMED]):
+        shown.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=not i)
+    for contender in standings.contenders:
+        shown.add_row(*_summed(standings, contender, workloads))
     return shown
 
 
@@ -96,20 +77,33 @@ the seeds, and on how many of them it is below.
 
 
 def markdown(standings: Standings, workloads: Sequence[Workload], title: str = "The suite") -> str:
-    """Return a page: gaps on the workloads that defaults were not chosen on, on the others, and losses."""
+    """Return a page: gaps on the workloads that are held out, on the others, and losses."""
     tuned = ", ".join(f"`{contender.name}`" for contender in standings.contenders if contender.tuned)
     lines = [f"# {title}", HEAD.format(tuned)]
     if note := historical_note(standings.every):
         lines += [note, ""]
+    ready = [workload for workload in workloads if workload.name in standings.best]
+    waiting = [workload.name for workload in workloads if workload not in ready]
+    if waiting:
+        lines += [f"Not trained yet, or with a search for a rate that is not over: {', '.join(waiting)}.", ""]
     for heading, chosen_on in (("held out", False), ("used for choosing", True)):
-        some = [workload for workload in workloads if workload.chosen_on == chosen_on]
-        if some:
-            rows = [_cells(standings, contender, some) for contender in standings.contenders]
-            lines += [f"## Workloads {heading}", "", *md.table(_columns(some), rows), ""]
-    lines += [*_paired(standings, workloads), "## Losses", ""]
+        if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
+            lines += [f"## Workloads {heading}", "", *_gaps(standings, some), ""]
+    lines += [*_paired(standings, ready), "## Losses", ""]
     for workload in workloads:
         lines += _losses(standings, workload)
     return "\n".join(lines)
+
+
+def _gaps(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
+    """The contenders on all workloads together, and on each."""
+    names = [contender.name for contender in standings.contenders]
+    gaps = standings.gaps.reindex(index=names, columns=[workload.name for workload in workloads])
+    each = [
+        [name, *("–" if gap != gap else _percent(gap) for gap in column)] for name, column in gaps.items()
+    ]
+    together = [_summed(standings, contender, workloads) for contender in standings.contenders]
+    return [*md.table(["contender", *SUMMED], together), "", *md.table(["workload", *names], each)]
 
 
 def _paired(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
