@@ -52,7 +52,7 @@ class Auto(AveragedOptimizer):
 
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``.
-        steps: number of steps of the training, if it is known: the search then takes at most 15 % of it. A
+        steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
         betas: :math:`\beta_1`, the part of the average in the training weights, and :math:`\beta_2`, of the

@@ -22,7 +22,7 @@ WIDTH = 1.5
 LONGEST = 50
 """Steps of a search. Longer ones find the same rates and leave fewer steps to the average."""
 
-PART = 0.15
+PART = 0.3
 """The part of the training that a search takes at most, where the number of steps is known."""
 
 EVERY = 5
