@@ -43,7 +43,7 @@ def test_it_is_the_algorithm_as_written_down(options):
     betas = options.get("betas", (0.7, 0.99))
     slow = SlowAuto(
         dict(zip([n for n, _ in model.named_parameters()], weights(model), strict=True)), places, 5,
-        steps={100: 15, 3: 1}.get(options.get("steps"), 50), weight_decay=options.get("weight_decay", 0.0),
+        steps={100: 30, 3: 1}.get(options.get("steps"), 50), weight_decay=options.get("weight_decay", 0.0),
         beta=betas[0], beta2=betas[1], eps=options.get("eps", 1e-8),
     )  # fmt: skip
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 60, gamma=0.5)
@@ -96,7 +96,7 @@ def test_failed_copies_do_not_stop_the_search():
 
 
 @pytest.mark.parametrize(
-    ("steps", "length"), [(None, 50), (1, 1), (10, 1), (100, 15), (333, 49), (334, 50), (10**6, 50)]
+    ("steps", "length"), [(None, 50), (1, 1), (10, 3), (100, 30), (166, 49), (167, 50), (10**6, 50)]
 )
 def test_the_search_takes_fifty_steps_or_a_part_of_the_training(steps, length):
     assert build(steps=steps)[1].search.steps == length
