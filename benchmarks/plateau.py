@@ -3,8 +3,8 @@
     python benchmarks/plateau.py                  # 132, 300 and 1,000 steps, eight seeds, about ten minutes
     python benchmarks/plateau.py --steps 132 --seeds 2
 
-transformers' ViT, hidden size 48, two layers; 1,400 images to train, batches of 32 drawn with replacement. The
-test loss is that on the other 397 images after the last step; above 2.2 it is chance.
+transformers' ViT, hidden size 48, two layers; 1,400 images to train, batches of 32 drawn with replacement.
+The test loss is that on the other 397 images after the last step; above 2.2 it is chance.
 """
 
 from __future__ import annotations
