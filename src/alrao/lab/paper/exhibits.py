@@ -11,7 +11,7 @@ from ..compare import Comparison, Triangle
 from ..methods import GRID
 from ..runset import RunSet
 from ..settings import Settings
-from ..values import Interval
+from ..values import Interval, MethodSpec
 
 __all__ = ["EXHIBITS", "Exhibit", "Plan"]
 
@@ -36,7 +36,7 @@ class Plan:
         """
         settings = replace(common, task=self.task, budget=budget, **self.settings)
         if self.rates:
-            return Triangle(settings, self.rates, roots=roots)
+            return Triangle(replace(settings, method=MethodSpec("alrao")), self.rates, roots=roots)
         return Comparison(settings, self.methods.split(","), seeds=self.seeds, grid_seeds=1, roots=roots)
 
 
