@@ -17,14 +17,14 @@ several of them add up. This module is the only one that knows what its ``copies
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .finite import all_finite
 
-__all__ = ["CHOICES", "Evidence", "new_leaf", "no_likelihood", "of_rows", "pack", "read"]
+__all__ = ["CHOICES", "Evidence", "count_once", "new_leaf", "no_likelihood", "of_rows", "pack", "read"]
 
 CHOICES = ("mean", "sum")
 """What one batch counts for: the mean log-likelihood of its observations, or their sum."""
@@ -61,6 +61,24 @@ def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
     sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
     rows = torch.linalg.vector_norm(totals, 0, (0, 1))  # count_nonzero, in the type and shape for cat
     return torch.cat([sums, rows])
+
+
+def count_once(ctx: Any, evidence: Tensor, weights: Tensor) -> Tensor:
+    """Return the leaf's gradient without observations that an earlier pass back through the graph counted.
+
+    Args:
+        ctx: the context of the autograd function.
+        evidence: the leaf's gradient for this pass.
+        weights: the weight of each observation in it; 0 for one that was not seen.
+    """
+    if torch.compiler.is_compiling():
+        return evidence
+    before = getattr(ctx, "counted", None)
+    ctx.counted = weights
+    if before is not None:
+        evidence[-1] -= ((before != 0) & (weights != 0)).sum()
+        ctx.counted = (before != 0) | (weights != 0)
+    return evidence
 
 
 def no_likelihood(copies: int, amount: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
 def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module, dict[str, Tensor]]]:
     """Return, for each module with its own parameters, the feature number of every entry, from 0 on.
 
+    Names are relative to the module; those of parametrized weights have dots.
     A parameter that several modules share (tied weights) belongs to the first of them.
 
     Args:
@@ -69,7 +70,8 @@ def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module,
     seen: set[nn.Parameter] = set()
     found: list[tuple[nn.Module, dict[str, Tensor]]] = []
     for module in model.modules():
-        own = {name: p for name, p in module.named_parameters(recurse=False) if p not in seen}
+        own = {**dict(module.named_parameters(recurse=False)), **_parametrized(module)}
+        own = {name: p for name, p in own.items() if p not in seen}
         if own:
             seen.update(own.values())
             with torch.device("cpu"):  # whatever the default device is
@@ -91,7 +93,7 @@ def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module,
 
 
 def _numbers_of(module: nn.Module, own: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    described = _rule_for(module)(module)
+    described = {**_rule_for(module)(module), **dict.fromkeys(_parametrized(module), 0)}
     numbers = {
         name: _numbers(module, name, own[name], where) for name, where in described.items() if name in own
     }
@@ -101,6 +103,18 @@ def _numbers_of(module: nn.Module, own: dict[str, nn.Parameter]) -> dict[str, Te
             numbers[name] = free + _along(parameter, guess_axis(name, parameter))
             free += numbers[name].numel()
     return numbers
+
+
+def _parametrized(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parametrized weights of a layer (weight normalisation) whose rows are those of its bias."""
+    lists = getattr(module, "parametrizations", None)
+    bias = getattr(module, "bias", None)
+    if not (isinstance(lists, nn.ModuleDict) and isinstance(bias, nn.Parameter)):
+        return {}
+    if _rule_for(module) is not _first_axis:
+        return {}
+    named = lists.named_parameters(prefix="parametrizations")
+    return {name: p for name, p in named if p.ndim > 1 and len(p) == len(bias)}
 
 
 def _along(parameter: Tensor, axis: int) -> Tensor:

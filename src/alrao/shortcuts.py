@@ -25,6 +25,7 @@ __all__ = [
     "inside_functional_transform",
     "mark_only_if_watched",
     "profiler_is_on",
+    "step_inside",
 ]
 
 P = ParamSpec("P")
@@ -49,6 +50,19 @@ def mark_only_if_watched(func: Callable[P, R]) -> Callable[P, R]:
         return (marked if watched else func)(*args, **kwargs)
 
     return step
+
+
+def step_inside(optimizer: Optimizer) -> None:
+    """Step an optimizer that works inside another one, whose step global hooks have seen already."""
+    step: Any = type(optimizer).step
+    if not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks) or not hasattr(step, "hooked"):
+        optimizer.step()
+        return
+    for before in optimizer._optimizer_step_pre_hooks.values():
+        before(optimizer, (), {})
+    step.__wrapped__(optimizer)
+    for after in optimizer._optimizer_step_post_hooks.values():
+        after(optimizer, (), {})
 
 
 def apply_as(kind: type[T], function: Any, *args: Any) -> T:

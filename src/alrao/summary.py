@@ -25,7 +25,7 @@ def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
     rows = [("layer", "type", "features", "rates", "parameters", "with Alrao")]
     before = after = features = 0
     for module, numbers in features_of(alrao.net):
-        own = [p for name, p in module.named_parameters(recurse=False) if name in numbers]
+        own = [module.get_parameter(name) for name in numbers]
         count = len({int(n) for number in numbers.values() for n in number.flatten().tolist()})
         size = sum(p.numel() for p in own)
         plain = size // alrao.head.copies if module is alrao.head else size

@@ -176,7 +176,8 @@ class _HardNLL(torch.autograd.Function):
             else:
                 (gradients, log_p), ctx.early = ctx.early, None  # the caller takes these tensors for its own
                 gradients.scale_(g)
-            return (*gradients.of(weight, bias), None, _evidence(log_p, scale), None, None, None)
+            evidence = reports.count_once(ctx, _evidence(log_p, scale), scale)
+            return (*gradients.of(weight, bias), None, evidence, None, None, None)
 
 
 def _hard_pass(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import evidence as reports
 from ..tensors import LazyLogProbs, LogProbs
 from ..watch import version_of
 from .chunked import backward_of_mixture, hard_nll, log_mixture
@@ -96,6 +97,7 @@ class _Mixture(torch.autograd.Function):
         rows = moved.reshape(-1, moved.shape[-1])
         of_rows = g.movedim(ctx.axis, -1).reshape(len(rows), -1)
         gradients, evidence = backward_of_mixture(of_rows, rows, weight, bias, a, ctx.needs_input_grad)
+        evidence = reports.count_once(ctx, evidence, of_rows.sum(-1))
         grad_z, grad_weight, grad_bias = gradients.of(weight, bias)
         if grad_z is not None:
             grad_z = grad_z.view(moved.shape).movedim(-1, ctx.axis)

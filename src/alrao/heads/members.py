@@ -96,5 +96,6 @@ class _Attached(torch.autograd.Function):
         grad_own = torch.where(living, -g, 0)
         scores = torch.where(living, own * -g, torch.inf).masked_fill(g == 0, 0).reshape(len(own), -1).sum(1)
         seen = g != 0
-        rows = (seen.any(0) if ctx.alternatives else seen).sum()
-        return g, grad_own, reports.pack(scores, -g.sum(), (-g).relu().sum(), rows), None
+        rows = seen.any(0) if ctx.alternatives else seen
+        evidence = reports.pack(scores, -g.sum(), (-g).relu().sum(), rows.sum())
+        return g, grad_own, reports.count_once(ctx, evidence, rows), None

@@ -139,7 +139,7 @@ class _CategoricalMixture(torch.autograd.Function):
             grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, -1)
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
-        return grad_z, grad_weight, grad_bias, None, evidence
+        return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total)
 
 
 def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:

@@ -26,10 +26,9 @@ class FeaturePlaces:
         self._numbers: dict[Tensor, Tensor] = {}  # of the feature that each entry of a parameter belongs to
         self._count = 0
         for module, numbers in features_of(model, say=True):
-            own = dict(module.named_parameters(recurse=False))
             count = 0
             for name, number in numbers.items():
-                self._numbers[own[name]] = number + self._count
+                self._numbers[module.get_parameter(name)] = number + self._count
                 count = max(count, int(number.max()) + 1 if number.numel() else 0)
             self._count += count
 

@@ -120,8 +120,8 @@ class AlraoOptimizer(Optimizer):
         strangers = [p for p in group["params"] if p not in self._places]
         if strangers:
             raise ValueError(
-                f"{len(strangers)} of the parameters, the first of shape {tuple(strangers[0].shape)}, are "
-                "not the model's: group parameters of the model that the optimizer was given"
+                f"{len(strangers)} parameters, the first of shape {tuple(strangers[0].shape)}, are not "
+                "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), output=…)"
             )
         self._warn_of_copies(distribution, group["params"])
         rates = GroupRates(distribution)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..finite import in_range, keep_finite_, zero_unusable
 from ..rates import Rate, RateDistribution
+from ..shortcuts import step_inside
 from ..warn import warn
 from .checkpoint import broadcasts
 from .feature_rates import Entry, GroupRates
@@ -178,7 +179,7 @@ class PerFeature(AlraoOptimizer):
                 for p, grad in zip(params, grads, strict=True):
                     p.grad = zero_unusable(grad)
             _point_copies(rates)
-            inner.step()
+            step_inside(inner)
         finally:
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
