@@ -96,3 +96,26 @@ def test_a_scheduler_and_an_average_of_timm():
     assert max(max(each) for each in factors) == pytest.approx(1, rel=0.1)
     assert losses[-1] < losses[0]
     assert average.module(x).isfinite().all()
+
+
+def test_the_losses_of_timm_that_the_page_names():
+    from timm import loss as losses
+
+    x, y = torch.randn(8, 1, 8, 8), torch.arange(8) % 3
+    soft = torch.rand(8, 3).softmax(1)
+
+    def train(loss, target, likelihood=None):
+        model = alrao.Alrao(vit(), 3, likelihood=likelihood)
+        loss(model(x), target).backward()
+        alrao.SGD(model).step()
+
+    train(losses.SoftTargetCrossEntropy(), soft)
+    train(losses.LabelSmoothingCrossEntropy(0.1), y)
+    train(losses.BinaryCrossEntropy(), soft, "bernoulli")
+    for loss, target in (
+        (losses.AsymmetricLossMultiLabel(), soft.round()),
+        (losses.AsymmetricLossSingleLabel(), y),
+        (losses.JsdCrossEntropy(num_splits=2), y),
+    ):
+        with pytest.raises(RuntimeError, match="not a negative log-likelihood"):
+            train(loss, target)

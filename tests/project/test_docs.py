@@ -262,7 +262,9 @@ NOT_RUN = {
 }
 VISION = "from alrao.lab.zoo.vision import torchvision  # before others import it"
 BEFORE = {
+    "how-to/fastai.md": VISION,
     "how-to/lora.md": VISION,
+    "how-to/timm.md": VISION,
     "integrations/lightning.md": VISION,
     "integrations/tensorboard-onnx.md": """
 import torch, torch.nn as nn, torch.nn.functional as F, alrao
@@ -273,7 +275,9 @@ loader = [(x, torch.randint(3, (8,)))]
 """,
 }
 NEEDS = {
+    "how-to/fastai.md": ["fastai"],
     "how-to/lora.md": ["peft", "transformers"],
+    "how-to/timm.md": ["timm"],
     "integrations/lightning.md": ["lightning"],
     "integrations/sklearn.md": ["sklearn", "pandas"],
     "integrations/skorch.md": ["skorch"],
