@@ -50,5 +50,5 @@ def compare_command(experiment: Experiment, names: Iterable[str]) -> str:
 def triangle_command(experiment: Experiment, method: str, rates: Iterable[float]) -> str:
     """Return the ``alrao triangle`` over some rates."""
     words = ["triangle", experiment.settings.task, "--rates", ",".join(map(spelled, rates))]
-    words += [] if method == "auto" else ["--method", method]
+    words += [] if method == "alrao" else ["--method", method]  # which is its default
     return shlex.join(["alrao", *words, *_options(experiment.settings)])
