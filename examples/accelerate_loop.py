@@ -30,7 +30,7 @@ def main():
     train, test = random_split(data, [0.8, 0.2])
 
     model = alrao.Alrao(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-    optimizer = alrao.AdamW(model, lr=(1e-6, 1e-1))
+    optimizer = alrao.Auto(model)  # no learning rate
     model, optimizer, batches, held_out = accelerator.prepare(
         model, optimizer, DataLoader(train, 16, shuffle=True), DataLoader(test, 128)
     )
@@ -40,12 +40,12 @@ def main():
             with accelerator.accumulate(model):
                 accelerator.backward(F.cross_entropy(model(x), y))
                 if accelerator.sync_gradients:
-                    accelerator.unwrap_model(model).clip_grad_norm_(1.0)  # the body and each copy separately
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
         accelerator.save_state(args.folder)  # resume with accelerator.load_state
 
-    model.eval()
+    model.eval()  # the averaged weights
     correct = []
     with torch.no_grad():
         for x, y in held_out:

@@ -26,7 +26,7 @@ def main():
     x, y = torch.tensor(images / 16 - 0.3, dtype=torch.float32), torch.tensor(labels)
 
     model = alrao.Alrao(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-    optimizer = alrao.SGD(model)
+    optimizer = alrao.Auto(model)  # no learning rate
     for _ in range(args.steps):
         batch = torch.randint(len(x), (32,))
         optimizer.zero_grad()

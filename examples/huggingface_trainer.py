@@ -37,9 +37,8 @@ def main():
         args.folder,
         num_train_epochs=args.epochs,
         per_device_train_batch_size=32,
-        max_grad_norm=0,  # the callback clips the body and each copy separately
         label_names=["labels"],  # the Trainer cannot detect them
-        lr_scheduler_type="cosine",  # a factor on all rates
+        lr_scheduler_type="constant",  # Auto needs no schedule
         eval_strategy="epoch",
         save_strategy="epoch",  # resume with trainer.train(resume_from_checkpoint=True)
         save_total_limit=1,
@@ -53,14 +52,14 @@ def main():
         arguments,
         train_dataset=train,
         eval_dataset=test,
-        optimizers=(alrao.AdamW(model, lr=(1e-6, 1e-2)), None),  # None: the schedule of the arguments
-        callbacks=[AlraoCallback(max_grad_norm=1.0)],
+        optimizers=(alrao.Auto(model), None),  # None: the schedule of the arguments
+        callbacks=[AlraoCallback()],
         compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},
     )
     trainer.train()
     print(f"Alrao: accuracy {trainer.evaluate()['eval_accuracy']:.1%}; posterior", model.posterior)
 
-    plain = model.eval().collapse()  # an ordinary ViTForImageClassification
+    plain = model.collapse()  # with the averaged weights: an ordinary ViTForImageClassification
     plain.save_pretrained(f"{args.folder}/plain")
     loaded = ViTForImageClassification.from_pretrained(f"{args.folder}/plain")
     difference = (loaded(images[:8]).logits - plain(images[:8]).logits).abs().max().item()

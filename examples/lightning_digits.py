@@ -1,4 +1,4 @@
-"""Train with Lightning: checkpoints, a schedule, clipping, and a log of the posterior.
+"""Train with Lightning: checkpoints, early stopping, clipping, and a log of the rates.
 
 Needs `pip install 'alrao[lightning,sklearn]'`. Usage:
 python examples/lightning_digits.py [--epochs 20] [--folder runs/lightning]
@@ -25,10 +25,9 @@ warnings.filterwarnings("ignore", ".*does not have many workers")
 
 
 class Digits(L.LightningModule):
-    def __init__(self, epochs):
+    def __init__(self):
         super().__init__()
         self.model = alrao.Alrao(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-        self.epochs = epochs
 
     def training_step(self, batch, index):
         x, y = batch
@@ -41,9 +40,7 @@ class Digits(L.LightningModule):
         self.log("valid_accuracy", (out.argmax(1) == y).float().mean(), prog_bar=True)
 
     def configure_optimizers(self):
-        optimizer = alrao.SGD(self.model)  # no lr
-        # The schedule multiplies all rates by a factor.
-        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
+        return alrao.Auto(self.model)  # no learning rate and no schedule
 
 
 def main():
@@ -66,13 +63,13 @@ def main():
         callbacks=[
             checkpoint,
             EarlyStopping("valid_loss", patience=5),
-            AlraoCallback(gradient_clip_val=1.0),  # not Trainer(gradient_clip_val=…)
+            AlraoCallback(gradient_clip_val=1.0),
         ],
     )
-    module = Digits(args.epochs)
+    module = Digits()
     trainer.fit(module, DataLoader(train, 32, shuffle=True), DataLoader(valid, 256))
 
-    best = Digits.load_from_checkpoint(checkpoint.best_model_path, epochs=args.epochs, weights_only=True)
+    best = Digits.load_from_checkpoint(checkpoint.best_model_path, weights_only=True)
     trainer.validate(best, DataLoader(valid, 256), verbose=False)
     accuracy = trainer.callback_metrics["valid_accuracy"]
     print(f"Alrao: accuracy {accuracy:.1%}; log in {trainer.logger.log_dir}")

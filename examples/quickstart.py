@@ -1,6 +1,6 @@
-"""Compare Alrao with SGD at seven learning rates and Adam on scikit-learn's digits.
+"""Compare Auto with SGD at seven learning rates and Adam on scikit-learn's digits.
 
-All methods use the same network, loop and number of steps; nothing is tuned for Alrao. `make demo` does the
+All methods use the same network, loop and number of steps; nothing is tuned for Auto. `make demo` does the
 same with the workbench. Needs `pip install 'alrao[lab]'`. Usage:
 python examples/quickstart.py [--epochs 30] [--seeds 3]
 """
@@ -38,9 +38,9 @@ def network():
 def method(name):
     """Return a model and its optimizer."""
     net = network()
-    if name == "Alrao":
+    if name == "Auto":
         model = alrao.Alrao(net)
-        return model, alrao.SGD(model)  # no learning rate to choose
+        return model, alrao.Auto(model)  # no learning rate to choose
     if name == "Adam":
         return net, torch.optim.Adam(net.parameters())
     return net, torch.optim.SGD(net.parameters(), lr=float(name.removeprefix("SGD ")))
@@ -59,7 +59,7 @@ def train(name, seed, epochs, data, progress, task):
             loss = F.cross_entropy(model(x[batch]), y[batch])
             loss.backward()
             optimizer.step()
-        model.eval()
+        model.eval()  # Auto's averaged weights
         with torch.no_grad():
             losses = [F.cross_entropy(model(inputs), labels).item() for inputs, labels in (validation, test)]
             accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
@@ -75,7 +75,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     data = split_digits()
-    names = [*(f"SGD {rate:g}" for rate in RATES), "Adam", "Alrao"]
+    names = [*(f"SGD {rate:g}" for rate in RATES), "Adam", "Auto"]
     results = {name: [] for name in names}
     with Progress(transient=True) as progress:
         task = progress.add_task("training", total=len(names) * args.seeds * args.epochs)
@@ -98,11 +98,11 @@ def main():
         cells = [spread([r[1] for r in results[name]]), spread([r[2] for r in results[name]], 100, 1)]
         label = f"{name} (best on validation)" if name == chosen else name
         tuning = str(len(RATES)) if name.startswith("SGD") else "1"
-        style = "bold green" if name == "Alrao" else "bold" if name == chosen else None
+        style = "bold green" if name == "Auto" else "bold" if name == chosen else None
         table.add_row(label, *cells, tuning, style=style)
     console = Console()
     console.print(table)
-    console.print("The posterior over the copies of the head of the last Alrao model:")
+    console.print("The posterior over the copies of the head of the last model of Auto:")
     console.print(str(model).splitlines()[1].strip(), highlight=False)
 
 

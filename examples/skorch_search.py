@@ -11,10 +11,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from skorch.callbacks import LRScheduler
 from torch import nn
 
-import alrao
 from alrao.integrations.skorch import AlraoNetClassifier, GradientNormClipping
 
 
@@ -37,15 +35,10 @@ def main():
     torch.manual_seed(0)
     net = AlraoNetClassifier(
         Net,
-        optimizer=alrao.SGD,
         max_epochs=args.epochs,
         batch_size=32,
         iterator_train__shuffle=True,
-        callbacks=[
-            # The schedule multiplies all rates by a factor.
-            LRScheduler(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=args.epochs),
-            GradientNormClipping(1.0),
-        ],
+        callbacks=[GradientNormClipping(1.0)],
         verbose=0,
     )
     grid = {"alraonetclassifier__module__units": [32, 128], "alraonetclassifier__alrao__copies": [5, 10]}

@@ -24,8 +24,7 @@ def main():
     x = torch.randn(1000, 10)
     y = x[:, :4].argmax(1)
     model = alrao.Alrao(nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 4)))
-    optimizer = alrao.SGD(model)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    optimizer = alrao.Auto(model)
 
     writer = SummaryWriter(args.folder)  # line 1 of 2
     for step in range(args.steps):
@@ -34,7 +33,6 @@ def main():
         loss = F.cross_entropy(model(x[batch]), y[batch])
         loss.backward()
         optimizer.step()
-        scheduler.step()
         if step % 10 == 0:
             writer.add_scalar("loss", loss.item(), step)
             tensorboard.log(writer, model, optimizer, step)  # line 2 of 2

@@ -1,0 +1,214 @@
+"""Fine-tuning with Auto, which needs no interval, beside AdamW at five rates with a linear decay.
+
+Four small cases, each with a network trained on one set of data (AdamW, once for every seed) and fine-tuned
+on few rows of another: digits of other classes, digits turned by 90 degrees, printed characters of another
+text, and the same text model on less of it. Nothing is tuned for Auto; AdamW's best rate is chosen by the
+test loss, in its favour. Usage:
+ALRAO_DATA=… python benchmarks/finetuning.py [--seeds 3] [--markdown docs/how-to/fine-tuning.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import alrao
+
+BEGIN, END = "<!-- table: benchmarks/finetuning.py -->", "<!-- end of the table -->"
+RATES = (2e-5, 5e-5, 1e-4, 3e-4, 1e-3)
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Reader(nn.Module):
+    """A recurrent model of characters."""
+
+    def __init__(self, symbols: int, size: int = 96) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(symbols, 32)
+        self.recurrent = nn.GRU(32, size, batch_first=True)
+        self.output = nn.Linear(size, symbols)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.output(self.recurrent(self.embedding(x))[0])
+        return out
+
+
+class Rows:
+    """Some rows to train on, drawn with replacement, and others to test on."""
+
+    def __init__(self, x: Tensor, y: Tensor, few: int, generator: torch.Generator) -> None:
+        order = torch.randperm(len(x), generator=generator)
+        self.generator, (self.x, self.y) = generator, (x[order], y[order])
+        self.few = few
+
+    def batch(self) -> Batch:
+        at = torch.randint(self.few, (32,), generator=self.generator)
+        return self.x[at], self.y[at]
+
+    def test(self) -> Batch:
+        return self.x[self.few :], self.y[self.few :]
+
+
+class Text:
+    """Characters to train on, as windows drawn at random, and later ones to test on."""
+
+    LENGTH = 48
+
+    def __init__(self, text: Tensor, few: int, generator: torch.Generator) -> None:
+        self.text, self.few, self.generator = text, few, generator
+
+    def batch(self) -> Batch:
+        starts = torch.randint(self.few - self.LENGTH, (16, 1), generator=self.generator)
+        rows = self.text[starts + torch.arange(self.LENGTH + 1)]
+        return rows[:, :-1], rows[:, 1:]
+
+    def test(self) -> Batch:
+        rows = self.text[self.few : self.few + 200 * self.LENGTH + 1]
+        return rows[:-1].view(200, -1), rows[1:].view(200, -1)
+
+
+def digits() -> Batch:
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images / 16 - 0.3, dtype=torch.float32), torch.tensor(labels)
+
+
+def perceptron(outputs: int) -> nn.Module:
+    layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs)]
+    return nn.Sequential(*layers)
+
+
+def texts() -> dict[str, Tensor]:
+    folder = Path(os.environ["ALRAO_DATA"])
+    read = {name: (folder / f"{name}.txt").read_text("utf-8") for name in ("tinyshakespeare", "ptb.test")}
+    symbols = sorted(set("".join(read.values())))
+    numbers = {symbol: i for i, symbol in enumerate(symbols)}
+    return {name: torch.tensor([numbers[c] for c in text]) for name, text in read.items()}
+
+
+def trained(net: nn.Module, data: Any, steps: int) -> nn.Module:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    for _ in range(steps):
+        x, y = data.batch()
+        optimizer.zero_grad()
+        F.cross_entropy(net(x).flatten(0, -2), y.flatten()).backward()
+        optimizer.step()
+        schedule.step()
+    return net
+
+
+def other_classes(g: torch.Generator) -> tuple[nn.Module, Any, bool]:
+    x, y = digits()
+    net = trained(perceptron(5), Rows(x[y < 5], y[y < 5], 700, g), 500)
+    net[-1] = nn.Linear(128, 5)  # type: ignore[index]
+    return net, Rows(x[y >= 5], y[y >= 5] - 5, 50, g), False
+
+
+def turned(g: torch.Generator) -> tuple[nn.Module, Any, bool]:
+    x, y = digits()
+    net = trained(perceptron(10), Rows(x, y, 900, g), 500)
+    return net, Rows(x.view(-1, 8, 8).rot90(1, (1, 2)).flatten(1), y, 150, g), True
+
+
+def other_text(g: torch.Generator) -> tuple[nn.Module, Any, bool]:
+    found = texts()
+    net = Reader(1 + max(int(text.max()) for text in found.values()))
+    trained(net, Text(found["tinyshakespeare"], 900_000, g), 800)
+    return net, Text(found["ptb.test"], 20_000, g), True
+
+
+def half(g: torch.Generator) -> tuple[nn.Module, Any, bool]:
+    x, y = digits()
+    first = torch.randperm(len(x), generator=g)
+    net = trained(perceptron(10), Rows(x[first[:200]], y[first[:200]], 200, g), 200)
+    return net, Rows(x[first[200:]], y[first[200:]], 200, g), True
+
+
+CASES: dict[str, tuple[str, Callable[[torch.Generator], tuple[nn.Module, Any, bool]]]] = {
+    "other classes": ("digits 0 to 4, then 50 rows of 5 to 9, a new output layer", other_classes),
+    "turned": ("900 digits, then 150 rows turned by 90 degrees", turned),
+    "more data": ("200 digits, then 200 others", half),
+    "other text": ("Shakespeare, then 20,000 characters of Penn Treebank", other_text),
+}
+
+
+def tuned(net: nn.Module, data: Any, keep: bool, rate: float | None, steps: int) -> float:
+    """Fine-tune a copy with AdamW at a rate, or with Auto, and return the test loss."""
+    net = copy.deepcopy(net)
+    if rate is None:
+        net = alrao.Alrao(net, keep_output=keep)
+        optimizer: torch.optim.Optimizer = alrao.Auto(net)
+        schedule = None
+    else:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=rate)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    for _ in range(steps):
+        x, y = data.batch()
+        optimizer.zero_grad()
+        F.cross_entropy(net(x).flatten(0, -2), y.flatten()).backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    net.eval()
+    x, y = data.test()
+    with torch.no_grad():
+        return F.cross_entropy(net(x).flatten(0, -2), y.flatten()).item()
+
+
+def table(seeds: int, steps: int) -> str:
+    names = ["before", *(f"AdamW {rate:.0e}".replace("e-0", "e-") for rate in RATES), "**Auto**"]
+    lines = ["| case | " + " | ".join(names) + " |", "|---|" + "--:|" * len(names)]
+    for name, (_, make) in CASES.items():
+        found: list[list[float]] = [[] for _ in names]
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            net, data, keep = make(torch.Generator().manual_seed(seed))
+            x, y = data.test()
+            with torch.no_grad():
+                found[0].append(F.cross_entropy(net(x).flatten(0, -2), y.flatten()).item())
+            for column, rate in zip(found[1:], (*RATES, None), strict=True):
+                torch.manual_seed(seed)
+                data.generator.manual_seed(100 + seed)
+                column.append(tuned(net, data, keep, rate, steps))
+        best = min(map(mean, found))
+        cells = []
+        for column in found:
+            number = f"**{mean(column):.3f}**" if mean(column) == best else f"{mean(column):.3f}"
+            cells.append(number + (f" ± {stdev(column):.3f}" if seeds > 1 else ""))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        print(lines[-1], flush=True)
+    what = "; ".join(f"*{name}*: {words}" for name, (words, _) in CASES.items())
+    lines += ["", f"Test loss in nats after {steps} steps, mean ± deviation of {seeds} seeds. {what}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--markdown", type=Path, help="the page whose table is replaced")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    text = table(args.seeds, args.steps)
+    print(text)
+    if args.markdown:
+        before, _, rest = args.markdown.read_text(encoding="utf-8").partition(BEGIN)
+        _, _, after = rest.partition(END)
+        args.markdown.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
