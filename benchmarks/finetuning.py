@@ -1,9 +1,8 @@
 """Fine-tuning with Auto, which needs no interval, beside AdamW at five rates with a linear decay.
 
 Four small cases, each with a network trained on one set of data (AdamW, once for every seed) and fine-tuned
-on few rows of another: digits of other classes, digits turned by 90 degrees, printed characters of another
-text, and the same text model on less of it. Nothing is tuned for Auto; AdamW's best rate is chosen by the
-test loss, in its favour. Usage:
+on few rows of another: digits of other classes, digits turned by 90 degrees, more digits of the same kind,
+and characters of another text. Usage:
 ALRAO_DATA=… python benchmarks/finetuning.py [--seeds 3] [--markdown docs/how-to/fine-tuning.md]
 """
 
@@ -25,7 +24,8 @@ from torch import Tensor, nn
 import alrao
 
 BEGIN, END = "<!-- table: benchmarks/finetuning.py -->", "<!-- end of the table -->"
-RATES = (2e-5, 5e-5, 1e-4, 3e-4, 1e-3)
+METHODS = ("AdamW 2e-5", "AdamW 5e-5", "AdamW 1e-4", "AdamW 3e-4", "AdamW 1e-3", "Auto", "Auto 1.0")
+"""The number is AdamW's rate, and the weight decay of Auto."""
 
 Batch = tuple[Tensor, Tensor]
 
@@ -63,7 +63,7 @@ class Rows:
 class Text:
     """Characters to train on, as windows drawn at random, and later ones to test on."""
 
-    LENGTH = 48
+    LENGTH = 32
 
     def __init__(self, text: Tensor, few: int, generator: torch.Generator) -> None:
         self.text, self.few, self.generator = text, few, generator
@@ -124,7 +124,7 @@ def turned(g: torch.Generator) -> tuple[nn.Module, Any, bool]:
 def other_text(g: torch.Generator) -> tuple[nn.Module, Any, bool]:
     found = texts()
     net = Reader(1 + max(int(text.max()) for text in found.values()))
-    trained(net, Text(found["tinyshakespeare"], 900_000, g), 800)
+    trained(net, Text(found["tinyshakespeare"], 900_000, g), 600)
     return net, Text(found["ptb.test"], 20_000, g), True
 
 
@@ -143,15 +143,16 @@ CASES: dict[str, tuple[str, Callable[[torch.Generator], tuple[nn.Module, Any, bo
 }
 
 
-def tuned(net: nn.Module, data: Any, keep: bool, rate: float | None, steps: int) -> float:
-    """Fine-tune a copy with AdamW at a rate, or with Auto, and return the test loss."""
+def tuned(net: nn.Module, data: Any, keep: bool, method: str, steps: int) -> tuple[float, float]:
+    """Fine-tune a copy with AdamW or with Auto, and return the test loss and the test accuracy."""
     net = copy.deepcopy(net)
-    if rate is None:
+    name, _, number = method.partition(" ")
+    if name == "Auto":
         net = alrao.Alrao(net, keep_output=keep)
-        optimizer: torch.optim.Optimizer = alrao.Auto(net)
+        optimizer: torch.optim.Optimizer = alrao.Auto(net, weight_decay=float(number or 0))
         schedule = None
     else:
-        optimizer = torch.optim.AdamW(net.parameters(), lr=rate)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=float(number))
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for _ in range(steps):
         x, y = data.batch()
@@ -160,37 +161,50 @@ def tuned(net: nn.Module, data: Any, keep: bool, rate: float | None, steps: int)
         optimizer.step()
         if schedule is not None:
             schedule.step()
-    net.eval()
+    return tested(net.eval(), data)
+
+
+def tested(net: nn.Module, data: Any) -> tuple[float, float]:
     x, y = data.test()
     with torch.no_grad():
-        return F.cross_entropy(net(x).flatten(0, -2), y.flatten()).item()
+        out = net(x).flatten(0, -2)
+    return F.cross_entropy(out, y.flatten()).item(), (out.argmax(1) == y.flatten()).float().mean().item()
 
 
 def table(seeds: int, steps: int) -> str:
-    names = ["before", *(f"AdamW {rate:.0e}".replace("e-0", "e-") for rate in RATES), "**Auto**"]
-    lines = ["| case | " + " | ".join(names) + " |", "|---|" + "--:|" * len(names)]
+    names = ["before", *METHODS]
+    head = ["| case | " + " | ".join(names) + " |", "|---|" + "--:|" * len(names)]
+    losses, accuracies = [], []
     for name, (_, make) in CASES.items():
-        found: list[list[float]] = [[] for _ in names]
+        found: list[list[tuple[float, float]]] = [[] for _ in names]
         for seed in range(seeds):
             torch.manual_seed(seed)
             net, data, keep = make(torch.Generator().manual_seed(seed))
-            x, y = data.test()
-            with torch.no_grad():
-                found[0].append(F.cross_entropy(net(x).flatten(0, -2), y.flatten()).item())
-            for column, rate in zip(found[1:], (*RATES, None), strict=True):
+            found[0].append(tested(net, data))
+            for column, method in zip(found[1:], METHODS, strict=True):
                 torch.manual_seed(seed)
                 data.generator.manual_seed(100 + seed)
-                column.append(tuned(net, data, keep, rate, steps))
-        best = min(map(mean, found))
-        cells = []
-        for column in found:
-            number = f"**{mean(column):.3f}**" if mean(column) == best else f"{mean(column):.3f}"
-            cells.append(number + (f" ± {stdev(column):.3f}" if seeds > 1 else ""))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
-    what = "; ".join(f"*{name}*: {words}" for name, (words, _) in CASES.items())
-    lines += ["", f"Test loss in nats after {steps} steps, mean ± deviation of {seeds} seeds. {what}."]
-    return "\n".join(lines)
+                column.append(tuned(net, data, keep, method, steps))
+        losses.append(row(name, [[loss for loss, _ in column] for column in found], min, 3))
+        accuracies.append(row(name, [[100 * each for _, each in column] for column in found], max, 1))
+        print(losses[-1], accuracies[-1], sep="\n", flush=True)
+    return "\n".join(
+        [
+            f"Test loss in nats after {steps} steps, mean ± deviation of {seeds} seeds:", "", *head, *losses,
+            "", "Test accuracy, %:", "", *head, *accuracies,
+        ]
+    )  # fmt: skip
+
+
+def row(name: str, columns: list[list[float]], better: Callable[[Any], float], digits: int) -> str:
+    best = better(map(mean, columns))
+    cells = []
+    for column in columns:
+        number = f"{mean(column):.{digits}f}"
+        cells.append(f"**{number}**" if mean(column) == best else number)
+        if len(column) > 1:
+            cells[-1] += f" ± {stdev(column):.{digits}f}"
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:

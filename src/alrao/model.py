@@ -265,20 +265,27 @@ class Alrao(Wrapper):
             self.finite_statistics.restore()
         super().train(mode)
         self.place_weights()
-        if "_watch" in self.__dict__:
+        if "_watch" in self.__dict__ and self.head.evidence.grad is not None:  # not of a moving average
             self._look_for_steps()  # here too, for a compiled model's forward does not
         if not mode and "head" in self.__dict__ and self.head.training_weights:
             self._warn_of_training_weights()
         return self
 
-    def averaged_by(self, optimizer: Any) -> None:
+    def averaged_by(self, optimizer: Any) -> weakref.ref[Any]:
         """Let an optimizer put its weights for the present mode into the parameters.
 
         Args:
-            optimizer: one with ``place(training)``, ``ignore_load()`` and the context ``averaged()``; no
-                reference that would keep it alive is held.
+            optimizer: one with ``place(training)``, ``ignore_load()`` and the context ``averaged()``.
+
+        Returns:
+            What :meth:`is_averaged_by` knows it by: no reference that would keep it alive is held.
         """
         self._averager = weakref.ref(optimizer)
+        return self._averager
+
+    def is_averaged_by(self, known_as: weakref.ref[Any]) -> bool:
+        """Return whether this is the last optimizer that was given to :meth:`averaged_by`."""
+        return self._averager is known_as
 
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, under :class:`Auto`."""

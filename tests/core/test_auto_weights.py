@@ -234,13 +234,37 @@ def test_narrow_weights_are_averaged_in_float32():
 def test_the_model_does_not_keep_the_optimizer():
     model, optimizer = trained()
     watch = weakref.ref(optimizer)
-    y = weights(model)
     del optimizer
     gc.collect()
     assert watch() is None
-    with pytest.warns(UserWarning, match="are not known"):
-        model.eval()
-    assert equal(weights(model), y)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("scheduled", [False, True], ids=["alone", "in a cycle"])
+def test_a_dropped_optimizer_leaves_the_averages(scheduled, training):
+    """As in a function that builds the optimizer and trains."""
+    model, optimizer = trained()
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    x = averages(model, optimizer)
+    model.train(training)
+    del optimizer
+    gc.collect()
+    assert close(weights(model), x)
+    assert close(weights(model.train()), x)
+    assert close(weights(model.eval()), x)
+
+
+def test_a_replaced_optimizer_leaves_the_model_to_its_successor():
+    model, optimizer = trained()
+    twin, its_optimizer = trained()
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer = alrao.Auto(model)
+    gc.collect()
+    optimizer.load_state_dict(state)
+    train(model, optimizer, 60, 65)
+    train(twin, its_optimizer, 60, 65)
+    assert equal(weights(model), weights(twin))
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])

@@ -40,6 +40,7 @@ def test_the_tutorial_runs(stored, monkeypatch):
     assert [bool(printed(cell)) for cell in code] == [bool(printed(cell)) for cell in before]
     text = "".join(map(printed, code))
     assert float(re.search(r"largest difference: (\S+)", text)[1]) < 1e-6
+    assert float(re.search(r"^Auto +([\d.]+)%", text, re.M)[1]) > 95  # about 99
     ours, *sgd = (float(percent) for percent in re.findall(r"^(?:Alrao|SGD \S+) +([\d.]+)%", text, re.M))
     assert len(sgd) == 4
     assert ours > 80  # about 90; a few tenths depend on the processor's rounding

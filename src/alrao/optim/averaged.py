@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,7 +57,7 @@ class AveragedOptimizer(AlraoOptimizer):
         self._expected: dict[Tensor, int] = {}  # fingerprints of the weights that belong to a loaded state
         self._looked_at: list[int] = []
         self._loads = self.model.head.loads
-        self.model.averaged_by(self)
+        self._known_as = self.model.averaged_by(self)
 
     # The modes.
 
@@ -285,10 +286,17 @@ class AveragedOptimizer(AlraoOptimizer):
         self.model.head.training_weights = training_weights  # the present weights may be others
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key != "_versions"}
+        left = ("_versions", "_known_as")
+        return {key: value for key, value in super().__getstate__().items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "model" in state:  # a copy or a pickle, not a loaded state
             self._versions = {p: version_of(p) for p, of_param in self.state.items() if "y" in of_param}
-            self.model.averaged_by(self)
+            self._known_as = self.model.averaged_by(self)
+
+    def __del__(self) -> None:
+        # A function that trains a model drops its optimizer, and the model is evaluated afterwards.
+        known_as = self.__dict__.get("_known_as")
+        if known_as is not None and not sys.is_finalizing() and self.model.is_averaged_by(known_as):
+            self.place(False)
