@@ -102,7 +102,7 @@ def main():
         table.add_row(label, *cells, tuning, style=style)
     console = Console()
     console.print(table)
-    console.print("The posterior over the copies of the head of the last model of Auto:")
+    console.print("The posterior over the copies of the head of the last Alrao model:")
     console.print(str(model).splitlines()[1].strip(), highlight=False)
 
 

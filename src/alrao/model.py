@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
 from .finite import FiniteStatistics
-from .heads import LINEAR_HEADS, AdaptiveHead, Head, LinearHead
+from .heads import AdaptiveHead, Head, LinearHead, make_head
 from .output_layer import (
     OutputChangedError,
     Snapshot,
@@ -107,7 +107,7 @@ class Alrao(Wrapper):
                 f"averaging is over {averaging.copies} copies, but copies={copies}: leave copies out"
             )
         name, layer = choose(net, output)
-        head = _make_head(layer, name, likelihood, averaging, keep_output)
+        head = make_head(layer, name, likelihood, averaging, keep_output)
         if is_parametrized(layer) or layer._forward_hooks or layer._forward_pre_hooks:
             warn(f"the copies of the output layer {name!r} do not have its parametrizations and hooks")
         tied = tied_elsewhere(net, layer)
@@ -413,24 +413,3 @@ def _check_net(net: nn.Module) -> None:
         raise ValueError("this network has been converted already: use the Alrao model made of it")
     if any(isinstance(parameter, UninitializedParameter) for parameter in net.parameters()):
         raise ValueError("the network has lazy layers of unknown size: run a batch through it first")
-
-
-def _make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:
-    if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
-        if likelihood not in (None, "categorical"):
-            raise ValueError(
-                f"an adaptive softmax is categorical, got likelihood={likelihood!r}: leave likelihood out"
-            )
-        return AdaptiveHead(layer, averaging, keep=keep)
-    likelihood = likelihood or "categorical"
-    if likelihood not in LINEAR_HEADS:
-        raise ValueError(
-            f"likelihood must be one of {', '.join(map(repr, LINEAR_HEADS))}, got {likelihood!r}"
-        )
-    outputs = next(layer.parameters()).shape[0]
-    if likelihood == "categorical" and outputs == 1:
-        raise ValueError(
-            f"the output layer {name!r} has a single output, and a softmax over one class is always 1: pass "
-            "likelihood='bernoulli' for a binary target, 'gaussian' for regression"
-        )
-    return LINEAR_HEADS[likelihood](layer, averaging, keep=keep)

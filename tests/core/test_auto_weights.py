@@ -232,7 +232,7 @@ def test_narrow_weights_are_averaged_in_float32():
 
 
 def test_the_model_does_not_keep_the_optimizer():
-    model, optimizer = trained()
+    _model, optimizer = trained()
     watch = weakref.ref(optimizer)
     del optimizer
     gc.collect()

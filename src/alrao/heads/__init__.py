@@ -3,6 +3,7 @@
 from .adaptive import AdaptiveHead
 from .base import Head
 from .linear import LINEAR_HEADS, BernoulliHead, CategoricalHead, GaussianHead, LinearHead
+from .making import make_head
 
 __all__ = [
     "LINEAR_HEADS",
@@ -12,4 +13,5 @@ __all__ = [
     "GaussianHead",
     "Head",
     "LinearHead",
+    "make_head",
 ]

@@ -1,0 +1,42 @@
+"""The head for an output layer and a likelihood."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..averaging import Averaging
+from .adaptive import AdaptiveHead
+from .base import Head
+from .linear import LINEAR_HEADS
+
+__all__ = ["make_head"]
+
+
+def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:
+    """Return the head that takes the place of an output layer.
+
+    Args:
+        layer: the output layer.
+        name: its name, for messages.
+        likelihood: ``"categorical"``, ``"gaussian"``, ``"bernoulli"``, or None for the default.
+        averaging: the posterior over the copies.
+        keep: start every copy from the layer as it is.
+    """
+    if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
+        if likelihood not in (None, "categorical"):
+            raise ValueError(
+                f"an adaptive softmax is categorical, got likelihood={likelihood!r}: leave likelihood out"
+            )
+        return AdaptiveHead(layer, averaging, keep=keep)
+    likelihood = likelihood or "categorical"
+    if likelihood not in LINEAR_HEADS:
+        raise ValueError(
+            f"likelihood must be one of {', '.join(map(repr, LINEAR_HEADS))}, got {likelihood!r}"
+        )
+    outputs = next(layer.parameters()).shape[0]
+    if likelihood == "categorical" and outputs == 1:
+        raise ValueError(
+            f"the output layer {name!r} has a single output, and a softmax over one class is always 1: pass "
+            "likelihood='bernoulli' for a binary target, 'gaussian' for regression"
+        )
+    return LINEAR_HEADS[likelihood](layer, averaging, keep=keep)
