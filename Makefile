@@ -103,6 +103,7 @@ format: $(STAMP) ## fix style and formatting
 bench: $(STAMP) ## time and memory of a step, beside torch.optim
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/large.py --memory
 
 docs: $(STAMP) ## build the documentation into site/; a broken link or an undocumented name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

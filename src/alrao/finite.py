@@ -27,6 +27,7 @@ __all__ = [
     "finite_module",
     "in_range",
     "keep_finite_",
+    "moderate",
     "share_among",
     "usable",
     "without_failed",
@@ -72,6 +73,17 @@ def alive_copies(parameters: Iterable[Tensor]) -> Tensor:
 def fail(log_p: Tensor, alive: Tensor) -> Tensor:
     """Return ``log_p`` with ``-inf`` where nothing is alive."""
     return torch.where(alive, log_p, -torch.inf)
+
+
+def moderate(logits: Tensor, weights: Tensor) -> bool:
+    """Return whether logits are so small that neither their sigmoids nor a mixture of them underflow.
+
+    The answer is no on a device that a host read would stall.
+    """
+    if not logits.is_cpu or torch.compiler.is_compiling() or not logits.numel():
+        return False
+    low, high = torch.aminmax(logits)
+    return -60 < low.item() <= high.item() < 60 and weights.sum().item() > TINY
 
 
 def usable(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import _reduction as _Reduction
 
-from .heads.members import mixture_nll
+from .heads.members import bernoulli_nll, mixture_nll
 from .tensors import LogProbs, Members, Prediction
 
 __all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy"]
@@ -152,10 +152,7 @@ def binary_cross_entropy(
         plain = prediction.as_subclass(Tensor)
         losses = F.binary_cross_entropy_with_logits(plain, target, pos_weight=pos_weight, reduction="none")
     else:
-        # log sigma(l) and log sigma(-l), weighted by the target: linear in both, as the mixture needs.
-        own, mixed = (F.logsigmoid(torch.stack([x, -x], 1)) for x in (members.own, members.mixed))
-        yes, no = mixture_nll(own, mixed, members, if_all_fail=log(2), alternatives=True)
-        losses = (target if pos_weight is None else target * pos_weight) * yes + (1 - target) * no
+        losses = bernoulli_nll(members, target if pos_weight is None else target * pos_weight, 1 - target)
     if weight is not None:
         losses = losses * weight
     return _reduce(losses, reduction)

@@ -51,6 +51,7 @@ EXAMPLES = {
     "sklearn_estimators.py": [],
     "skorch_search.py": ["--epochs", "1"],
     "tensorboard_log.py": ["--steps", "11"],
+    "word_language_model.py": ["--words", "300", "--steps", "2"],
 }
 NEEDS = {
     "accelerate_loop.py": ["accelerate", "sklearn"],

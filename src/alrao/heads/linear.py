@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..averaging import Averaging
-from ..finite import without_failed
+from ..finite import moderate, without_failed
 from ..shortcuts import child_of, inside_functional_transform
 from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
 from .base import Head, stacked
@@ -172,7 +172,7 @@ class CategoricalHead(LinearHead):
         return mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if is_large(z, weight):  # its products cast the weights
+        if not self.spread and is_large(z, weight):  # its products cast the weights
             return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
         return super()._autocast(z, weight, bias)
 
@@ -233,7 +233,10 @@ class BernoulliHead(GaussianHead):
     posterior_evidence = Head.posterior_evidence
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        return mixture_logit(outputs, a)
+        if not moderate(outputs, a):
+            return mixture_logit(outputs, a)
+        yes, no = (torch.tensordot(a, x, 1) for x in (outputs.sigmoid(), (-outputs).sigmoid()))
+        return yes.log() - no.log()
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns its logit."""

@@ -6,6 +6,7 @@ flows back into the second reaches the body. The loss, which has the target, mak
 
 from __future__ import annotations
 
+from math import log
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import HUGE, alive, zero_nonfinite, zero_unusable
+from ..finite import HUGE, alive, moderate, share_among, zero_nonfinite, zero_unusable
 from ..tensors import Members
 from .mixture import refuse_second_derivative, wide
 
-__all__ = ["mixture_nll", "shared_linear"]
+__all__ = ["bernoulli_nll", "mixture_nll", "shared_linear"]
 
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -56,9 +57,7 @@ class _SharedLinear(torch.autograd.Function):
         return grad_z, grad_weight, grad_bias
 
 
-def mixture_nll(
-    own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float, alternatives: bool = False
-) -> Tensor:
+def mixture_nll(own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float) -> Tensor:
     """Return the mixture's negative log-likelihood of each observation.
 
     A copy whose log-likelihood is not finite has no weight and no gradient in that observation.
@@ -68,7 +67,6 @@ def mixture_nll(
         mixed: the same values; reaches the body.
         members: weights of the copies, and the leaf for the evidence.
         if_all_fail: the loss where no copy with any weight is left.
-        alternatives: the axis behind the copies' holds the possible outcomes of one observation.
     """
     weights = members.weights.to(mixed.dtype).view([-1] + [1] * (mixed.ndim - 1))
     counts = alive(mixed.detach()) & (weights > 0)
@@ -76,15 +74,14 @@ def mixture_nll(
     joint = joint - torch.where(counts, weights, 0).sum(0).log()  # those left share the weight of the others
     someone = counts.any(0)
     losses = torch.where(someone, -torch.where(someone, joint, 0).logsumexp(0), if_all_fail).clamp(max=HUGE)
-    return _Attached.apply(losses, own, members.evidence, alternatives)
+    return _Attached.apply(losses, own, members.evidence)
 
 
 class _Attached(torch.autograd.Function):
     """The identity on the losses; backward reaches the copies' own losses and the evidence too."""
 
     @staticmethod
-    def forward(ctx: Any, losses: Tensor, own: Tensor, evidence: Tensor, alternatives: bool) -> Tensor:
-        ctx.alternatives = alternatives
+    def forward(ctx: Any, losses: Tensor, own: Tensor, evidence: Tensor) -> Tensor:
         ctx.save_for_backward(own)
         return losses.clone()
 
@@ -96,6 +93,72 @@ class _Attached(torch.autograd.Function):
         grad_own = torch.where(living, -g, 0)
         scores = torch.where(living, own * -g, torch.inf).masked_fill(g == 0, 0).reshape(len(own), -1).sum(1)
         seen = g != 0
-        rows = seen.any(0) if ctx.alternatives else seen
-        evidence = reports.pack(scores, -g.sum(), (-g).relu().sum(), rows.sum())
-        return g, grad_own, reports.count_once(ctx, evidence, rows), None
+        evidence = reports.pack(scores, -g.sum(), (-g).relu().sum(), seen.sum())
+        return g, grad_own, reports.count_once(ctx, evidence, seen)
+
+
+def bernoulli_nll(members: Members, yes: Tensor, no: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each label under its mixture of Bernoulli distributions.
+
+    Args:
+        members: logits of the copies.
+        yes: how much the label counts as present, in the shape of the prediction.
+        no: how much it counts as absent.
+    """
+    weights = members.weights.view([-1] + [1] * (members.mixed.ndim - 1))
+    return _BernoulliNLL.apply(members.own, members.mixed, weights, members.evidence, yes, no)
+
+
+class _BernoulliNLL(torch.autograd.Function):
+    # Every operation here is on the logits of all copies, so they are few. With p = sigma(l), q = sigma(-l),
+    # the mixture's gradient by a logit is a p q (g_yes / m_yes - g_no / m_no), the copy's g_yes q - g_no p.
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: Tensor, mixed: Tensor, weights: Tensor, evidence: Tensor, yes: Tensor, no: Tensor
+    ) -> Tensor:
+        a = weights.to(mixed.dtype)
+        if moderate(mixed, a):
+            p, q = mixed.sigmoid(), (-mixed).sigmoid()
+            living, a = None, a / a.sum(0)
+            log_yes, log_no = (torch.tensordot(a.flatten(), x, 1).log() for x in (p, q))
+            ctx.save_for_backward(p, q, a, living, log_yes, log_no, yes, no)
+        else:
+            living = alive(mixed)
+            log_a, logits = share_among(living, a, 0).log(), zero_nonfinite(mixed)
+            log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)
+            someone = log_a.amax(0) > -torch.inf  # if all copies have failed, either outcome is as probable
+            log_yes, log_no = (
+                torch.where(someone, (x + log_a).logsumexp(0).clamp(min=-HUGE), -log(2))
+                for x in (log_p, log_q)
+            )
+            ctx.save_for_backward(log_p, log_q, log_a, living, log_yes, log_no, yes, no)
+        return -(yes * log_yes + no * log_no)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        p, q, a, living, log_yes, log_no, yes, no = ctx.saved_tensors
+        g_yes, g_no = -g * yes, -g * no
+        seen = (g_yes != 0) | (g_no != 0)
+        if living is None:
+            scores = torch.mv(p.log().flatten(1), g_yes.flatten()) + torch.mv(
+                q.log().flatten(1), g_no.flatten()
+            )
+            grad_own = (q * g_yes).addcmul_(p, g_no, value=-1)
+            grad_mixed = (p * q).mul_(g_yes * (-log_yes).exp() - g_no * (-log_no).exp()).mul_(a)
+        else:
+            log_p, log_q, log_a = p, q, a
+            by_yes, by_no = log_q.exp().mul_(g_yes), log_p.exp().mul_(g_no)
+            grad_own = torch.where(living, by_yes - by_no, 0)
+            by_yes.mul_((log_p + (log_a - log_yes)).exp_())
+            by_no.mul_((log_q + (log_a - log_no)).exp_())
+            grad_mixed = torch.where(living, by_yes - by_no, 0)
+            scores = torch.where(living, torch.addcmul(log_p * g_yes, log_q, g_no), torch.inf)
+            scores = scores.masked_fill_(~seen, 0).flatten(1).sum(1)
+        positive = (g_yes.relu() + g_no.relu()).sum()
+        evidence = reports.pack(scores, (g_yes + g_no).sum(), positive, seen.sum())
+        evidence = reports.count_once(ctx, evidence, seen)
+        grad_yes = -g * log_yes if ctx.needs_input_grad[4] else None
+        grad_no = -g * log_no if ctx.needs_input_grad[5] else None
+        return grad_own, grad_mixed, None, evidence, grad_yes, grad_no
