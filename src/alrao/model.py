@@ -142,7 +142,8 @@ class Alrao(Wrapper):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the network returns, for what the network takes."""
         if torch.compiler.is_compiling():
-            return self.net(*args, **kwargs)
+            spread = getattr(self.head, "spread", False)
+            return _uncompiled(self.net, args, kwargs) if spread else self.net(*args, **kwargs)
         if self._averager is not None:  # ``training`` may have been set without a call of train()
             self.place_weights()
         if self._watch is not None:
@@ -384,6 +385,12 @@ class Alrao(Wrapper):
         weights = self.head.averaging.weights
         bar = "(on meta)" if weights.is_meta else f"|{posterior_bar(weights)}|"
         return f"{type(self.net).__name__}, posterior: {bar}"
+
+
+@torch.compiler.disable
+def _uncompiled(net: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return the output of a network whose copies go through the rest of it; Spread then says why."""
+    return net(*args, **kwargs)
 
 
 def unwrap(model: nn.Module) -> Alrao:

@@ -337,6 +337,17 @@ def test_the_mixture_has_no_plain_form():
         model.collapse(mixture=True)
 
 
+@FOLLOWED
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_model_is_refused(fullgraph):
+    model, x, _ = build("capped")
+    model(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+    with pytest.raises(Exception, match=r"cannot be compiled|_uncompiled"):
+        compiled(x)
+
+
 def test_the_fast_path_is_kept_where_only_the_shape_changes():
     model = alrao.Alrao(Net(linear(), lambda out, t: out.unsqueeze(1).transpose(0, 1)), COPIES)
     assert isinstance(model(torch.randn(ROWS, INPUTS)), LogProbs)

@@ -58,6 +58,15 @@ class Spread(Prediction):
     ) -> Any:
         """Apply an operation to the outputs of each copy; make the mixture in a softmax."""
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _PLAIN or (name == "__get__" and func not in KEEP):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "a model whose copies go through the rest of the network cannot be compiled: use it without "
+                "torch.compile"
+            )
         source = args[0] if args else kwargs.get("input")
         if isinstance(source, Spread) and source.members is not None:
             if source.members.likelihood != "categorical":
@@ -68,9 +77,6 @@ class Spread(Prediction):
                 named = kwargs if args else {key: value for key, value in kwargs.items() if key != "input"}
                 return cls.softmaxes[func](source, *rest, **named)
         with torch._C.DisableTorchFunctionSubclass():
-            name = getattr(func, "__name__", "")
-            if name in _PLAIN or (name == "__get__" and func not in KEEP):
-                return func(*args, **kwargs)
             leaves, structure = pytree.tree_flatten((args, kwargs))
             found = [
                 i for i, leaf in enumerate(leaves) if isinstance(leaf, Spread) and leaf.members is not None
