@@ -220,7 +220,7 @@ def test_files_have_the_averaged_weights_without_an_evaluation_too(tmp_path):
     fit.train()
     fit.save_model(tmp_path / "last")
     expected = {name: value.clone() for name, value in fit.model.eval().state_dict().items()}
-    assert not torch.equal(fit.model.train().head.weight, expected["net.classifier.weight"])
+    assert not torch.equal(fit.model.train().head.weight, expected["classifier.weight"])
     for folder in ("last", "checkpoint-60"):
         found = load_file(tmp_path / folder / "model.safetensors")
         assert found.keys() == expected.keys()

@@ -40,7 +40,7 @@ def test_what_is_saved_and_predicted_are_the_averaged_weights(tmp_path):
     averaged = {name: value.clone() for name, value in net.module_.state_dict().items()}
     expected = net.predict_proba(X)
     check_same_weights(net.module_.eval(), averaged)
-    assert not torch.equal(net.module_.train().head.weight, averaged["net.out.weight"])
+    assert not torch.equal(net.module_.train().head.weight, averaged["out.weight"])
     other = AlraoNetClassifier(Net, **QUIET).initialize()
     other.load_params(f_params=tmp_path / "params.pt")  # without the optimizer's
     np.testing.assert_array_equal(other.predict_proba(X), expected)
