@@ -255,6 +255,16 @@ def test_a_dropped_optimizer_leaves_the_averages(scheduled, training):
     assert close(weights(model.eval()), x)
 
 
+def test_a_second_run_continues_from_the_training_weights_of_the_first():
+    model, optimizer = trained()
+    y = weights(model)
+    optimizer = alrao.Auto(model)
+    assert equal(weights(model), y)
+    train(model, optimizer, 60, 70)
+    present = weights(model)
+    assert equal(weights(model.eval()), present), "without a warning: it searches again"
+
+
 def test_a_replaced_optimizer_leaves_the_model_to_its_successor():
     model, optimizer = trained()
     twin, its_optimizer = trained()

@@ -80,7 +80,7 @@ def test_a_schedule_and_a_state_that_is_resumed(auto, evaluates, tmp_path):
         accelerator = Accelerator(cpu=True)
         model, optimizer = made(seed)
         if auto:
-            optimizer = alrao.Auto(model, steps=14)  # two steps of search, then averages
+            optimizer = alrao.Auto(model, steps=14)  # four steps of search, then averages
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
         return accelerator, *accelerator.prepare(model, optimizer, data(), scheduler)
 

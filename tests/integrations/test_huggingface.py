@@ -135,7 +135,7 @@ def test_a_resumed_run_ends_with_the_same_bits(way, evaluates, tmp_path):
         model = alrao.Alrao(classifier(dropout=0.1), COPIES)
         optimizer, chain = alrao.AdamW(model), None
         if way == "Auto":
-            optimizer = alrao.Auto(model, steps=20)  # three steps of search, then averages
+            optimizer = alrao.Auto(model, steps=20)  # six steps of search, then averages
         if way == "Zoom":
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16)
             chain = torch.optim.lr_scheduler.ChainedScheduler([alrao.Zoom(optimizer, 12, every=3), cosine])

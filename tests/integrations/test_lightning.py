@@ -37,7 +37,7 @@ class Validated(Module):
         self.log("valid", F.cross_entropy(self.model(batch[0]), batch[1]))
 
 
-AUTO = {"optimizer": alrao.Auto, "steps": 14}  # two steps of search, then averages
+AUTO = {"optimizer": alrao.Auto, "steps": 14}  # four steps of search, then averages
 
 
 def check_same(found, expected, **tolerance):

@@ -250,6 +250,7 @@ class AveragedOptimizer(AlraoOptimizer):
         self._leave()
 
     def _end_step(self, evidence: reports.Evidence | None) -> None:
+        self.model.head.training_weights = False  # of an earlier run: this one continues from them
         self._mark()
         if self.swap and not self.model.training:
             self._enter()
