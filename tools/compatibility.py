@@ -109,10 +109,10 @@ def read() -> dict[str, dict[str, Any]]:
     return {row["network"]: row for row in map(json.loads, KEPT.read_text(encoding="utf-8").splitlines())}
 
 
-def write(rows: dict[str, dict[str, Any]]) -> None:
-    """Write the kept rows, and the page."""
+def write(rows: dict[str, dict[str, Any]], names: list[str]) -> None:
+    """Write the kept rows, and the page; ``names`` are those of all networks."""
     KEPT.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)), encoding="utf-8")
-    PAGE.write_text(page(rows), encoding="utf-8")
+    PAGE.write_text(page(rows, [name for name in names if name not in rows]), encoding="utf-8")
 
 
 TITLES = {
@@ -124,7 +124,7 @@ TITLES = {
 }
 
 
-def page(rows: dict[str, dict[str, Any]]) -> str:
+def page(rows: dict[str, dict[str, Any]], missing: list[str]) -> str:
     """Return the page as Markdown."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for key in sorted(rows, key=str.lower):
@@ -159,6 +159,9 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
             first, last = row.get("losses", ["–", "–"])
             result = ("✓ ⟳" if row["spread"] else "✓") if row["ok"] else _escape(row["reason"])
             text.append(f"| `{row['network'].rpartition('/')[2]}` | {result} | {first} → {last} |")
+    if missing:
+        listed = ", ".join(f"`{name.rpartition('/')[2]}`" for name in missing)
+        text += ["", "## Not tried yet", "", *fill(f"{len(missing)} networks, most of them large: {listed}.")]
     return "\n".join(text) + "\n"
 
 
@@ -193,7 +196,9 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write only the page")
     args = parser.parse_args()
     rows = read()
-    wanted = [] if args.page else [c for c in candidates() if re.search(args.only, c.key)]
+    known = list(candidates())
+    names = [candidate.key for candidate in known]
+    wanted = [] if args.page else [c for c in known if re.search(args.only, c.key)]
     wanted = [c for c in wanted if c.key not in rows or (args.retry and not rows[c.key]["ok"])]
 
     def late(*_: Any) -> None:
@@ -207,12 +212,12 @@ def main() -> None:
         row = attempt(candidate)
         signal.alarm(0)
         rows = {**read(), candidate.key: row}
-        write(rows)
+        write(rows, names)
         result = "ok" if row["ok"] else row["reason"]
         sys.stdout.write(f"{i + 1}/{len(wanted)} {candidate.key} {row['seconds']} s: {result}\n")
         sys.stdout.flush()
         gc.collect()
-    write(rows)
+    write(rows, names)
 
 
 def _parameters(candidate: Candidate) -> float:
