@@ -75,8 +75,6 @@ class Alrao(Wrapper):
     Reference: Blier, Wolinski, Ollivier, "Learning with Random Learning Rates", 2019.
     """
 
-    _version = 1
-
     head: Head
     """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
 

@@ -44,6 +44,7 @@ class Wrapper(nn.Module):
         self.__dict__["net"] = net
         for name in SHARED:
             self.__dict__[name] = net.__dict__[name]
+        self.__dict__["_version"] = net._version  # by which the network tells its older checkpoints
         self._show_signature()
 
     def _show_signature(self) -> None:

@@ -247,3 +247,24 @@ def test_statistics_of_a_bad_batch_are_not_saved():
     for make in (lambda m: m.collapse(), copy.deepcopy):
         model(torch.full((8, 4), torch.nan))
         assert all(value.isfinite().all() for value in make(model).state_dict().values())
+
+
+class Versioned(nn.Module):
+    """A network that translates its older checkpoints, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+        self.versions = []
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        self.versions.append(local_metadata.get("version"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_a_checkpoint_has_the_version_of_the_network():
+    model = alrao.Alrao(Versioned(), 2)
+    model.load_state_dict(model.state_dict())
+    assert model.net.versions == [2]
