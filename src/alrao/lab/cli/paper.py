@@ -102,8 +102,8 @@ def suite(
         runs.choose()
     found = Standings(runs.frame(), runs.contenders)
     for which, chosen_on in (("held out", False), ("used for choosing", True)):
-        some = [workload for workload in runs.workloads if workload.chosen_on == chosen_on]
-        if some:
+        ready = [workload for workload in runs.workloads if workload.name in found.best]
+        if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
             out.print(table(found, some, f"workloads {which}"))
     if runs.missing:
         out.print(f"{runs.missing} runs are missing: run the same command without --no-run to train them")

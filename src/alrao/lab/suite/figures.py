@@ -23,7 +23,7 @@ COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
 
 def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
     """Draw a row for each workload, with a dot for each contender at its gap to the best tuned run."""
-    names = [workload.name for workload in workloads]
+    names = [workload.name for workload in workloads if workload.name in standings.best]
     gaps = standings.gaps.reindex(columns=names)
     plot = panels(1, height=120 + 26 * len(names))
     for contender, look in _looks(contenders):
@@ -42,7 +42,7 @@ def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequen
 
 def profile(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
     """Draw on which part of the workloads a contender is within a gap to the best tuned run."""
-    names = [workload.name for workload in workloads]
+    names = [workload.name for workload in workloads if workload.name in standings.best]
     gaps = standings.gaps.reindex(columns=names)
     plot = panels(1)
     rows: list[dict[str, Any]] = []

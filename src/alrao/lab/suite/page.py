@@ -55,13 +55,18 @@ def table(standings: Standings, workloads: Sequence[Workload], title: str) -> Ta
 
 
 HEAD = """
-How far the test loss of each contender is behind the best tuned one ({}), in per cent of that; a minus is
-ahead. On each workload, the reference is the tuned contender with the lowest mean test loss, and both means
-are over the seeds that both have. *Worst* and *mean* are over the workloads of the table, the *interval* is a
-95 % bootstrap interval of the mean over the seeds. *Failed* counts runs that diverged, those of searches for
-a rate included; *at chance* counts runs that learned nothing; *runs* is the number of rates tried. Rates are
-chosen on validation data with one seed: decades until the best one is surrounded, then half-decades. The
-epoch is chosen on validation data too. All contenders take the same number of steps.
+How far the test loss of each contender is behind the best tuned one ({}),
+in per cent of that; a minus is ahead. On each workload, the reference is the tuned contender with the lowest
+mean test loss, and both means are over the seeds that both have. *Worst* and *mean* are over the workloads of
+the table, the *interval* is a 95 % bootstrap interval of the mean over the seeds. *Failed* counts runs that
+diverged, those of searches for a rate included; *at chance* counts runs that learned nothing; *runs* is the
+number of rates tried. Rates are chosen on validation data with one seed: decades until the best one is
+surrounded, then half-decades. The epoch is chosen on validation data too. All contenders take the same number
+of steps.
+
+![A dot for each method on each workload](images/suite-dots.svg)
+
+![Performance profile](images/suite-profile.svg)
 
 Workloads *held out* were not used for choosing any default; which ones is decided by a hash of their names,
 before the first run. Written by `make suite`.

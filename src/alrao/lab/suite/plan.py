@@ -76,8 +76,7 @@ class Suite:
         """Queue all seeds of the rates that are best on validation, as far as the grids have run."""
         for workload in self.workloads:
             while self._choose(workload):
-                if any(planned.run.result is None for planned in self.sets[workload.name].planned.values()):
-                    break
+                continue
 
     def _choose(self, workload: Workload) -> bool:
         """Queue what the searches for rates need next; return whether there is anything new."""
