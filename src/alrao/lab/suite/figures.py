@@ -41,17 +41,27 @@ def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequen
 
 
 def profile(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
-    """Draw on which part of the workloads a contender is within a gap to the best tuned run."""
+    """Draw on which part of the workloads a contender is within a gap to the best tuned run.
+
+    Contenders that have not run on all of them are left out.
+    """
     names = [workload.name for workload in workloads if workload.name in standings.best]
     gaps = standings.gaps.reindex(columns=names)
     plot = panels(1)
     rows: list[dict[str, Any]] = []
     for contender, look in _looks(contenders):
+        if gaps.loc[contender.name].isna().any():
+            continue
         found = sorted(100 * gap for gap in gaps.loc[contender.name].dropna() if isfinite(gap))
         edge = 100 * FARTHEST
         steps = [(-edge, 0.0), *((gap, (i + 1) / len(names)) for i, gap in enumerate(found) if gap < edge)]
         steps.append((edge, steps[-1][1]))
-        line = {"color": look["color"], "width": 4 if look["ours"] else 2, "shape": "hv"}
+        line = {
+            "color": look["color"],
+            "width": 4 if look["ours"] else 2,
+            "shape": "hv",
+            "dash": look["dash"],
+        }
         plot.scatter(steps, name=contender.name, mode="lines", line=line)
         rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
     plot.axis("x", "test loss behind the best tuned run, at most, %")
@@ -67,5 +77,6 @@ def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, A
         ours = contender.method.startswith("auto")
         colour = ALRAO if ours else COLOURS[i % len(COLOURS)]
         symbol = ("circle-open" if contender.method == "auto-steps" else "circle") if ours else "diamond"
-        looks.append((contender, {"color": colour, "ours": ours, "symbol": symbol}))
+        dash = "dot" if contender.method == "auto-steps" else "solid"
+        looks.append((contender, {"color": colour, "ours": ours, "symbol": symbol, "dash": dash}))
     return sorted(looks, key=lambda item: item[1]["ours"])
