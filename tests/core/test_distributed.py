@@ -35,7 +35,7 @@ def optimizer_for(model, rank, **kwargs):
 
 def auto_for(model, rank):
     torch.manual_seed(100 + rank)
-    return alrao.Auto(model, steps=14)  # two steps of search, then averages
+    return alrao.Auto(model, steps=8)  # two steps of search, then averages
 
 
 def batch(likelihood, step):
