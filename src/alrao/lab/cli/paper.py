@@ -102,7 +102,7 @@ def suite(
         runs.choose()
     found = Standings(runs.frame(), runs.contenders)
     for which, chosen_on in (("held out", False), ("used for choosing", True)):
-        ready = [workload for workload in runs.workloads if workload.name in found.best]
+        ready = [workload for workload in runs.workloads if workload.name in found.best] or runs.workloads
         if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
             out.print(table(found, some, f"workloads {which}"))
     if runs.missing:
