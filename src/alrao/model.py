@@ -10,13 +10,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
 from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
 from .finite import FiniteStatistics
-from .heads import AdaptiveHead, Head, LinearHead, make_head
+from .heads import AdaptiveHead, Head, LinearHead, check_net, make_head
 from .output_layer import (
     OutputChangedError,
     Snapshot,
@@ -29,7 +28,7 @@ from .output_layer import (
 from .tensors import trail
 from .warn import warn
 from .watch import StepWatch
-from .wrapper import Wrapper, copied_state
+from .wrapper import Wrapper, copied_state, unchanged_on_error
 
 __all__ = ["Alrao", "unwrap"]
 
@@ -95,7 +94,7 @@ class Alrao(Wrapper):
         keep_output: bool = False,
     ) -> None:
         super().__init__()
-        _check_net(net)
+        check_net(net)
         if averaging is None:
             averaging = Switch(DEFAULT_COPIES if copies is None else copies)
         if not isinstance(averaging, Averaging):
@@ -353,17 +352,11 @@ class Alrao(Wrapper):
             )
         if own.keys() == state_dict.keys():
             return super().load_state_dict(state_dict, strict, assign)
-        tensors = [(m, dict(m._parameters), dict(m._buffers)) for m in self.modules()]
-        values = [(value, value.clone()) for value in own.values() if isinstance(value, Tensor)]
         training_weights = self.head.training_weights
         try:
-            return super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError:  # names are missing or unknown; torch has loaded the others
-            for module, parameters, buffers in tensors:
-                module._parameters.update(parameters)
-                module._buffers.update(buffers)
-            for value, before in values:
-                value.copy_(before)
+            with unchanged_on_error(self, own):
+                return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError:  # names are missing or unknown
             self.head.training_weights = training_weights
             if (optimizer := self._averaging_optimizer()) is not None:
                 optimizer.ignore_load()
@@ -407,14 +400,3 @@ def unwrap(model: nn.Module) -> Alrao:
         f"alrao's optimizers take the model itself, not its parameters, got {type(model).__name__}: write "
         "alrao.SGD(model); parameter groups go into params="
     )
-
-
-def _check_net(net: nn.Module) -> None:
-    if isinstance(net, torch.jit.ScriptModule):
-        raise TypeError("Alrao cannot convert a scripted or traced network: pass the original one")
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
-    if any(isinstance(module, Alrao | Head) for module in net.modules()):
-        raise ValueError("this network has been converted already: use the Alrao model made of it")
-    if any(isinstance(parameter, UninitializedParameter) for parameter in net.parameters()):
-        raise ValueError("the network has lazy layers of unknown size: run a batch through it first")

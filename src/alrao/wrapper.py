@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any, Self
 
 from torch import Tensor, nn
 
-__all__ = ["Wrapper", "copied_state"]
+__all__ = ["Wrapper", "copied_state", "unchanged_on_error"]
 
 SHARED = (
     "_parameters",
@@ -159,3 +160,24 @@ def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     if hasattr(state_dict, "_metadata"):
         copied._metadata = state_dict._metadata  # type: ignore[attr-defined]
     return copied
+
+
+@contextmanager
+def unchanged_on_error(module: nn.Module, state: Mapping[str, Any]) -> Iterator[None]:
+    """Undo what torch has loaded before it raised.
+
+    Args:
+        module: the module into which a state is loaded.
+        state: its own, before.
+    """
+    tensors = [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
+    values = [(value, value.clone()) for value in state.values() if isinstance(value, Tensor)]
+    try:
+        yield
+    except RuntimeError:
+        for each, parameters, buffers in tensors:
+            each._parameters.update(parameters)
+            each._buffers.update(buffers)
+        for value, before in values:
+            value.copy_(before)
+        raise

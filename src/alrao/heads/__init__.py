@@ -3,7 +3,7 @@
 from .adaptive import AdaptiveHead
 from .base import Head
 from .linear import LINEAR_HEADS, BernoulliHead, CategoricalHead, GaussianHead, LinearHead
-from .making import make_head
+from .making import check_net, make_head
 
 __all__ = [
     "LINEAR_HEADS",
@@ -13,5 +13,6 @@ __all__ = [
     "GaussianHead",
     "Head",
     "LinearHead",
+    "check_net",
     "make_head",
 ]

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from ..averaging import Averaging
 from .adaptive import AdaptiveHead
 from .base import Head
 from .linear import LINEAR_HEADS
 
-__all__ = ["make_head"]
+__all__ = ["check_net", "make_head"]
+
+
+def check_net(net: nn.Module) -> None:
+    """Raise for a network that cannot be converted."""
+    if isinstance(net, torch.jit.ScriptModule):
+        raise TypeError("Alrao cannot convert a scripted or traced network: pass the original one")
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
+    if any(isinstance(module, Head) for module in net.modules()):
+        raise ValueError("this network has been converted already: use the Alrao model made of it")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in net.parameters()):
+        raise ValueError("the network has lazy layers of unknown size: run a batch through it first")
 
 
 def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:

@@ -15,9 +15,7 @@ from .. import evidence as reports
 from ..finite import in_range, zero_unusable
 from ..model import unwrap
 from ..rates import (
-    Constant,
     Interval,
-    LogUniform,
     Rate,
     RateDistribution,
     Redrawn,
@@ -29,6 +27,7 @@ from ..shortcuts import child_of, mark_only_if_watched, profiler_is_on
 from ..tensors import trail
 from ..warn import warn
 from . import checkpoint
+from .checks import warn_of_copies
 from .factor import HIGHEST, FactorWatch
 from .feature_rates import Entry, FeaturePlaces, GroupRates, rate_dtype
 from .update import GroupUpdate
@@ -123,7 +122,8 @@ class AlraoOptimizer(Optimizer):
                 f"{len(strangers)} parameters, the first of shape {tuple(strangers[0].shape)}, are not "
                 "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), output=…)"
             )
-        self._warn_of_copies(distribution, group["params"])
+        if any(p.requires_grad for p in self._head_params.intersection(group["params"])):
+            warn_of_copies(distribution, self.model.head.copies)
         rates = GroupRates(distribution)
         group["distribution"] = describe(distribution)
         group["interval"] = group["copies_interval"] = distribution.interval
@@ -149,21 +149,6 @@ class AlraoOptimizer(Optimizer):
             else:
                 u = self.state[p]["u"] if rates.constant is None else None
                 rates.entries.append(Entry(p, rates.of_features(u), of_copies=False))
-
-    def _warn_of_copies(self, distribution: RateDistribution, params: list[Tensor]) -> None:
-        copies = self.model.head.copies
-        if self._head_params.isdisjoint(params) or not any(p.requires_grad for p in self._head_params):
-            return
-        if isinstance(distribution, Constant) and copies > 1:
-            warn(
-                f"lr={distribution.lr:g} gives all {copies} copies of the head the same rate, so the "
-                "posterior cannot tell them apart: pass an interval such as lr=(1e-5, 10), or use one copy"
-            )
-        if isinstance(distribution, LogUniform) and copies == 1 and distribution.lo < distribution.hi:
-            warn(
-                f"the single copy of the head gets the middle of the interval, "
-                f"{distribution.grid(1).item():.3g}: use several copies to cover it"
-            )
 
     def rates(self, parameter: Tensor) -> Tensor:
         """Return the rates of a parameter, without the factor ``lr``; they broadcast to the parameter."""
