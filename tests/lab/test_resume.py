@@ -222,7 +222,7 @@ def found(root):
 
 @pytest.mark.timeout(300)  # processes that import torch, on a machine that may be busy
 def test_kill_9(tmp_path):
-    options = ["--epochs", "8", "--train-size", "600", "--threads", "1"]
+    options = ["--method", "alrao", "--epochs", "8", "--train-size", "600", "--threads", "1"]
     whole = tiny(tmp_path / "whole", epochs=8, train_size=600, threads=1)
     assert kill_until_done(command(tmp_path / "cut", *options), tmp_path / "cut", 0, kills=1) == 1
     assert outcome_of_run(tmp_path / "cut") == outcome_of_run(whole.path)
