@@ -62,7 +62,7 @@ def _image_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def _torchvision() -> Iterator[Candidate]:
     models = torchvision.models
-    fixed = {"inception_v3": 96, "vit_h_14": 28}
+    fixed = {"inception_v3": 299, "vit_h_14": 28}
     for name in models.list_models(module=models):
         options: dict[str, Any] = {"num_classes": CLASSES}
         size = fixed.get(name, 64)
