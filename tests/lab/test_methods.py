@@ -12,7 +12,6 @@ from support.lab_runs import settings, tiny
 from torch import nn
 
 from alrao.lab.errors import LabError
-from alrao.lab.finder import find_rate, valley
 from alrao.lab.learner import Learner
 from alrao.lab.methods import GRID, METHODS, expand, learner, settle
 from alrao.lab.resolve import resolve
@@ -254,21 +253,6 @@ def test_muon_trains_the_hidden_matrices_and_adamw_the_rest():
     [hidden], [rest] = trained.optimizer.param_groups, trained.second.optimizer.param_groups
     assert [tuple(p.shape) for p in hidden["params"]] == [(128, 128)]
     assert [tuple(p.shape) for p in rest["params"]] == [(128, 64), (128,), (128,), (10, 128), (10,)]
-
-
-def test_the_finder_leaves_the_network_and_the_generator_alone():
-    problem, net, _ = problem_and_net(method="finder")
-    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    rate = find_rate(net, problem)
-    assert 1e-5 < rate < 1
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_the_valley_is_the_longest_descent():
-    rates = [10.0**-i for i in range(8, 0, -1)]
-    assert valley(rates, [5.0, 4.0, 3.0, 2.0, 1.0, 9.0, 8.0, 7.0]) == 1e-6
-    assert valley(rates, [1.0] * 8) == 1e-8
 
 
 def test_a_momentum_that_a_method_cannot_have():
