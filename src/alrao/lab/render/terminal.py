@@ -183,7 +183,8 @@ def comparison_table(experiment: Experiment) -> Table:
     failing = ["failed"] if failures else []  # where there is room for it, names of methods are whole
     table.add_column("method", overflow="fold")
     for heading in [*columns(experiment.measures), "seeds", *failing, "seconds", "runs to tune"]:
-        table.add_column(heading, justify="right", no_wrap=True)
+        folded = heading == "runs to tune"
+        table.add_column(heading, justify="right", no_wrap=not folded, max_width=7 if folded else None)
 
     def add(name: str, row: Any, tuning: str, style: str | None) -> None:
         figures = [*cells(row, experiment.measures), str(row["seeds"])]
