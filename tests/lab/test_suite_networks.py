@@ -21,7 +21,7 @@ def seed():
 
 @pytest.mark.parametrize("width", [0.25, 1.0, 2.0])
 @pytest.mark.parametrize(
-    "build", [zoo.residual_groupnorm, lambda classes, width: zoo.VisionTransformer(classes, width=width)]
+    "build", [zoo.residual, lambda classes, width: zoo.VisionTransformer(classes, width=width)]
 )
 def test_images_are_classified_one_by_one(build, width):
     net = build(7, width).eval()
@@ -59,7 +59,7 @@ def test_the_layers_of_a_transformer_start_apart():
 
 def test_every_new_network_has_copies_of_its_output_layer():
     for net, inputs in [
-        (zoo.residual_groupnorm(3), torch.randn(2, 3, 32, 32)),
+        (zoo.residual(3), torch.randn(2, 3, 32, 32)),
         (zoo.VisionTransformer(3), torch.randn(2, 3, 32, 32)),
         (zoo.TransformerLM(3), torch.randint(3, (2, 9))),
     ]:

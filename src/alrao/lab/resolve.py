@@ -34,7 +34,17 @@ RANGES: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {
     "strictly between 0 and 1": (("theta",), lambda value: 0 < value < 1),
 }
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
-OF_SOME_TASKS = ("width", "level", "dropout", "dropout_everywhere", "target", "image_size", "tau", "workers")
+OF_SOME_TASKS = (
+    "resplit",
+    "width",
+    "level",
+    "dropout",
+    "dropout_everywhere",
+    "target",
+    "image_size",
+    "tau",
+    "workers",
+)
 OF_ALRAO = ("copies", "averaging", "theta", "evidence")
 
 

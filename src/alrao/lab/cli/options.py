@@ -22,7 +22,7 @@ GROUPS = {
     "Model and budget": "model budget epochs batch train_size patience seed",
     "Method": "method lr momentum weight_decay schedule average clip",
     "Alrao": "copies averaging theta evidence",
-    "For some tasks": "width level dropout dropout_everywhere target image_size tau workers",
+    "For some tasks": "resplit width level dropout dropout_everywhere target image_size tau workers",
     "Machine and files": "jobs threads device data tensorboard to_keep experiment out_dir results",
 }
 """Headings of the help, and the parameters below them."""

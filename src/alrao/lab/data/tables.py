@@ -134,9 +134,15 @@ def _column(path: Path, fields: pd.Series, *, is_target: bool) -> pd.Series:
     return numbers
 
 
-def split(rows: int) -> dict[str, Tensor]:
-    """Split rows into training (70 %), validation and test (15 % each), the same way for every run."""
-    order = torch.randperm(rows, generator=generator("table", rows))
+def split(rows: int, seed: int | None = None) -> dict[str, Tensor]:
+    """Split rows into training (70 %), validation and test (15 % each).
+
+    Args:
+        rows: their number.
+        seed: that of the split; None for one that is the same for every run.
+    """
+    name = ("table", rows) if seed is None else ("table", rows, seed)
+    order = torch.randperm(rows, generator=generator(*name))
     held_out = rows * 15 // 100
     sizes = {"train": rows - 2 * held_out, "valid": held_out, "test": held_out}
     return dict(zip(sizes, order.split(list(sizes.values())), strict=True))

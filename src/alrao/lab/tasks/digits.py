@@ -17,13 +17,21 @@ from .images import ImagesInMemory, Part
 from .regression import TableProblem
 from .task import Budget, Task
 
-__all__ = ["Autoencoder", "Digits"]
+__all__ = ["Autoencoder", "Digits", "digits"]
 
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
+LAYERS: dict[str, tuple[int, int, type[nn.Module]]] = {
+    "mlp": (2, 128, nn.ReLU),
+    "sigmoid": (2, 128, nn.Sigmoid),
+    "deep": (10, 64, nn.ReLU),
+    "deep-tanh": (16, 48, nn.Tanh),
+    "deep-sigmoid": (3, 64, nn.Sigmoid),
+}
+"""Hidden layers, their units, and the activation of the dense networks."""
 
 
-def _digits() -> tuple[dict[str, Part], str]:
-    """The three parts, split by a constant seed, and a digest."""
+def digits(settings: Settings) -> tuple[dict[str, Part], str]:
+    """Return the three parts, split by a constant seed or by the run's, and a digest of the whole."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
@@ -31,7 +39,8 @@ def _digits() -> tuple[dict[str, Part], str]:
     pixels, labels = load_digits(return_X_y=True)
     pixels = pixels.astype("uint8")
     everything = Part(torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels).long())
-    order = torch.randperm(len(everything), generator=generator("digits", "split"))
+    name = ("digits", "split", settings.seed) if settings.resplit else ("digits", "split")
+    order = torch.randperm(len(everything), generator=generator(*name))
     rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
     return {name: everything.take(which) for name, which in rows}, short_digest(
         pixels.tobytes(), labels.tolist()
@@ -43,15 +52,15 @@ class Digits(Task):
 
     name = "digits"
     summary = "scikit-learn's handwritten digits, 8×8 pixels; no download"
-    models = ("mlp", "cnn", "sigmoid")
+    models = ("mlp", "cnn", "sigmoid", "deep", "deep-tanh", "deep-sigmoid", "vit")
     budgets: ClassVar = {
         "mini": Budget(epochs=30, batch=32, seeds=3),
         "paper": Budget(epochs=100, batch=32, seeds=10),  # not in the paper
     }
-    options = frozenset({"width"})
+    options = frozenset({"resplit", "width"})
 
     def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        parts, identity = _digits()
+        parts, identity = digits(settings)
         return ImagesInMemory(
             self,
             parts,
@@ -66,10 +75,12 @@ class Digits(Task):
 def _network(model: str, width: float) -> nn.Module:
     if model == "cnn":
         return zoo.digits_cnn(10, width)
-    if model not in Digits.models:
+    if model == "vit":
+        return zoo.VisionTransformer(10, image=8, patch=2, channels=1, norm_first=False, width=width)
+    if model not in LAYERS:
         raise unknown("model", model, Digits.models)
-    activation = nn.Sigmoid if model == "sigmoid" else nn.ReLU
-    return zoo.mlp(64, 10, hidden=(scaled(128, width),) * 2, activation=activation)
+    layers, units, activation = LAYERS[model]
+    return zoo.mlp(64, 10, hidden=(scaled(units, width),) * layers, activation=activation)
 
 
 class _Reconstruction(TableProblem):
@@ -92,10 +103,10 @@ class Autoencoder(Task):
         "mini": Budget(epochs=60, batch=32, seeds=3),
         "paper": Budget(epochs=300, batch=32, seeds=10),  # not in the paper
     }
-    options = frozenset({"width"})
+    options = frozenset({"resplit", "width"})
 
     def load(self, settings: Settings, device: torch.device) -> TableProblem:
-        images, identity = _digits()
+        images, identity = digits(settings)
         images["train"] = images["train"].take(slice(settings.train_size))
         pixels = {name: part.images.flatten(1).double() for name, part in images.items()}
         mean, deviation = pixels["train"].mean(), pixels["train"].std(correction=0)

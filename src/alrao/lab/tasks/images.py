@@ -16,7 +16,7 @@ from ..seeds import generator
 from ..settings import Settings
 from .task import Batch, Budget, Classification, Task
 
-__all__ = ["Cifar10", "Images", "ImagesInMemory", "Part", "cut"]
+__all__ = ["Cifar10", "Images", "ImagesInMemory", "Part", "cifar10", "cut"]
 
 EVALUATION_BATCH = 500
 
@@ -101,7 +101,8 @@ class ImagesInMemory(Images):
         mean, deviation = _statistics(self.parts["train"].images)
         self.scale = (1 / deviation).float().to(self.device)
         self.shift = (-mean / deviation).float().to(self.device)
-        self.about |= {"mean": mean.flatten().tolist(), "deviation": deviation.flatten().tolist()}
+        if not self.settings.resplit:
+            self.about |= {"mean": mean.flatten().tolist(), "deviation": deviation.flatten().tolist()}
         self.parts = {
             name: Part(part.images.to(self.device), part.labels.to(self.device))
             for name, part in self.parts.items()
@@ -145,12 +146,33 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
     "small": lambda classes, width: zoo.small_cnn(3, classes, width),
     "small-nobn": lambda classes, width: zoo.small_cnn(3, classes, width, batch_norm=False),
-    "resnet-gn": zoo.residual_groupnorm,
+    "mlp": lambda classes, width: zoo.mlp(3072, classes, hidden=(zoo.scaled(128, width),) * 2),
+    "resnet-gn": zoo.residual,
+    "resnet-bn": lambda classes, width: zoo.residual(classes, width, batch_norm=True),
+    "separable": zoo.separable,
     "vit": lambda classes, width: zoo.VisionTransformer(classes, width=width),
+    "mixer": lambda classes, width: zoo.Mixer(classes, width=width),
     "vgg19": zoo.vgg19,
     "googlenet": zoo.googlenet,
     "mobilenet": zoo.mobilenet_v2,
 }
+
+
+def cifar10(data: str | None) -> tuple[dict[str, Part], str, dict[str, Any]]:
+    """Return the three parts of CIFAR-10, a digest of the whole, and what there is to say of it."""
+    from ..data.cifar import load_cifar10  # which imports torchvision
+
+    arrays, source = load_cifar10(data)
+    train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
+    order = torch.randperm(len(train), generator=generator("cifar10", "split"))
+    held_out = len(train) // 5
+    parts = {
+        "train": train.take(order[held_out:]),
+        "valid": train.take(order[:held_out]),
+        "test": test.take(torch.randperm(len(test), generator=generator("cifar10", "split", "test"))),
+    }
+    about = {"source": source.name, "classes": len(arrays.classes), "image": [3, 32, 32]}
+    return parts, arrays.digest, about
 
 
 class Cifar10(Task):
@@ -166,27 +188,17 @@ class Cifar10(Task):
     options = frozenset({"width"})
 
     def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        from ..data.cifar import load_cifar10  # which imports torchvision
-
         model = settings.model or self.models[0]
         if model not in NETWORKS:
             raise unknown("model", model, NETWORKS)
-        arrays, source = load_cifar10(settings.data)
-        train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
-        order = torch.randperm(len(train), generator=generator("cifar10", "split"))
-        held_out = len(train) // 5
-        parts = {
-            "train": train.take(order[held_out:]),
-            "valid": train.take(order[:held_out]),
-            "test": test.take(torch.randperm(len(test), generator=generator("cifar10", "split", "test"))),
-        }
+        parts, identity, about = cifar10(settings.data)
         return ImagesInMemory(
             self,
             parts,
-            lambda: NETWORKS[model](len(arrays.classes), settings.width),
+            lambda: NETWORKS[model](about["classes"], settings.width),
             settings,
             device,
-            identity=arrays.digest,
-            about={"source": source.name, "classes": len(arrays.classes), "image": [3, 32, 32]},
+            identity=identity,
+            about=about,
             augment=flip_and_frame,
         )

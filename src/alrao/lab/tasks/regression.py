@@ -14,26 +14,18 @@ import alrao
 from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings
-from ..zoo.small import mlp
+from ..zoo import mlp, scaled
 from .task import Batch, Budget, Supervised, Task
 
-__all__ = ["Regression", "TableProblem"]
+__all__ = ["HIDDEN", "Regression", "Rows", "TableProblem"]
 
 HIDDEN = 64
 CHUNK = 1024
 """Rows evaluated at once."""
 
 
-class TableProblem(Supervised):
-    r"""A Normal distribution of variance 1 around the network's output, for the standardised target.
-
-    Trained on :math:`-\log p(y)` up to its constant: half the squared error of a plain network, the mixture's
-    loss of an Alrao model. Measured, for both, by the mean squared error of the prediction and by
-    :math:`R^2 = 1 - \mathrm{mse} / \mathrm{var}(y)`.
-    """
-
-    likelihood = "gaussian"
-    measures: tuple[str, ...] = ("loss", "r2")
+class Rows(Supervised):
+    """Rows of inputs and targets in memory."""
 
     def __init__(
         self,
@@ -50,11 +42,11 @@ class TableProblem(Supervised):
         sizes = {part: len(x) for part, (x, _) in self.parts.items()}
         self.steps = -(-sizes["train"] // self.batch)
         self.identity, self.about = identity, {**about, **sizes}
-        self._criterion = alrao.MixtureMSELoss()
 
-    def network(self) -> nn.Module:
-        hidden = max(1, round(HIDDEN * self.settings.width))
-        return mlp(self.parts["train"][0].shape[1], 1, hidden=(hidden, hidden))
+    @property
+    def inputs(self) -> int:
+        """The number of inputs."""
+        return self.parts["train"][0].shape[1]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         inputs, targets = self.parts["train"]
@@ -65,6 +57,26 @@ class TableProblem(Supervised):
     def evaluation(self, part: str) -> Iterator[Batch]:
         return zip(*(each.split(CHUNK) for each in self.parts[part]), strict=True)
 
+
+class TableProblem(Rows):
+    r"""A Normal distribution of variance 1 around the network's output, for the standardised target.
+
+    Trained on :math:`-\log p(y)` up to its constant: half the squared error of a plain network, the mixture's
+    loss of an Alrao model. Measured, for both, by the mean squared error of the prediction and by
+    :math:`R^2 = 1 - \mathrm{mse} / \mathrm{var}(y)`.
+    """
+
+    likelihood = "gaussian"
+    measures: tuple[str, ...] = ("loss", "r2")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._criterion = alrao.MixtureMSELoss()
+
+    def network(self) -> nn.Module:
+        hidden = scaled(HIDDEN, self.settings.width)
+        return mlp(self.inputs, self.parts["train"][1].shape[1], hidden=(hidden, hidden))
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = self._criterion(outputs, targets)
         return loss
@@ -74,7 +86,7 @@ class TableProblem(Supervised):
             "loss": (outputs - targets).square().sum(),
             "targets": targets.sum(),
             "squares": targets.square().sum(),
-            "count": torch.tensor(len(targets)),
+            "count": torch.tensor(targets.numel()),
         }
 
     def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -94,7 +106,7 @@ class Regression(Task):
         "mini": Budget(epochs=100, batch=32, seeds=3),
         "paper": Budget(epochs=300, batch=32, seeds=10),  # not in the paper
     }
-    options = frozenset({"target", "width"})
+    options = frozenset({"resplit", "target", "width"})
 
     def load(self, settings: Settings, device: torch.device) -> TableProblem:
         from ..data.tables import diabetes, prepare, read_csv, split  # which imports pandas
@@ -105,7 +117,7 @@ class Regression(Task):
             raise LabError(f"--target {settings.target} needs a file: name the file with --data FILE")
         else:
             table = diabetes()
-        rows = split(len(table))
+        rows = split(len(table), settings.seed if settings.resplit else None)
         rows["train"] = rows["train"][: settings.train_size]
         inputs, targets, notes = prepare(table, rows["train"])
         return TableProblem(

@@ -18,12 +18,14 @@ from ..settings import Settings
 from ..zoo import RecurrentLM, TransformerLM
 from .task import Batch, Budget, Classification, Task
 
-__all__ = ["PennTreebank", "Text", "TextProblem"]
+__all__ = ["PennTreebank", "Shakespeare", "Text", "TextProblem"]
 
+SHAKESPEARE = "tinyshakespeare.txt"
 WINDOW = 70
 """Symbols between truncations of back-propagation."""
 EVALUATION_STREAMS = 20
 DROPOUT = 0.2
+CELLS: dict[str, type[nn.RNNBase]] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 MOST_WORDS = 10_000
 """Size of the vocabulary of a user's text; words that occur only once are not in it."""
 
@@ -73,6 +75,7 @@ class TextProblem(Classification):
             return TransformerLM(len(self.vocabulary), window=WINDOW, width=settings.width)
         return RecurrentLM(
             len(self.vocabulary),
+            cell=CELLS[settings.model or "lstm"],
             dropout=DROPOUT if settings.dropout is None else settings.dropout,
             dropout_everywhere=settings.dropout_everywhere,
             width=settings.width,
@@ -98,7 +101,7 @@ class TextProblem(Classification):
 
 
 class _TextTask(Task):
-    models = ("lstm", "transformer")
+    models = ("lstm", "transformer", "gru", "rnn")
     budgets: ClassVar = {
         "mini": Budget(epochs=8, batch=20, seeds=3),
         "paper": Budget(epochs=200, batch=20, seeds=5),
@@ -128,6 +131,17 @@ class PennTreebank(_TextTask):
 
     def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
         return ptb(settings.data, level, mini=settings.budget == "mini"), {}
+
+
+class Shakespeare(_TextTask):
+    """1.1 MB of Shakespeare."""
+
+    name = "shakespeare"
+    summary = "tinyshakespeare.txt, the next character or word (--data)"
+
+    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
+        place = data_path(settings.data, f"name the directory of {SHAKESPEARE} with --data")
+        return split(place / SHAKESPEARE if place.is_dir() else place, level), {}
 
 
 class Text(_TextTask):

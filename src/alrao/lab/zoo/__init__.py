@@ -3,18 +3,22 @@
 ``small`` holds those for two cores, ``paper`` the paper's, and ``vision`` torchvision's classifiers.
 """
 
+from .blocks import scaled
 from .paper import RecurrentLM, googlenet, mobilenet_v2, vgg19
 from .small import (
+    Mixer,
     TransformerLM,
     VisionTransformer,
     autoencoder,
     digits_cnn,
     mlp,
-    residual_groupnorm,
+    residual,
+    separable,
     small_cnn,
 )
 
 __all__ = [
+    "Mixer",
     "RecurrentLM",
     "TransformerLM",
     "VisionTransformer",
@@ -23,7 +27,9 @@ __all__ = [
     "googlenet",
     "mlp",
     "mobilenet_v2",
-    "residual_groupnorm",
+    "residual",
+    "scaled",
+    "separable",
     "small_cnn",
     "vgg19",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -160,17 +162,18 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Module:
 
 
 class RecurrentLM(nn.Module):
-    """Embedding, LSTM layers, and a decoder that predicts the next symbol at every position.
+    """Embedding, recurrent layers, and a decoder that predicts the next symbol at every position.
 
     Args:
         symbols: size of the vocabulary.
         embedding: size of a symbol's vector.
-        hidden: units of each LSTM layer.
-        layers: LSTM layers.
+        hidden: units of each recurrent layer.
+        layers: recurrent layers.
         dropout: probability to drop a unit before the decoder.
-        dropout_everywhere: drop also after the embedding and between the LSTM layers, as in the code of the
+        dropout_everywhere: drop also after the embedding and between the layers, as in the code of the
             paper's authors; the paper only mentions the decoder.
         width: multiplies ``embedding`` and ``hidden``.
+        cell: ``nn.LSTM``, the paper's; ``nn.GRU`` or ``nn.RNN``.
     """
 
     def __init__(
@@ -183,20 +186,21 @@ class RecurrentLM(nn.Module):
         dropout_everywhere: bool = False,
         *,
         width: float = 1.0,
+        cell: Callable[..., nn.RNNBase] = nn.LSTM,
     ) -> None:
         super().__init__()
         embedding, hidden = scaled(embedding, width), scaled(hidden, width)
         between = dropout if dropout_everywhere and layers > 1 else 0.0
         self.embedding = nn.Embedding(symbols, embedding)
         self.embedding_dropout = nn.Dropout(dropout if dropout_everywhere else 0.0)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True, dropout=between)
+        self.lstm = cell(embedding, hidden, layers, batch_first=True, dropout=between)
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Linear(hidden, symbols)
 
     def forward(
-        self, tokens: Tensor, state: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, tokens: Tensor, state: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Map tokens (batch, time) to scores of the next symbols (batch, time, symbols) and a new state."""
         x = self.embedding_dropout(self.embedding(tokens))
-        x, state = self.lstm(x, state)
-        return self.decoder(self.dropout(x)), state
+        x, after = self.lstm(x, state[0] if state is not None and len(state) == 1 else state)
+        return self.decoder(self.dropout(x)), after if isinstance(after, tuple) else (after,)

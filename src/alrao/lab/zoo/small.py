@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 from .blocks import scaled
 
 __all__ = [
+    "Mixer",
     "TransformerLM",
     "VisionTransformer",
     "autoencoder",
     "digits_cnn",
     "mlp",
-    "residual_groupnorm",
+    "residual",
+    "separable",
     "small_cnn",
 ]
 
@@ -45,17 +48,17 @@ def autoencoder(inputs: int, width: float = 1.0) -> nn.Module:
     return mlp(inputs, inputs, hidden=(scaled(128, width), 12, scaled(128, width)), activation=nn.Tanh)
 
 
-def small_cnn(channels: int, classes: int, width: float = 1.0, batch_norm: bool = True) -> nn.Module:
+def small_cnn(channels: int, classes: int, width: float = 1.0, batch_norm: bool = True) -> nn.Sequential:
     """Four 3×3 convolutions of 16, 32, 64 and 64 channels, for images of at least 8×8 pixels."""
     return _cnn(channels, classes, (16, 32, 64, 64), width, batch_norm)
 
 
-def digits_cnn(classes: int = 10, width: float = 1.0) -> nn.Module:
+def digits_cnn(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """Three 3×3 convolutions of 16, 32 and 64 channels, for images of 1×8×8."""
     return _cnn(1, classes, (16, 32, 64), width, batch_norm=True)
 
 
-def _cnn(channels: int, classes: int, sizes: Sequence[int], width: float, batch_norm: bool) -> nn.Module:
+def _cnn(channels: int, classes: int, sizes: Sequence[int], width: float, batch_norm: bool) -> nn.Sequential:
     """Convolutions with the image halved between them, the mean over its rest, and a Linear layer."""
     layers: list[nn.Module] = []
     for size in (scaled(size, width) for size in sizes):
@@ -67,14 +70,24 @@ def _cnn(channels: int, classes: int, sizes: Sequence[int], width: float, batch_
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
-class _Block(nn.Module):
-    """Two 3×3 convolutions, each after GroupNorm and ReLU, added to the input or a projection of it."""
+def separable(classes: int, width: float = 1.0) -> nn.Sequential:
+    """A 3×3 convolution, then three of one channel each and 1×1, all with BatchNorm; images of 3×32×32."""
+    sizes = [scaled(size, width) for size in (16, 32, 64, 64)]
+    layers: list[nn.Module] = [nn.Conv2d(3, sizes[0], 3, stride=2, padding=1), nn.ReLU()]
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Conv2d(inputs, inputs, 3, stride=2, padding=1, groups=inputs), nn.BatchNorm2d(inputs)]
+        layers += [nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], classes))
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions, each after a norm and ReLU, added to the input or a projection of it."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
-        self.norm1 = _norm(inputs)
+        self.norm1 = norm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm2 = _norm(outputs)
+        self.norm2 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         same = inputs == outputs and stride == 1
         self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -86,21 +99,22 @@ class _Block(nn.Module):
         return shortcut + y
 
 
-def _norm(channels: int) -> nn.Module:
+def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(max(1, channels // GROUP), channels)
 
 
-def residual_groupnorm(classes: int, width: float = 1.0) -> nn.Module:
-    """Three residual blocks of 16, 32 and 64 channels with GroupNorm, for images of 3×32×32."""
+def residual(classes: int, width: float = 1.0, *, batch_norm: bool = False) -> nn.Sequential:
+    """Three residual blocks of 16, 32 and 64 channels with GroupNorm or BatchNorm, for images of 3×32×32."""
+    norm: Callable[[int], nn.Module] = nn.BatchNorm2d if batch_norm else _group_norm
     sizes = [GROUP * max(1, scaled(size, width) // GROUP) for size in (16, 32, 64)]
     blocks, inputs = [], sizes[0]
     for size in sizes:
-        blocks.append(_Block(inputs, size, stride=2))
+        blocks.append(_Block(inputs, size, 2, norm))
         inputs = size
     return nn.Sequential(
         nn.Conv2d(3, sizes[0], 3, padding=1, bias=False),
         *blocks,
-        _norm(inputs),
+        norm(inputs),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
@@ -108,9 +122,9 @@ def residual_groupnorm(classes: int, width: float = 1.0) -> nn.Module:
     )
 
 
-def _encoder(size: int, layers: int) -> nn.TransformerEncoder:
+def _encoder(size: int, layers: int, norm_first: bool = True) -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(
-        size, HEADS, 2 * size, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        size, HEADS, 2 * size, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first
     )
     encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(size), enable_nested_tensor=False)
     for parameter in encoder.parameters():  # the layers start as copies of one
@@ -124,7 +138,11 @@ def _size(size: int, width: float) -> int:
 
 
 class VisionTransformer(nn.Module):
-    """Patches of an image as tokens, pre-normalised attention layers, and the mean over the tokens."""
+    """Patches of an image as tokens, attention layers, and the mean over the tokens.
+
+    With ``norm_first=False`` the layers are normalised after the sum, as in the first Transformers: such a
+    network starts on a plateau.
+    """
 
     def __init__(
         self,
@@ -134,13 +152,15 @@ class VisionTransformer(nn.Module):
         image: int = 32,
         patch: int = 4,
         *,
+        channels: int = 3,
+        norm_first: bool = True,
         width: float = 1.0,
     ) -> None:
         super().__init__()
         size = _size(size, width)
-        self.patches = nn.Conv2d(3, size, patch, patch)
+        self.patches = nn.Conv2d(channels, size, patch, patch)
         self.positions = nn.Embedding((image // patch) ** 2, size)
-        self.encoder = _encoder(size, layers)
+        self.encoder = _encoder(size, layers, norm_first)
         self.output = nn.Linear(size, classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -170,3 +190,34 @@ class TransformerLM(nn.Module):
         x = self.embedding(tokens) + self.positions.weight[:time]
         mask = torch.full((time, time), -torch.inf, device=tokens.device).triu(1)
         return self.decoder(self.encoder(x, mask, is_causal=True)), ()
+
+
+class _Mixing(nn.Module):
+    """A hidden layer over the last axis, added to its input."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
+
+    def forward(self, x: Tensor, normalised: Tensor) -> Tensor:
+        mixed: Tensor = self.layers(normalised)
+        return x + mixed
+
+
+class Mixer(nn.Module):
+    """Patches of an image as tokens; layers over tokens and over channels in turn; the mean over tokens."""
+
+    def __init__(self, classes: int, size: int = 48, layers: int = 2, *, width: float = 1.0) -> None:
+        super().__init__()
+        size = scaled(size, width)
+        self.patches = nn.Conv2d(3, size, 4, 4)
+        self.mixings = nn.ModuleList(_Mixing(over) for _ in range(layers) for over in (64, size))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(2 * layers + 1))
+        self.output = nn.Linear(size, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        for i, (mixing, norm) in enumerate(zip(self.mixings, self.norms, strict=False)):
+            x = mixing(x.mT, norm(x).mT).mT if i % 2 == 0 else mixing(x, norm(x))
+        scores: Tensor = self.output(self.norms[-1](x).mean(1))
+        return scores

@@ -1,0 +1,122 @@
+"""Fine-tuning on few rows: a network trained on half of the classes learns the others."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .. import zoo
+from ..seeds import generator, seed_of
+from ..settings import Settings
+from .digits import digits
+from .images import ImagesInMemory, Part, cifar10
+from .task import Budget, Task
+
+__all__ = ["FinetuneCifar10", "FinetuneDigits"]
+
+CLASSES = 5
+"""The first five classes are known, the other five are learned."""
+BATCH = 64
+"""Images of a step of the first training, which is Adam's at 0.001."""
+
+
+class _Finetuning(Task):
+    """The unknown classes of images, with a network that knows the others; its output layer is new."""
+
+    steps: ClassVar[int]
+    """Of the first training."""
+    trained: ClassVar[dict[str, nn.Module]] = {}
+    """The networks after their first training, by the data they were trained on."""
+
+    @abstractmethod
+    def parts(self, settings: Settings) -> tuple[dict[str, Part], str, dict[str, Any]]:
+        """Return the parts with all ten classes, a digest, and what there is to say of the data."""
+
+    @abstractmethod
+    def fresh(self) -> nn.Sequential:
+        """Return the network before its first training."""
+
+    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
+        parts, identity, about = self.parts(settings)
+        known = parts["train"].take((parts["train"].labels < CLASSES).nonzero().flatten())
+        unknown = {}
+        for name, part in parts.items():
+            rest = part.take((part.labels >= CLASSES).nonzero().flatten())
+            unknown[name] = Part(rest.images, rest.labels - CLASSES)
+        key = f"{identity} {settings.seed if settings.resplit else ''}"
+        return ImagesInMemory(
+            self,
+            unknown,
+            lambda: self._pretrained(known, key),
+            settings,
+            device,
+            identity=identity,
+            about={**about, "classes": CLASSES},
+        )
+
+    def _pretrained(self, known: Part, key: str) -> nn.Module:
+        if key not in self.trained:
+            self.trained.clear()
+            self.trained[key] = self._train(known)
+        net: Any = copy.deepcopy(self.trained[key])
+        net[-1] = nn.Linear(net[-1].in_features, CLASSES)
+        return net
+
+    def _train(self, known: Part) -> nn.Module:
+        """Return the network after its first training: the same for every run on this data."""
+        images = known.images.float()
+        images = (images - images.mean()) / images.std()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of("pretraining", self.name))
+            net, random = self.fresh(), generator("pretraining", self.name, "order")
+            optimizer = torch.optim.Adam(net.parameters())
+            for _ in range(self.steps):
+                which = torch.randint(len(known), (BATCH,), generator=random)
+                optimizer.zero_grad()
+                F.cross_entropy(net(images[which]), known.labels[which]).backward()
+                optimizer.step()
+        return net
+
+
+class FinetuneDigits(_Finetuning):
+    """The digits 5 to 9 from 100 images, after 0 to 4."""
+
+    name = "finetune-digits"
+    summary = "digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download"
+    models = ("cnn",)
+    budgets: ClassVar = {
+        "mini": Budget(epochs=15, batch=16, seeds=3, train=100),
+        "paper": Budget(epochs=100, batch=16, seeds=10, train=100),  # not in the paper
+    }
+    options = frozenset({"resplit"})
+    steps = 150
+
+    def parts(self, settings: Settings) -> tuple[dict[str, Part], str, dict[str, Any]]:
+        return *digits(settings), {"source": "scikit-learn", "image": [1, 8, 8]}
+
+    def fresh(self) -> nn.Sequential:
+        return zoo.digits_cnn(CLASSES)
+
+
+class FinetuneCifar10(_Finetuning):
+    """Five classes of CIFAR-10 from 500 images, after the other five."""
+
+    name = "finetune-cifar10"
+    summary = "five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)"
+    models = ("resnet-gn",)
+    budgets: ClassVar = {
+        "mini": Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000),
+        "paper": Budget(epochs=100, batch=32, seeds=10, train=500),  # not in the paper
+    }
+    steps = 200
+
+    def parts(self, settings: Settings) -> tuple[dict[str, Part], str, dict[str, Any]]:
+        return cifar10(settings.data)
+
+    def fresh(self) -> nn.Sequential:
+        return zoo.residual(CLASSES)
