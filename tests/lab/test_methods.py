@@ -12,6 +12,7 @@ from support.lab_runs import settings, tiny
 from torch import nn
 
 from alrao.lab.errors import LabError
+from alrao.lab.finder import find_rate, valley
 from alrao.lab.learner import Learner
 from alrao.lab.methods import GRID, METHODS, expand, learner, settle
 from alrao.lab.resolve import resolve
@@ -217,7 +218,7 @@ def test_every_method_learns(tmp_path, name):
     assert median(kept) < 1
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "dog"])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.momentum != "never"])
 def test_momentum_and_decay_reach_the_optimizer(name):
     problem, net, resolved = problem_and_net(method=RATES.get(name, name), momentum=0.7, weight_decay=0.125)
     for group in learner(net, resolved, problem).optimizer.param_groups:
@@ -227,10 +228,47 @@ def test_momentum_and_decay_reach_the_optimizer(name):
 
 def test_published_defaults():
     expected = {"adam": 1e-3, "prodigy": 1.0, "dadapt-sgd": 1.0, "dadapt-adam": 1.0, "dog": 1.0}
-    for name, lr in {**expected, "schedulefree": 0.0025}.items():
+    expected |= {"schedulefree": 0.0025, "prodigy-plus": 1.0, "mechanic": 1.0, "nadamw": 1e-3, "muon": 1e-3}
+    for name, lr in expected.items():
         problem, net, resolved = problem_and_net(method=name)
         [group] = learner(net, resolved, problem).optimizer.param_groups
         assert group["lr"] == lr
+
+
+def test_a_warm_up_is_followed_by_a_cosine():
+    problem, net, resolved = problem_and_net(method="sgd@2")
+    trained = learner(net, resolved, problem)
+    trained.follow("warmup", 100)
+    seen = []
+    for _ in range(100):
+        seen.append(trained.optimizer.param_groups[0]["lr"])
+        trained.optimizer.step()
+        trained.scheduler.step()
+    assert seen[:5] == pytest.approx([2 * step / 6 for step in (1, 2, 3, 4, 5)])
+    assert seen[5:] == pytest.approx([1 + math.cos(math.pi * step / 100) for step in range(5, 100)])
+
+
+def test_muon_trains_the_hidden_matrices_and_adamw_the_rest():
+    problem, net, resolved = problem_and_net(method="muon")
+    trained = learner(net, resolved, problem)
+    [hidden], [rest] = trained.optimizer.param_groups, trained.second.optimizer.param_groups
+    assert [tuple(p.shape) for p in hidden["params"]] == [(128, 128)]
+    assert [tuple(p.shape) for p in rest["params"]] == [(128, 64), (128,), (128,), (10, 128), (10,)]
+
+
+def test_the_finder_leaves_the_network_and_the_generator_alone():
+    problem, net, _ = problem_and_net(method="finder")
+    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    rate = find_rate(net, problem)
+    assert 1e-5 < rate < 1
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_the_valley_is_the_longest_descent():
+    rates = [10.0**-i for i in range(8, 0, -1)]
+    assert valley(rates, [5.0, 4.0, 3.0, 2.0, 1.0, 9.0, 8.0, 7.0]) == 1e-6
+    assert valley(rates, [1.0] * 8) == 1e-8
 
 
 def test_a_momentum_that_a_method_cannot_have():

@@ -1,6 +1,8 @@
 """The suite: its gaps against figures worked out by hand, its runs on a workload of seconds."""
 
+import hashlib
 import json
+import math
 from dataclasses import replace
 from io import StringIO
 from math import inf
@@ -22,13 +24,17 @@ from alrao.lab.store import RunDirectory
 from alrao.lab.suite import CONTENDERS, WORKLOADS, Standings, Suite, markdown, table
 from alrao.lab.suite.contenders import Contender
 from alrao.lab.suite.gaps import differences
-from alrao.lab.suite.workloads import Workload
+from alrao.lab.suite.workloads import NEW, Workload, hold_out
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
 
-QUICK = Workload("quick", "digits for two epochs", "digits", "mlp", {"epochs": 2, "train_size": 96})
-OTHER = Workload("other", "the same, wider", "digits", "cnn", {"epochs": 1, "train_size": 64}, chosen_on=True)
-RATES = Contender("rates", "sgd", rates=(0.001, 0.5, 10_000.0))
+QUICK = Workload("quick", "digits for two epochs", "digits", "mlp", {"epochs": 2, "train_size": 96}, 2.3)
+OTHER = Workload(
+    "other", "the same, wider", "digits", "cnn", {"epochs": 1, "train_size": 64}, 2.3, chosen_on=True
+)
+RATES = Contender("rates", "sgd", rates=(0.01, 0.1, 1.0))
+SEARCHED = (0.01, 0.03, 0.1, 0.3, 1)
+"""The rates of a search that finds 0.1 best."""
 PLAIN = Contender("plain", "adam")
 OURS = Contender("ours", "alrao-adam", "cosine")
 
@@ -50,18 +56,18 @@ def runs(workload, contender, method, tests, valid=1.0, failed=(), searched=True
     found = [record(method, seed, test) for seed, test in enumerate(tests)]
     found += [record(method, seed, None, None, "diverged") for seed in failed]
     if searched:
-        others = [spec for spec in contender.methods if str(spec) != method]
-        found += [record(spec, 0, 90.0, 90.0) for spec in others]
+        others = [f"sgd@{rate}" for rate in SEARCHED] if contender.tuned else []
+        found += [record(spec, 0, 90.0, 90.0) for spec in others if spec != method]
     return frame(found).assign(workload=workload.name, contender=contender.name)
 
 
 def told(searched=True):
     return pd.concat(
         [
-            runs(QUICK, RATES, "sgd@0.5", [1.0, 3.0], searched=searched),
+            runs(QUICK, RATES, "sgd@0.1", [1.0, 3.0], searched=searched),
             runs(QUICK, PLAIN, "adam", [2.5]),
             runs(QUICK, OURS, "alrao-adam", [1.0]),
-            runs(OTHER, RATES, "sgd@0.5", [4.0], searched=searched),
+            runs(OTHER, RATES, "sgd@0.1", [4.0], searched=searched),
             runs(OTHER, PLAIN, "adam", [4.0], failed=[1]),
         ]
     )
@@ -101,7 +107,7 @@ def test_differences_are_between_runs_of_one_seed():
 
 def test_the_page_pairs_alrao_with_the_best_constant_rate():
     sgd, ours = replace(RATES, name="sgd"), replace(OURS, name="alrao")
-    found = [runs(QUICK, sgd, "sgd@0.5", [1.0, 4.0]), runs(QUICK, ours, "alrao-adam", [0.9, 4.2])]
+    found = [runs(QUICK, sgd, "sgd@0.1", [1.0, 4.0]), runs(QUICK, ours, "alrao-adam", [0.9, 4.2])]
     page = markdown(Standings(pd.concat(found), [sgd, ours]), [QUICK, OTHER])
     assert "| quick | no | -2.5 ± 10.6 | 2 | 1 |" in page
     assert "seed by seed" not in markdown(Standings(told(), CONTENDED), [QUICK, OTHER])
@@ -123,7 +129,7 @@ def test_the_page_has_both_groups_apart():
     )
     assert first < page.index("| plain | +25.0 | +25.0 | +25.0 | 0 | 1 |") < second
     assert page.index("| plain | failed | failed | failed | 1 | 1 |") > second
-    assert "| rates at 0.5 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
+    assert "| rates at 0.1 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
     assert "the best tuned one (`rates`)" in page
     assert "historical" not in page
 
@@ -141,7 +147,7 @@ def test_there_are_no_gaps_before_the_search_is_over():
 
 def test_a_run_that_ends_without_a_test_loss_has_failed():
     lost = runs(QUICK, OURS, "alrao-adam", [None, 1.0])
-    found = Standings(pd.concat([runs(QUICK, RATES, "sgd@0.5", [1.0, 3.0]), lost]), [RATES, OURS])
+    found = Standings(pd.concat([runs(QUICK, RATES, "sgd@0.1", [1.0, 3.0]), lost]), [RATES, OURS])
     assert gaps(found, OURS) == {"quick": inf}
     assert found.failed(OURS, [QUICK]) == 1
     rates, ours = (found.of(contender.name, "quick") for contender in (RATES, OURS))
@@ -163,10 +169,14 @@ def test_a_suite_without_any_run():
 
 
 def test_its_workloads_are_of_many_kinds_and_half_of_them_held_out():
-    assert len(WORKLOADS) >= 8
-    assert sum(workload.chosen_on for workload in WORKLOADS.values()) == 4
-    kinds = {(workload.task, workload.model) for workload in WORKLOADS.values()}
-    assert len(kinds) == len(WORKLOADS)
+    held_out = {workload.name for workload in WORKLOADS.values() if not workload.chosen_on}
+    assert len(WORKLOADS) == 33
+    assert len(held_out) == 12
+    of_kind = {kind: {each.name for each in some} for kind, some in NEW.items()}
+    assert all(names & held_out for names in of_kind.values()), "one of each kind"
+    assert held_out <= set.union(*of_kind.values()), "nothing that was used before"
+    keys = {json.dumps(workload.settings(Settings()).key()) for workload in WORKLOADS.values()}
+    assert len(keys) == len(WORKLOADS)
     for workload in WORKLOADS.values():
         assert workload.model in get_task(workload.task).models
         settings = workload.settings(Settings())
@@ -183,7 +193,37 @@ def test_its_contenders_can_all_be_resolved():
             assert resolved.method == method
             keys.add(resolved.digest(""))
     assert len(keys) == sum(len(c.methods) for c in CONTENDERS.values()), "no two are the same"
-    assert [len(c.methods) for c in CONTENDERS.values() if c.tuned] == [7, 7, 7]
+    assert [c.name for c in CONTENDERS.values() if c.tuned] == ["sgd", "sgd-cosine", "adamw-cosine"]
+    assert {c.name for c in CONTENDERS.values() if c.seeds == 5} >= {"auto", "auto-steps", "prodigy"}
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (0.1, {0.01, 0.03, 0.1, 0.3, 1.0}),
+        (1.0, {0.01, 0.1, 0.3, 1.0, 3.0, 10.0}),
+        (1e-4, {1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 0.01, 0.1, 1.0}),
+        (1e9, {0.01, 0.1, 1.0, 10.0, 100.0, 300.0, 1000.0, 3000.0}),  # it gives up three decades away
+    ],
+)
+def test_a_search_goes_on_until_the_best_rate_is_surrounded(best, tried):
+    losses = {}
+    while rates := RATES.next_rates(losses):
+        assert not losses.keys() & rates, "no rate twice"
+        losses |= {rate: abs(math.log(rate / best)) for rate in rates}
+    assert set(losses) == tried
+
+
+def test_a_search_passes_over_rates_that_fail():
+    losses = {0.01: 1.0, 0.1: inf, 1.0: inf}
+    assert RATES.next_rates(losses) == [0.001]
+    assert RATES.next_rates({**losses, 0.001: 2.0}) == [0.003, 0.03]
+
+
+def test_what_is_held_out_follows_from_the_names_of_a_kind():
+    names = ["dense-short", "dense-long", "dense-batch-4", "cnn-batch-500", "dense-cifar"]
+    first = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    assert hold_out(names) == hold_out(reversed(names)) == {first[0], first[2], first[4]}
 
 
 @pytest.fixture
@@ -201,16 +241,14 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
     assert runs == [
         ("alrao-adam", "cosine", 0),
         ("alrao-adam", "cosine", 1),
-        ("sgd@0.001", "none", 0),
-        ("sgd@0.5", "none", 0),
-        ("sgd@0.5", "none", 1),
-        ("sgd@10000", "none", 0),
+        *(("sgd@" + rate, "none", 0) for rate in ("0.01", "0.1", "0.3")),
+        *(("sgd@1", "none", seed) for seed in (0, 1)),
+        *(("sgd@" + rate, "none", 0) for rate in ("10", "3")),
     ]
     assert ran.missing == 0
     found = Standings(ran.frame(), ran.contenders)
     assert gaps(found, RATES) == {"quick": 0.0}
-    assert set(found.of("rates", "quick")["label"]) == {"SGD 0.5"}
-    assert found.failed(RATES, [QUICK]) == 1, "sgd@10000, of the search"
+    assert set(found.of("rates", "quick")["label"]) == {"SGD 1"}
     files = [json.loads((d.path / "result.json").read_text()) for d in find_runs([tmp_path])]
     steps = {result["steps"] for result in files if result["status"] == "finished"}
     assert steps == {6}, "all methods take the same number of steps"

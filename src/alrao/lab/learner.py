@@ -18,7 +18,7 @@ import alrao
 
 from .errors import missing
 
-__all__ = ["Averaged", "Learner", "Recalibrated", "ScheduleFree"]
+__all__ = ["AutoLearner", "Averaged", "Both", "Learner", "Mechanic", "Recalibrated", "ScheduleFree"]
 
 RECALIBRATION = 50
 """Training batches from which BatchNorm statistics of averaged weights are computed."""
@@ -91,13 +91,77 @@ class Learner:
             self.scheduler.load_state_dict(state["scheduler"])
 
 
+WARM_UP = 0.05
+"""The part of the training in which ``warmup`` raises the rates."""
+
+
 def _factor(schedule: str, steps: int) -> Callable[[int], float]:
+    if schedule == "warmup":
+        warm, cosine = max(1, round(WARM_UP * steps)), _factor("cosine", steps)
+        return lambda step: (step + 1) / (warm + 1) if step < warm else cosine(step)
     if schedule == "cosine":
         return lambda step: 0.5 * (1 + cos(pi * min(1.0, step / steps)))
     if schedule == "linear":
         return lambda step: max(0.0, 1 - step / steps)
     # step: a tenth after half of the steps, a hundredth after three quarters
     return lambda step: 1.0 if step < 0.5 * steps else 0.1 if step < 0.75 * steps else 0.01
+
+
+class AutoLearner(Learner):
+    """Auto: the averaged weights take their place in evaluation mode; BatchNorm's statistics are computed."""
+
+    @contextmanager
+    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
+        self.model.eval()
+        with recalibrated(self.model, inputs) as model:
+            yield model
+        self.train()
+
+
+class Mechanic(Learner):
+    """Mechanic: its state has an entry for each parameter, under the parameter itself."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        own = self.optimizer.state.get("_mechanic", {})  # type: ignore[call-overload]
+        entries = [own.get(p, {}) for p in self.model.parameters()]
+        rest = {name: value for name, value in own.items() if isinstance(name, str)}
+        packed = {**state["optimizer"]["state"]}
+        packed.pop("_mechanic", None)
+        state["optimizer"] = {**state["optimizer"], "state": packed}
+        return {**state, "mechanic": rest, "entries": entries}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state["mechanic"]:
+            own = dict(zip(self.model.parameters(), state["entries"], strict=True))
+            self.optimizer.state["_mechanic"] = {**state["mechanic"], **own}  # type: ignore[index]
+
+
+class Both(Learner):
+    """Two optimizers for different parameters of one model."""
+
+    def __init__(self, model: nn.Module, first: Optimizer, second: Optimizer) -> None:
+        super().__init__(model, first)
+        self.second = Learner(model, second)
+
+    def follow(self, schedule: str, steps: int) -> None:
+        super().follow(schedule, steps)
+        self.second.follow(schedule, steps)
+
+    def step(self, loss: Tensor, clip: float | None = None) -> None:
+        self.second.optimizer.zero_grad()
+        super().step(loss, clip)
+        self.second.optimizer.step()
+        if self.second.scheduler is not None:
+            self.second.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "second": self.second.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.second.load_state_dict(state["second"])
 
 
 class Averaged(Learner):
@@ -155,6 +219,9 @@ class ScheduleFree(Learner):
 def recalibrated(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
     """Provide the model in evaluation mode, with BatchNorm statistics of these inputs for the time being."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        yield model.eval()
+        return
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     with torch.random.fork_rng():  # dropout must not move the generator of the training
         update_bn(islice(inputs, RECALIBRATION), model)

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 import alrao
 from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, missing, unknown
-from .learner import Averaged, Learner, Recalibrated, ScheduleFree
+from .finder import find_rate
+from .learner import AutoLearner, Averaged, Both, Learner, Mechanic, Recalibrated, ScheduleFree
 from .settings import Settings
-from .tasks.task import Problem
+from .tasks.task import Problem, Supervised
 from .values import Interval, MethodSpec
 
 __all__ = ["GRID", "METHODS", "Method", "expand", "learner", "settle"]
@@ -35,8 +37,8 @@ class Method:
     summary: str
     build: Callable[[nn.Module, Settings, Problem], Learner]
     rate: str = "optional"
-    """Whether its name takes a rate, ``name@RATE``: ``"needed"``, ``"optional"``, or ``"never"`` for Alrao's
-    methods, which take an interval."""
+    """Whether its name takes a rate, ``name@RATE``: ``"needed"``, ``"optional"``, ``"never"`` for Alrao's
+    methods, which take an interval, or ``"none"`` for methods that choose rates themselves."""
     momentum: str = "optional"
     """Whether it takes a momentum: ``"optional"``, ``"positive"`` or ``"never"``."""
     default_rate: float | None = None
@@ -58,6 +60,8 @@ def settle(spec: MethodSpec, lr: Interval | None = None) -> tuple[MethodSpec, In
                 f"{spec.name} takes its rates with --lr, an interval such as --lr 1e-5:10; got {str(spec)!r}"
             )
         return spec, lr
+    if kind == "none" and (spec.rates or lr is not None):
+        raise LabError(f"{spec.name} takes no rate, got {spec.rates or lr}: leave it out")
     if lr is not None:
         if spec.lr is not None:
             raise LabError(f"the rate is given twice, by {str(spec)!r} and by --lr {lr}: leave one out")
@@ -114,6 +118,16 @@ def _alrao(net: nn.Module, settings: Settings, problem: Problem, *, adam: bool =
     return Learner(model, optimizer)
 
 
+def _auto(net: nn.Module, settings: Settings, problem: Problem, *, known: bool = False) -> Learner:
+    model = alrao.Alrao(net, likelihood=problem.likelihood)
+    steps = (settings.epochs or 1) * problem.steps if known else None
+    return AutoLearner(model, alrao.Auto(model, steps=steps, weight_decay=settings.weight_decay))
+
+
+def _auto_steps(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+    return _auto(net, settings, problem, known=True)
+
+
 def _alrao_adam(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     return _alrao(net, settings, problem, adam=True)
 
@@ -123,12 +137,18 @@ def _betas(settings: Settings) -> tuple[float, float]:
 
 
 def _plain(
-    module: str, name: str, *, betas: bool = False, weight_decay: float = 0.0, kind: type[Learner] = Learner
+    module: str,
+    name: str,
+    *,
+    betas: bool = False,
+    weight_decay: float = 0.0,
+    kind: type[Learner] = Learner,
+    **defaults: Any,
 ) -> Any:
-    """Return the builder of an optimizer from a package, at its published defaults."""
+    """Return the builder of an optimizer from a package, at its published defaults or at others."""
 
     def build(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
-        options: dict[str, Any] = {"weight_decay": settings.weight_decay or weight_decay}
+        options: dict[str, Any] = {**defaults, "weight_decay": settings.weight_decay or weight_decay}
         if settings.method.lr is not None:
             options["lr"] = settings.method.lr
         if settings.momentum is not None:
@@ -136,6 +156,33 @@ def _plain(
         return kind(net, _imported(module, name)(net.parameters(), **options))
 
     return build
+
+
+def _mechanic(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+    adam = _imported("mechanic_pytorch", "mechanize")(torch.optim.Adam)
+    lr, weight_decay = settings.method.lr or 1.0, settings.weight_decay
+    return Mechanic(net, adam(net.parameters(), lr=lr, weight_decay=weight_decay))
+
+
+def _muon(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+    """Muon for the hidden matrices, AdamW for the first and last layer and for vectors."""
+    lr = settings.method.lr or 0.001
+    matrices = [p for p in net.parameters() if p.ndim >= 2]
+    hidden = {p for p in matrices[1:-1] if p.ndim == 2}
+    rest = [p for p in net.parameters() if p not in hidden]
+    options: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay or 0.01}
+    adamw = torch.optim.AdamW(rest, **options)
+    if not hidden:
+        return Learner(net, adamw)
+    found = [p for p in matrices if p in hidden]
+    return Both(net, torch.optim.Muon(found, adjust_lr_fn="match_rms_adamw", **options), adamw)
+
+
+def _finder(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+    if not isinstance(problem, Supervised):
+        raise LabError("finder needs a task with batches of inputs and targets: pick another method")
+    lr, weight_decay = find_rate(net, problem), settings.weight_decay or 0.01
+    return Learner(net, torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=weight_decay))
 
 
 def _imported(module: str, name: str) -> Any:
@@ -147,10 +194,17 @@ def _imported(module: str, name: str) -> Any:
         raise missing(PACKAGES.get(module, module), "peers", f"the method {name}") from None
 
 
-PACKAGES = {"prodigyopt": "prodigyopt", "dadaptation": "dadaptation", "dog": "dog-optimizer"}
+PACKAGES = {
+    "dog": "dog-optimizer",
+    "mechanic_pytorch": "mechanic-pytorch",
+    "prodigyplus": "prodigy-plus-schedule-free",
+}
+"""The names of packages that differ from those of their modules."""
 
 # In the order of tables and legends.
 METHODS: dict[str, Method] = {
+    "auto": Method("Auto", "Auto: no rate, no schedule, no number of steps", _auto, "none", "never"),
+    "auto-steps": Method("Auto (steps)", "Auto, given the number of steps", _auto_steps, "none", "never"),
     "alrao": Method(
         "Alrao", "the paper's method: SGD with a random rate for every feature", _alrao, "never"
     ),
@@ -180,5 +234,23 @@ METHODS: dict[str, Method] = {
     "schedulefree": Method(
         "Schedule-Free", "Schedule-Free AdamW",
         _plain("schedulefree", "AdamWScheduleFree", betas=True, kind=ScheduleFree), momentum="positive",
+    ),
+    "prodigy-plus": Method(
+        "Prodigy+SF", "Prodigy with Schedule-Free's averaging",
+        _plain("prodigyplus", "ProdigyPlusScheduleFree", betas=True, kind=ScheduleFree), momentum="positive",
+    ),
+    "mechanic": Method("Mechanic", "Mechanic on Adam", _mechanic, momentum="never"),
+    "nadamw": Method(
+        "NAdamW", "NAdamW, at 0.001 or at a rate",
+        _plain("torch.optim", "NAdam", betas=True, weight_decay=0.01, lr=0.001, decoupled_weight_decay=True),
+        default_rate=0.001,
+    ),
+    "muon": Method(
+        "Muon", "Muon for hidden matrices, AdamW for the rest, at 0.001 or at a rate", _muon,
+        momentum="never", default_rate=0.001,
+    ),
+    "finder": Method(
+        "Finder", "AdamW at the rate that a search over 100 steps suggests", _finder, "none",
+        momentum="never",
     ),
 }  # fmt: skip

@@ -31,6 +31,8 @@ PACKAGES = (
     "dadaptation",
     "dog-optimizer",
     "schedulefree",
+    "prodigy-plus-schedule-free",
+    "mechanic-pytorch",
 )
 
 

@@ -57,7 +57,9 @@ class Settings:
     momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family")
     weight_decay: float = option(0.0, "weight decay")
     schedule: str = option(
-        "none", "factor on the rates over time", choices=("none", "cosine", "warmup-cosine", "linear", "step")
+        "none",
+        "factor on the rates over time (warmup: then a cosine)",
+        choices=("none", "cosine", "warmup", "linear", "step"),
     )
     average: bool = option(False, "evaluate the average of the weights over time, the last counting most")
     clip: float | None = option(None, "clip the gradient's norm (each copy and the body on their own)")

@@ -33,7 +33,7 @@ def list_command() -> None:
     methods = Table(title="Methods", box=None, padding=(0, 2, 0, 0))
     for column in ("method", "description"):
         methods.add_column(column)
-    forms = {"needed": "{0}@RATE", "optional": "{0}, {0}@RATE", "never": "{0}"}
+    forms = {"needed": "{0}@RATE", "optional": "{0}, {0}@RATE", "never": "{0}", "none": "{0}"}
     for name, method in METHODS.items():
         form = {"frozen": "frozen@RATE:P", "sgd": "sgd, sgd@RATE"}.get(name, forms[method.rate].format(name))
         methods.add_row(form, method.summary)

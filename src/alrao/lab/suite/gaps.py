@@ -11,7 +11,7 @@ from ..table import best_rate
 from .contenders import Contender
 from .workloads import Workload
 
-__all__ = ["Standings", "differences"]
+__all__ = ["Standings", "differences", "validation"]
 
 
 class Standings:
@@ -29,7 +29,7 @@ class Standings:
         self.every = runs
         self.lost: pd.DataFrame = (runs["loss"] == inf).groupby(by).sum().unstack(fill_value=0)
         """The number of runs that failed, those of the search for a rate included."""
-        tuned = {contender.name: len(contender.rates) for contender in contenders if contender.tuned}
+        tuned = {contender.name: contender for contender in contenders if contender.tuned}
         chosen = [
             group[group["label"] == best_rate(group)] if who in tuned else group
             for (who, _), group in runs.groupby(["contender", "workload"], sort=False)
@@ -37,11 +37,14 @@ class Standings:
         self.runs: pd.DataFrame = pd.concat(chosen) if chosen else runs
         """The runs at the best rates."""
         losses = self.runs.groupby(["contender", "workload"])["loss"].mean().unstack()
-        searched = runs.groupby(["contender", "workload"])["label"].nunique().unstack(fill_value=0)
+        found = {key: validation(group) for key, group in runs.groupby(["contender", "workload"])}
         over = [
             name
             for name in losses.columns
-            if all(who in searched.index and searched.loc[who, name] == count for who, count in tuned.items())
+            if all(
+                (who, name) in found and not contender.next_rates(found[who, name])
+                for who, contender in tuned.items()
+            )
         ]
         reference = losses[losses.index.isin(tuned)].min()[over]
         self.gaps: pd.DataFrame = losses[over] / reference[reference < inf] - 1
@@ -63,6 +66,12 @@ class Standings:
     def of(self, contender: str, workload: str) -> pd.DataFrame:
         """Return the runs of a contender on a workload, at its best rate."""
         return self.runs[(self.runs["contender"] == contender) & (self.runs["workload"] == workload)]
+
+
+def validation(runs: pd.DataFrame) -> dict[float, float]:
+    """Return the validation loss of a contender's first seed at each rate, infinite where the run failed."""
+    first = runs[runs["seed"] == runs["seed"].min()]
+    return dict(zip(first["rate"], first["valid"].fillna(inf), strict=True))
 
 
 def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[float]:

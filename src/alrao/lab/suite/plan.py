@@ -15,6 +15,7 @@ from ..settings import Settings
 from ..table import best_rate, frame
 from ..values import MethodSpec
 from .contenders import Contender
+from .gaps import validation
 from .workloads import Workload
 
 __all__ = ["Suite"]
@@ -46,7 +47,8 @@ class Suite:
         for workload in workloads:
             self.sets[workload.name] = RunSet(workload.settings(common), roots)
             for contender in contenders:
-                self._plan(workload, contender, contender.methods, 1 if contender.tuned else seeds)
+                count = 1 if contender.tuned else min(seeds, contender.seeds)
+                self._plan(workload, contender, contender.methods, count)
 
     def _plan(
         self, workload: Workload, contender: Contender, methods: Iterable[MethodSpec], seeds: int
@@ -67,19 +69,29 @@ class Suite:
         """
         for workload in self.workloads:
             run(self.sets[workload.name])
-            self._choose(workload)
-            run(self.sets[workload.name])
+            while self._choose(workload):
+                run(self.sets[workload.name])
 
     def choose(self) -> None:
         """Queue all seeds of the rates that are best on validation, as far as the grids have run."""
         for workload in self.workloads:
-            self._choose(workload)
+            while self._choose(workload):
+                if any(planned.run.result is None for planned in self.sets[workload.name].planned.values()):
+                    break
 
-    def _choose(self, workload: Workload) -> None:
+    def _choose(self, workload: Workload) -> bool:
+        """Queue what the searches for rates need next; return whether there is anything new."""
+        runs = self.sets[workload.name]
+        before = len(runs.planned)
         for contender in self.contenders:
-            if contender.tuned and len(runs := self._frame(workload, contender)):
-                best = runs.loc[runs["label"] == best_rate(runs), "spec"].iloc[0]
-                self._plan(workload, contender, [best], self.seeds)
+            if contender.tuned and len(found := self._frame(workload, contender)):
+                rates = contender.next_rates(validation(found))
+                if rates:
+                    self._plan(workload, contender, [MethodSpec(contender.method, rate) for rate in rates], 1)
+                else:
+                    best = found.loc[found["label"] == best_rate(found), "spec"].iloc[0]
+                    self._plan(workload, contender, [best], min(self.seeds, contender.seeds))
+        return len(runs.planned) > before
 
     def _frame(self, workload: Workload, contender: Contender) -> pd.DataFrame:
         planned = self._planned[workload.name, contender.name].values()
