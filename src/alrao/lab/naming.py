@@ -12,6 +12,7 @@ from .errors import LabError
 from .methods import METHODS
 from .resolve import FIELDS, OF_ALRAO, resolve
 from .settings import Settings
+from .tasks import Budget, get_task
 from .values import MethodSpec
 
 __all__ = ["OF_METHOD", "divergence", "label", "title", "unusual", "varied"]
@@ -22,17 +23,24 @@ SHOWN = {"lr": "{}", "copies": "{} copies", "former": "{}"}
 
 
 @lru_cache(maxsize=1024)
-def _usual(task: str, model: str | None, budget: str, method: MethodSpec) -> Settings | None:
-    """The settings of a run for which nothing else is given; None for a task of another version."""
+def _resolved(
+    task: str, model: str | None, budget: str, method: MethodSpec, amounts: Budget | None
+) -> Settings:
+    """The settings of a run for which nothing else is given; ``amounts`` is the budget that they rest on."""
     plain = Settings(task=task, budget=budget, method=method)
-    try:
-        found = resolve(plain)[1]
-    except LabError:
-        return None
+    found = resolve(plain)[1]
     try:
         return replace(found, batch=resolve(replace(plain, model=model))[1].batch)
     except LabError:  # the network of another version
         return found
+
+
+def _usual(task: str, model: str | None, budget: str, method: MethodSpec) -> Settings | None:
+    """The same; None for a task of another version."""
+    try:
+        return _resolved(task, model, budget, method, get_task(task).budgets.get(budget))
+    except LabError:
+        return None
 
 
 def unusual(settings: Settings) -> Iterator[tuple[str, Any]]:
