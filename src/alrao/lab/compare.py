@@ -15,8 +15,6 @@ from .settings import Settings
 from .table import experiments
 from .values import Interval, MethodSpec
 
-__all__ = ["Comparison", "Triangle"]
-
 
 class Comparison(RunSet):
     """The runs of some methods on a task.

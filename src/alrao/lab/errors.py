@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["LabError", "missing", "unknown"]
-
 
 class LabError(Exception):
     """An error that the user can correct; the command line prints it as one line."""

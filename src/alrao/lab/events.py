@@ -7,8 +7,6 @@ from typing import Any
 
 from .errors import LabError, missing
 
-__all__ = ["EventFiles"]
-
 FOLDER = "tensorboard"
 
 

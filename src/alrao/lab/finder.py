@@ -11,8 +11,6 @@ from torch import nn
 
 from .tasks.task import Supervised
 
-__all__ = ["find_rate", "valley"]
-
 LOWEST, HIGHEST = 1e-7, 10.0
 STEPS = 100
 SMOOTHING = 0.98

@@ -13,8 +13,6 @@ from .records import SUFFIX, Row, files_in, find_runs, read_rows, write_rows
 from .settings import Settings
 from .store import Run, file_name
 
-__all__ = ["experiment_file", "keep"]
-
 
 def experiment_file(settings: Settings) -> str:
     """Return the name of the file that holds the runs of an experiment."""

@@ -18,8 +18,6 @@ import alrao
 
 from .errors import missing
 
-__all__ = ["AutoLearner", "Averaged", "Both", "Learner", "Mechanic", "Recalibrated", "ScheduleFree"]
-
 RECALIBRATION = 50
 """Training batches from which BatchNorm statistics of averaged weights are computed."""
 

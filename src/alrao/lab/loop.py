@@ -23,8 +23,6 @@ from .supervised import SupervisedTraining
 from .tasks import Problem, Supervised, Trainable
 from .training import Measures, Moment, Training, Watch
 
-__all__ = ["train"]
-
 CHECKPOINT_SECONDS = 300.0
 """How often a checkpoint is saved during an epoch."""
 

@@ -23,8 +23,6 @@ from .settings import Settings
 from .tasks.task import Problem, Supervised
 from .values import Interval, MethodSpec
 
-__all__ = ["GRID", "METHODS", "Method", "expand", "learner", "settle", "usual_methods"]
-
 GRID = (1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """The rates of the paper's search for the best SGD."""
 

@@ -13,8 +13,6 @@ import alrao
 from .learner import Learner
 from .tasks.task import Supervised
 
-__all__ = ["Movement"]
-
 PROBED = 4
 """Training batches on which gradients are measured."""
 FAINT = 1e-4

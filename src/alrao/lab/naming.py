@@ -15,8 +15,6 @@ from .settings import Settings
 from .tasks import Budget, get_task
 from .values import MethodSpec
 
-__all__ = ["OF_METHOD", "divergence", "label", "title", "unusual", "varied"]
-
 OF_METHOD = ("method", "lr", *OF_ALRAO, "former")
 SHOWN = {"lr": "{}", "copies": "{} copies", "former": "{}"}
 """How a setting of a method is shown, if not by its name."""

@@ -17,8 +17,6 @@ import alrao
 
 from .errors import LabError
 
-__all__ = ["provenance", "require_clean", "source_state", "unclean"]
-
 COMMIT = re.compile("[0-9a-f]{12}")
 PACKAGES = (
     "torch",

@@ -13,8 +13,6 @@ from .records import find_runs
 from .settings import Settings
 from .store import Run
 
-__all__ = ["PARTS", "Reading", "Record", "number", "read", "read_runs"]
-
 PARTS = ("train", "valid", "test")
 NEEDED = {"task": str, "method": str | dict, "seed": int}
 FORMER = ("zoom", "body_lr", "normalise")

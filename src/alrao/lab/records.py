@@ -18,8 +18,6 @@ from .errors import LabError
 from .settings import Settings
 from .store import Run, RunDirectory, encode, replace_file
 
-__all__ = ["SUFFIX", "KeptRun", "Row", "find_runs", "locate", "read_rows", "write_rows"]
-
 SUFFIX = ".jsonl.xz"
 Row: TypeAlias = dict[str, Any]
 

@@ -13,8 +13,6 @@ from .settings import Settings
 from .tasks import Task, get_task
 from .values import Interval, MethodSpec
 
-__all__ = ["OF_ALRAO", "of_alrao", "refuse_idle", "resolve"]
-
 POSITIVE = (
     "copies",
     "epochs",

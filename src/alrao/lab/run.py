@@ -18,8 +18,6 @@ from .settings import Settings
 from .store import Run, RunDirectory
 from .training import Watch
 
-__all__ = ["pick_device", "run"]
-
 
 def pick_device(name: str) -> torch.device:
     """Return the device of a name; ``auto`` is the fastest available one.

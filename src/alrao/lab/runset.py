@@ -20,8 +20,6 @@ from .run import pick_device, run
 from .settings import Settings
 from .store import Run
 
-__all__ = ["Planned", "RunSet", "Tell"]
-
 
 @dataclass(frozen=True)
 class Planned:

@@ -6,8 +6,6 @@ import hashlib
 
 import torch
 
-__all__ = ["generator", "seed_of"]
-
 
 def seed_of(*name: object) -> int:
     """Return a seed made from the parts of a name: ``seed_of(run_seed, "augment", epoch, batch)``."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from .values import Interval, MethodSpec, Spelled
 
-__all__ = ["Settings", "option"]
-
 
 def option(
     default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = ()

@@ -25,8 +25,6 @@ from filelock import FileLock, Timeout
 
 from .errors import LabError
 
-__all__ = ["Run", "RunDirectory", "encode", "file_name", "replace_file"]
-
 
 def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file as a whole or not at all.

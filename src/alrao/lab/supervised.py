@@ -15,8 +15,6 @@ from .settings import Settings
 from .tasks.task import Supervised
 from .training import Measures, Training
 
-__all__ = ["SupervisedTraining", "evaluate"]
-
 
 class SupervisedTraining(Training):
     """A supervised problem in training."""

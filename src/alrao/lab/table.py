@@ -15,8 +15,6 @@ from .naming import OF_METHOD, divergence, label, title, varied
 from .reading import PARTS, Reading, Record
 from .values import MethodSpec
 
-__all__ = ["Experiment", "best_rate", "experiments", "frame", "historical_note", "spread", "summary"]
-
 HIGHER_IS_BETTER = ("return", "accuracy")
 TYPED = ["spec", "method", "rate", "fraction", "low", "high", "varied"]
 """The columns of a method and its settings."""

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from .learner import Learner
 
-__all__ = ["Measures", "Moment", "Training", "Watch"]
-
 Measures = dict[str, float | None]
 
 

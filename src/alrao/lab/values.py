@@ -9,8 +9,6 @@ from typing import Self
 
 from .errors import LabError
 
-__all__ = ["Interval", "MethodSpec", "Spelled", "parse_rate", "spelled"]
-
 
 def spelled(number: float) -> str:
     """Return the one spelling of a number: short, and exact all the same."""

@@ -13,8 +13,6 @@ from .records import keep, report, table
 from .terminal import warn
 from .training import compare, train, triangle
 
-__all__ = ["cli", "run"]
-
 
 class Commands(click.Group):
     """A group that suggests the nearest command for an unknown one, and lists commands in order of use."""

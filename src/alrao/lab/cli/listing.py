@@ -6,8 +6,6 @@ import click
 
 from .terminal import out
 
-__all__ = ["list_command"]
-
 
 @click.command("list")
 def list_command() -> None:

@@ -14,8 +14,6 @@ import click
 from ..errors import unknown
 from ..settings import Settings
 
-__all__ = ["Command", "common", "jobs_option", "pick", "places", "settings_options", "words_of"]
-
 Kind = TypeVar("Kind")
 
 GROUPS = {

@@ -15,8 +15,6 @@ from .terminal import fail_if, out, say, train_missing
 if TYPE_CHECKING:
     from ..runset import RunSet
 
-__all__ = ["NAMES", "params", "reproduce", "suite"]
-
 NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen", "rl", "theorem")
 
 

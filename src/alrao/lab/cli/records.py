@@ -15,8 +15,6 @@ from .terminal import out, say, warn
 if TYPE_CHECKING:
     from ..reading import Reading
 
-__all__ = ["command_line", "keep", "make_report", "report", "table"]
-
 paths_argument = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 
 

@@ -11,8 +11,6 @@ from rich.console import Console
 if TYPE_CHECKING:
     from ..runset import RunSet
 
-__all__ = ["err", "fail_if", "out", "say", "train_missing", "warn"]
-
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 

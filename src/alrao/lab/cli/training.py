@@ -16,8 +16,6 @@ from .options import Command, jobs_option, places, settings_options, words_of
 from .records import command_line, make_report
 from .terminal import fail_if, out, say, train_missing
 
-__all__ = ["compare", "train", "triangle"]
-
 
 @click.command(cls=Command)
 @click.argument("task")

@@ -15,8 +15,6 @@ from ..errors import LabError
 from .places import cache_folder, locked, short_digest
 from .progress import open_file
 
-__all__ = ["contents", "is_archive", "readable", "state_of", "unpacked"]
-
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 
 Wanted = Callable[[str], bool]

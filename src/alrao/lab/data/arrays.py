@@ -15,8 +15,6 @@ from ..errors import LabError
 from ..store import replace_file
 from .places import cache_folder, locked, short_digest
 
-__all__ = ["Arrays", "cached"]
-
 
 @dataclass(frozen=True)
 class Arrays:

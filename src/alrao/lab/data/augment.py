@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["BAND", "flip_and_frame"]
-
 BAND = 4
 """The widest band, in pixels."""
 

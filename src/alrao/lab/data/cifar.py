@@ -20,8 +20,6 @@ from .folders import is_image, load_image
 from .places import data_path
 from .progress import track
 
-__all__ = ["load_cifar10"]
-
 WANTED = (
     "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and name the file, or "
     "the folder it is in, with --data or ALRAO_DATA"

@@ -18,17 +18,6 @@ from .archives import is_archive, readable, unpacked
 from .places import short_digest
 from .progress import track
 
-__all__ = [
-    "Listing",
-    "identity_of",
-    "in_proportion",
-    "is_image",
-    "load_image",
-    "open_folder",
-    "require_same_classes",
-    "scan",
-]
-
 reader = torchvision.datasets.folder
 
 

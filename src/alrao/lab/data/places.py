@@ -12,8 +12,6 @@ from filelock import FileLock
 
 from ..errors import LabError
 
-__all__ = ["cache_folder", "data_path", "locked", "short_digest"]
-
 WAIT = 600
 """Seconds to wait for another process before doing its work."""
 

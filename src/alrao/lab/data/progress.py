@@ -10,8 +10,6 @@ from typing import Any, BinaryIO, TypeVar
 import rich.progress
 from rich.console import Console
 
-__all__ = ["open_file", "track"]
-
 Item = TypeVar("Item")
 
 

@@ -16,8 +16,6 @@ from ..seeds import generator
 from .places import short_digest
 from .text import read_text
 
-__all__ = ["LEAST_ROWS", "MOST_LEVELS", "Table", "diabetes", "prepare", "read_csv", "split"]
-
 LEAST_ROWS = 20
 """Rows that a table needs, to be split."""
 MOST_LEVELS = 20

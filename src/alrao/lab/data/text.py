@@ -15,8 +15,6 @@ from ..errors import LabError, unknown
 from .archives import readable
 from .places import data_path
 
-__all__ = ["LEVELS", "Parts", "Streams", "Vocabulary", "ptb", "read_text", "split", "tokens"]
-
 LEVELS = ("char", "word")
 PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
 PTB_PLACES = ("", "ptb", "simple-examples/data")

@@ -12,8 +12,6 @@ from ..report.posterior import trace, winners
 from ..table import Experiment
 from .theorem import Theorem
 
-__all__ = ["CHECKS", "Verdict", "check_theorem"]
-
 
 @dataclass(frozen=True)
 class Verdict:

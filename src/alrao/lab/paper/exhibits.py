@@ -13,8 +13,6 @@ from ..runset import RunSet
 from ..settings import Settings
 from ..values import Interval, MethodSpec
 
-__all__ = ["EXHIBITS", "Exhibit", "Plan"]
-
 
 @dataclass(frozen=True)
 class Plan:

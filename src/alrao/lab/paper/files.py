@@ -18,8 +18,6 @@ from ..store import replace_file
 from .checks import Verdict
 from .exhibits import EXHIBITS, Exhibit
 
-__all__ = ["Shown", "write_csv", "write_images", "write_index"]
-
 WIDTH = 1000
 HEAD = """# The paper's tables and figures, made again
 

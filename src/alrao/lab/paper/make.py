@@ -24,8 +24,6 @@ from .files import Shown, write_csv, write_images, write_index
 from .params import counts
 from .theorem import Theorem, compute
 
-__all__ = ["Reproduction", "reproduce", "theorem_figure"]
-
 
 @dataclass
 class Reproduction:

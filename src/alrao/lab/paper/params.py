@@ -12,8 +12,6 @@ import alrao
 from ..render.reported import PARAMETERS
 from ..zoo import RecurrentLM, googlenet, mobilenet_v2, vgg19
 
-__all__ = ["count", "counts"]
-
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "GoogLeNet": (googlenet, 10),
     "VGG19": (vgg19, 10),

@@ -20,8 +20,6 @@ import alrao
 
 from ..errors import missing
 
-__all__ = ["Theorem", "compute"]
-
 MULTIPLES = (0.009, 0.09, 0.9, 9.0, 90.0, 900.0)
 """The rates of the copies, as multiples of 1/λ: three below 1, three above."""
 STEPS, ROWS = 3_000, 600

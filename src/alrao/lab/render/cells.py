@@ -9,11 +9,6 @@ from typing import Any
 from ..methods import METHODS
 from ..table import Experiment, spread
 
-__all__ = [
-    "behind", "cells", "columns", "duration", "is_alrao", "measure_text", "row_name",
-    "value_text",
-]  # fmt: skip
-
 AS_PERCENT = ("accuracy",)
 DIGITS = {"return": 1}
 """Behind the decimal point; three elsewhere."""

@@ -12,8 +12,6 @@ from ..table import Experiment
 from ..tasks import get_task
 from ..values import MethodSpec, spelled
 
-__all__ = ["compare_command", "triangle_command"]
-
 MANY = 3
 """From this number of SGD's rates on, ``sgd`` selects the grid."""
 

@@ -11,8 +11,6 @@ from .cells import behind, cells, columns, is_alrao, row_name
 from .commands import compare_command
 from .reported import HEADS, TABLE_1
 
-__all__ = ["escaped", "page", "table"]
-
 HEAD = """# Results
 
 Test figures of every method on every task, from the records in `results/`. `make results` trains the runs and

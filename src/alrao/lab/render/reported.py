@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["HEADS", "PARAMETERS", "TABLE_1"]
-
 HEADS = ("network", "optimal SGD (rate)", "Adam", "Alrao")
 """The columns of Table 1: Adam at its defaults."""
 

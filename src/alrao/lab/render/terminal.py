@@ -23,11 +23,6 @@ from ..training import Moment
 from ..values import spelled
 from .cells import cells, columns, is_alrao, measure_text, row_name, value_text
 
-__all__ = [
-    "TrainingBar", "comparison_table", "describe", "live_table", "plain_table",
-    "run_shown", "triangle_table",
-]  # fmt: skip
-
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
 runs to tune: runs that it takes to find the rate"""
 

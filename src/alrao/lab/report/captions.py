@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["caption"]
-
 CAPTIONS = {
     "curves": """
         The {what} after each epoch. {better} is better. The thick red line is Alrao, which is given no

@@ -16,8 +16,6 @@ from ..values import MethodSpec
 from .captions import caption
 from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain, thinned
 
-__all__ = ["adam_curves", "compared", "curves", "learning_curves", "mean_curve"]
-
 SAID = {"train": "training", "valid": "evaluation", "test": "test"}
 MANY = 3
 """From this number of intervals on, they are for the triangle and not for the curves."""

@@ -14,8 +14,6 @@ from ..table import Experiment
 from .captions import caption
 from .figure import BASELINE, FEW, LOG, Figure, ordered, panels, plain
 
-__all__ = ["features_figure", "health", "shown_layers"]
-
 FEW_POINTS, MANY_LAYERS = 1500, 12
 STILL, WILD = 1e-2, 1e1
 """The movement, relative to its norm, below which a feature hardly learnt and above which it ran wild."""

@@ -14,11 +14,6 @@ from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 from ..render.cells import is_alrao
 
-__all__ = [
-    "ALRAO", "FEW", "LOG", "THEMES", "Control", "Figure", "Plot", "axes_controls", "ordered", "paint",
-    "panels", "plain", "rounded", "themed", "thinned",
-]  # fmt: skip
-
 ALRAO = "#e5383b"
 ADAM = "#d6409f"
 BASELINE = "#8a929c"

@@ -31,8 +31,6 @@ from .posterior import posterior_figure
 from .rates import frozen, triangle, valley
 from .tables import Comparison, comparison
 
-__all__ = ["Report", "Section", "write_report"]
-
 LIMIT = 5_900_000
 """Bytes of the page, which is to stay under 6 MB; plotly's own program is most of it."""
 DETAIL = (20, 8, FEW, 0)

@@ -12,8 +12,6 @@ from ..table import Experiment
 from .captions import caption
 from .figure import ALRAO, FEW, Control, Figure, ordered, panels, thinned
 
-__all__ = ["copy_rates", "posterior_figure", "trace", "winners"]
-
 MOST_POINTS = 160
 MOST_SEEDS = 5
 

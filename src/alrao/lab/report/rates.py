@@ -17,8 +17,6 @@ from .captions import caption
 from .figure import ADAM, ALRAO, BASELINE, LOG, SCALE, Figure, Plot, axes_controls, ordered, panels, plain
 from .figure import rounded as short
 
-__all__ = ["frozen", "triangle", "valley"]
-
 MARK = {"symbol": "x", "size": 11, "color": BASELINE}
 CROSS: dict[str, Any] = {"mode": "markers", "name": "diverged", "marker": MARK}
 

@@ -10,8 +10,6 @@ from ..table import Experiment
 from ..values import spelled
 from .curves import compared
 
-__all__ = ["Comparison", "comparison"]
-
 
 @dataclass
 class Line:

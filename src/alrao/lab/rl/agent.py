@@ -23,8 +23,6 @@ from ..settings import Settings
 from ..tasks.task import Problem
 from .recipe import Recipe
 
-__all__ = ["Agent", "Episodes", "make_environment", "play"]
-
 AT_ONCE = 10
 """Evaluation episodes played in parallel."""
 COUNTERS = ("num_timesteps", "_n_calls", "_n_updates", "_episode_num", "exploration_rate")

@@ -24,8 +24,6 @@ from ..training import Measures, Training
 from .agent import Agent, play
 from .recipe import Recipe
 
-__all__ = ["QLearning"]
-
 
 class QLearning(Trainable):
     """An environment, with the steps and episodes of a budget."""

@@ -11,8 +11,6 @@ from ..settings import Settings
 from ..tasks.task import Budget, Task, Trainable
 from .recipe import Recipe
 
-__all__ = ["LunarLander", "Pendulum"]
-
 
 class _Control(Task):
     """Deep Q-learning; an epoch is a number of steps, followed by evaluation episodes.

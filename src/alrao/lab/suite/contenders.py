@@ -8,8 +8,6 @@ from typing import Any
 
 from ..values import MethodSpec
 
-__all__ = ["CONTENDERS", "Contender"]
-
 FARTHEST = 3
 """Decades that a search may go beyond the rates it starts with, on each side."""
 

@@ -13,8 +13,6 @@ from .contenders import Contender
 from .gaps import Standings
 from .workloads import Workload
 
-__all__ = ["dots", "profile"]
-
 COLOURS = ["#3f6fe8", "#c99700", "#1fa774", "#7b3fe4", "#8d6e63", "#d6409f", "#1a9bc7", "#78909c", "#7fa322"]
 FARTHEST = 0.5
 """Larger gaps are drawn at the edge."""

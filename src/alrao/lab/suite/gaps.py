@@ -12,8 +12,6 @@ from ..table import best_rate
 from .contenders import Contender
 from .workloads import Workload
 
-__all__ = ["Standings", "differences", "validation"]
-
 RESAMPLES = 2_000
 """Bootstrap samples of the seeds."""
 NEAR_CHANCE = 0.95

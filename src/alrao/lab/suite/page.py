@@ -16,8 +16,6 @@ from .contenders import Contender
 from .gaps import Standings, differences
 from .workloads import Workload
 
-__all__ = ["markdown", "table"]
-
 
 def _percent(gap: float) -> str:
     if not isfinite(gap):

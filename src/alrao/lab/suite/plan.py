@@ -18,8 +18,6 @@ from .contenders import Contender
 from .gaps import validation
 from .workloads import Workload
 
-__all__ = ["Suite"]
-
 
 class Suite:
     """Every contender on every workload.

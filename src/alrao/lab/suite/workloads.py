@@ -10,8 +10,6 @@ from typing import Any
 
 from ..settings import Settings
 
-__all__ = ["WORKLOADS", "Workload", "hold_out"]
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -17,8 +17,6 @@ from .images import ImagesInMemory, Part
 from .regression import TableProblem
 from .task import Budget, Task
 
-__all__ = ["Autoencoder", "Digits", "digits"]
-
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
 LAYERS: dict[str, tuple[int, int, type[nn.Module]]] = {
     "mlp": (2, 128, nn.ReLU),

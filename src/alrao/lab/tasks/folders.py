@@ -23,8 +23,6 @@ from .task import Budget, Problem, Task
 if TYPE_CHECKING:
     from ..data.folders import Listing
 
-__all__ = ["FolderTask", "ImageFolder", "ImageNet"]
-
 Parts = dict[str, "Listing"]
 
 

@@ -19,8 +19,6 @@ from ..vision import transforms
 from .images import Images
 from .task import Batch
 
-__all__ = ["ImagesInFolders", "require_fit"]
-
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
 EVALUATION_BATCH = 128

@@ -16,8 +16,6 @@ from ..seeds import generator
 from ..settings import Settings
 from .task import Batch, Budget, Classification, Task
 
-__all__ = ["Cifar10", "Images", "ImagesInMemory", "Part", "cifar10", "cut"]
-
 EVALUATION_BATCH = 500
 
 

@@ -17,8 +17,6 @@ from ..settings import Settings
 from ..zoo import mlp, scaled
 from .task import Batch, Budget, Supervised, Task
 
-__all__ = ["HIDDEN", "Regression", "Rows", "TableProblem"]
-
 HIDDEN = 64
 CHUNK = 1024
 """Rows evaluated at once."""

@@ -16,8 +16,6 @@ from ..zoo import mlp, scaled
 from .regression import HIDDEN, Rows, TableProblem
 from .task import Budget, Classification, Task
 
-__all__ = ["Cancer", "Patches", "Picture", "Wine"]
-
 FREQUENCIES = 64
 """Random waves that stand for a place in a picture."""
 PICTURE_SIDE = 4

@@ -16,8 +16,6 @@ from ..settings import Settings
 if TYPE_CHECKING:
     from ..training import Training
 
-__all__ = ["Batch", "Budget", "Classification", "Problem", "Supervised", "Task", "Trainable"]
-
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 

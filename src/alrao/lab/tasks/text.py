@@ -18,8 +18,6 @@ from ..settings import Settings
 from ..zoo import RecurrentLM, TransformerLM
 from .task import Batch, Budget, Classification, Task
 
-__all__ = ["PennTreebank", "Shakespeare", "Text", "TextProblem"]
-
 SHAKESPEARE = "tinyshakespeare.txt"
 WINDOW = 70
 """Symbols between truncations of back-propagation."""

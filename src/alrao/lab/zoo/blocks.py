@@ -6,8 +6,6 @@ import math
 
 from ..errors import LabError
 
-__all__ = ["scaled"]
-
 
 def scaled(channels: int, width: float) -> int:
     """Return a number of channels times a width multiplier, rounded and at least 1.

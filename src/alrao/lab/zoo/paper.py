@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from .blocks import scaled
 
-__all__ = ["RecurrentLM", "googlenet", "mobilenet_v2", "vgg19"]
-
 
 def _convolution(
     inputs: int,

@@ -11,18 +11,6 @@ from torch import Tensor, nn
 
 from .blocks import scaled
 
-__all__ = [
-    "Mixer",
-    "TransformerLM",
-    "VisionTransformer",
-    "autoencoder",
-    "digits_cnn",
-    "mlp",
-    "residual",
-    "separable",
-    "small_cnn",
-]
-
 GROUP = 8
 """Channels that GroupNorm normalises together."""
 HEADS = 4

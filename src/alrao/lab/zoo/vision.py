@@ -9,8 +9,6 @@ from ..errors import LabError, unknown
 from ..vision import torchvision
 from .blocks import scaled
 
-__all__ = ["classifier", "classifiers", "torchvision"]
-
 RESNETS = frozenset({"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"})
 """The models whose width can be changed."""
 
