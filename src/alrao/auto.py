@@ -113,8 +113,7 @@ class Auto(AveragedOptimizer):
             evidence="sum", process_group=process_group, swap=swap,
         )  # fmt: skip
         self._stepped = False
-        if self.model.head.averaging.at_prior:
-            self.model.head.make_alike()
+        self.model.head.make_alike(self.model.head.averaging.at_prior)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, as in torch; without an ``lr`` of their own they follow the search."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .finite import without_failed
+from .finite import alive, fail, without_failed
 from .shortcuts import buffer_of
 
 __all__ = ["Averaging", "BayesianAverage", "Switch", "posterior_bar"]
@@ -24,8 +24,9 @@ class Averaging(nn.Module):
     All state is in one buffer, so it is saved, moved and restored with the model. It stays in float64
     (float32 on devices that have nothing wider) whatever the rest of the model is cast to.
 
-    The recursions run on Python numbers: there are a few tens of them, the optimizer has just read the
-    evidence from the device, and all of them take as long as one or two small tensor operations.
+    Each recursion is written twice. On the CPU it runs on Python numbers: there are a few tens of them, and
+    all of them take as long as one or two small tensor operations. On any other device a read would stall
+    the queue, so there it is tensor operations, in which a failure is a mask.
 
     Args:
         copies: number of models averaged.
@@ -47,6 +48,10 @@ class Averaging(nn.Module):
     @abstractmethod
     def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
         """Return the state after an observation; ``-inf`` is for failed copies, which not all are."""
+
+    @abstractmethod
+    def _posterior_on_device(self, state: Tensor, log_likelihood: Tensor) -> Tensor:
+        """Return the same by tensor operations; whatever it returns is unused if all copies have failed."""
 
     @property
     def weights(self) -> Tensor:
@@ -72,9 +77,9 @@ class Averaging(nn.Module):
         return {**super().__getstate__(), "_column": None}
 
     @property
-    def at_prior(self) -> bool:
-        """Whether nothing has been observed yet."""
-        return not self._state.is_meta and self._state.tolist() == self._prior()
+    def at_prior(self) -> Tensor:
+        """Whether nothing has been observed yet, as a single Boolean on the device."""
+        return (self._state == torch.tensor(self._prior(), dtype=torch.float64).to(self._state)).all()
 
     def reset(self) -> None:
         """Reset the posterior to the prior, which is uniform over the copies."""
@@ -90,20 +95,43 @@ class Averaging(nn.Module):
         A copy with ``-inf`` or nan has failed: its weight is exactly 0. If all have, nothing changes.
         """
         numbers: Sequence[float]
+        if isinstance(log_likelihood, Tensor) and not buffer_of(self, "_state").is_cpu:
+            self.update_on_device(log_likelihood)
+            return
         if isinstance(log_likelihood, Tensor):
             numbers = log_likelihood.tolist() if log_likelihood.ndim == 1 else []
         else:
             numbers = log_likelihood
         if len(numbers) != self.copies:
-            raise ValueError(
-                f"log_likelihood must hold one number for each of the {self.copies} copies, "
-                f"got {log_likelihood!r}"
-            )
+            raise self._misfit(log_likelihood)
         numbers = without_failed(numbers)
         if max(numbers) > -inf:
             state = buffer_of(self, "_state")
             numbers = self._posterior(state.tolist(), numbers)
             state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update_on_device(self, log_likelihood: Tensor, counts: Tensor | None = None) -> None:
+        """Update the posterior without a read on the host.
+
+        Args:
+            log_likelihood: that of each copy, as in :meth:`update`.
+            counts: whether there was an observation, a single Boolean; without one, nothing changes.
+        """
+        if log_likelihood.shape != (self.copies,):
+            raise self._misfit(log_likelihood)
+        state = buffer_of(self, "_state")
+        log_likelihood = fail(log_likelihood.to(state), alive(log_likelihood))
+        known = (log_likelihood > -inf).any()
+        if counts is not None:
+            known = known & counts
+        state.copy_(torch.where(known, self._posterior_on_device(state, log_likelihood), state))
+
+    def _misfit(self, log_likelihood: Any) -> ValueError:
+        return ValueError(
+            f"log_likelihood must hold one number for each of the {self.copies} copies, "
+            f"got {log_likelihood!r}"
+        )
 
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""
@@ -159,6 +187,11 @@ class BayesianAverage(Averaging):
             return state  # every copy that still had weight failed: no evidence about the others
         total = top + log(sum(exp(w - top) for w in joint))
         return [exp(w - total) for w in joint] + [w - total for w in joint]
+
+    def _posterior_on_device(self, state: Tensor, log_likelihood: Tensor) -> Tensor:
+        joint = state[self.copies :] + log_likelihood
+        logs = joint - joint.logsumexp(0)
+        return torch.where(joint.amax() > -inf, torch.cat([logs.exp(), logs]), state)
 
 
 class Switch(Averaging):
@@ -234,6 +267,23 @@ class Switch(Averaging):
             total = sum(wa) + sum(wb)
             wa, wb = [w / total for w in wa], [w / total for w in wb]
         return [*map(add, wa, wb), *wa, *wb, t + 1]
+
+    def _posterior_on_device(self, state: Tensor, log_likelihood: Tensor) -> Tensor:
+        n, theta, t = self.copies, self.theta, state[-1:]
+        predicts = log_likelihood > -inf
+        weighty = state[:n] > 0  # failed copies are no measure for those that predicted
+        again = ~(predicts & weighty).any()  # all that had weight failed: the others start again
+        top = log_likelihood.masked_fill(~(weighty | again), -inf).amax()
+        p = (torch.minimum(log_likelihood, top) - top).exp()
+        wa = state[n : 2 * n].masked_fill(again, theta / n) * p
+        wb = state[2 * n : -1].masked_fill(again, (1 - theta) / n) * p
+        h, pool, total = 1 / (t + 1), wa.sum(), wa.sum() + wb.sum()
+        wa = (1 - h) * wa + h * theta * pool / n
+        wb = wb + h * (1 - theta) * pool / n
+        wa, wb = (w.masked_fill(~predicts, 0) / total for w in (wa, wb))
+        total = (wa + wb).sum()
+        wa, wb = wa / total, wb / total
+        return torch.cat([wa + wb, wa, wb, t + 1])
 
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""

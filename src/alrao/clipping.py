@@ -14,14 +14,22 @@ __all__ = ["clip_grads_"]
 
 @torch.no_grad()
 def clip_grads_(
-    body: Sequence[Tensor], of_copies: Sequence[Tensor], max_norm: float, norm_type: float
+    body: Sequence[Tensor], of_copies: Sequence[Tensor], max_norm: float, norm_type: float, *, reads: bool
 ) -> Tensor:
-    """Clip the gradients of the body together, and those of each copy together; return the body's norm."""
+    """Clip the gradients of the body together, and those of each copy together; return the body's norm.
+
+    Args:
+        body: parameters of the body.
+        of_copies: parameters of the head, copies first.
+        max_norm: the largest norm that is left unchanged.
+        norm_type: which norm.
+        reads: look first, on the host, whether there is anything that is not finite.
+    """
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, got {max_norm!r}")
     grads = [parameter.grad for parameter in body if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads, norm_type)
-    if not bool(alive(norm)):
+    norm = torch.nn.utils.get_total_norm(grads, norm_type) if reads else None
+    if norm is None or not bool(alive(norm)):
         for grad in grads:
             zero_nonfinite_(grad)
         norm = torch.nn.utils.get_total_norm(grads, norm_type)

@@ -22,9 +22,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .finite import all_finite
+from .finite import alive, all_finite
 
-__all__ = ["CHOICES", "Evidence", "count_once", "new_leaf", "no_likelihood", "of_rows", "pack", "read"]
+__all__ = [
+    "CHOICES",
+    "Evidence",
+    "EvidenceOnDevice",
+    "count_once",
+    "detached",
+    "is_readable",
+    "new_leaf",
+    "no_likelihood",
+    "of_rows",
+    "pack",
+    "read",
+    "read_on_device",
+    "stay_on_device",
+]
 
 CHOICES = ("mean", "sum")
 """What one batch counts for: the mean log-likelihood of its observations, or their sum."""
@@ -36,10 +50,37 @@ ROUNDING = 1e-5
 """The largest part of a loss's weight on log-probabilities that may be positive."""
 
 
-def new_leaf(copies: int, like: Tensor) -> Tensor:
-    """Return a leaf for ``copies`` copies on the device of ``like``, at least in float32."""
+def new_leaf(copies: int, like: Tensor, before: Tensor | None = None) -> Tensor:
+    """Return a leaf for ``copies`` copies on the device of ``like``, at least in float32.
+
+    Args:
+        copies: number of copies of the head.
+        like: a parameter of the head.
+        before: the leaf that this one replaces, whose mark it gets.
+    """
     dtype = torch.promote_types(like.dtype, torch.float32)
-    return torch.zeros(copies + EXTRA, dtype=dtype, device=like.device, requires_grad=True)
+    leaf = torch.zeros(copies + EXTRA, dtype=dtype, device=like.device, requires_grad=True)
+    if before is not None and hasattr(before, "stays_on_device"):
+        stay_on_device(leaf)
+    return leaf
+
+
+def stay_on_device(leaf: Tensor) -> None:
+    """Mark a leaf, so that no path that reads numbers on the host is taken, on the CPU neither."""
+    leaf.stays_on_device = True  # type: ignore[attr-defined]
+
+
+def is_readable(leaf: Tensor) -> bool:
+    """Return whether a read of numbers costs nothing: elsewhere it stalls a device, or splits a graph."""
+    return leaf.is_cpu and not torch.compiler.is_compiling() and not hasattr(leaf, "stays_on_device")
+
+
+def detached(leaf: Tensor) -> Tensor:
+    """Return a leaf without its place in the graph, with its mark."""
+    copied = leaf.detach()
+    if hasattr(leaf, "stays_on_device"):
+        stay_on_device(copied)
+    return copied
 
 
 # What backward fills in.
@@ -124,3 +165,37 @@ def read(gradient: Tensor, copies: int) -> Evidence:
     """Return the evidence that the leaf's gradient holds."""
     numbers = gradient.tolist()
     return Evidence(numbers[:copies], *numbers[copies:])
+
+
+class EvidenceOnDevice(NamedTuple):
+    """The same evidence in tensors, none of which is read on the host."""
+
+    scores: Tensor
+    weight: Tensor
+    positive: Tensor
+    rows: Tensor
+
+    @property
+    def observed(self) -> Tensor:
+        """Whether anything was observed."""
+        return self.weight != 0
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether the loss was finite."""
+        return alive(self.weight)
+
+    def is_likelihood(self, *, maximize: bool) -> Tensor:
+        """Return whether the loss was a negative log-likelihood, or a log-likelihood to maximize."""
+        wrong = self.positive - self.weight if maximize else self.positive
+        return ~(wrong > ROUNDING * (2 * self.positive - self.weight).abs())
+
+    def log_likelihood(self, of: str) -> Tensor:
+        """Return the mean or the sum of the observations' log-likelihoods, for each copy."""
+        return self.scores * ((self.rows if of == "sum" else 1.0) / self.weight)
+
+
+def read_on_device(gradient: Tensor, copies: int, dtype: torch.dtype) -> EvidenceOnDevice:
+    """Return the evidence that the leaf's gradient holds, in tensors of a type."""
+    numbers = gradient.to(dtype)
+    return EvidenceOnDevice(numbers[:copies], *numbers[copies:].unbind())

@@ -153,6 +153,12 @@ def in_range(tensors: list[Tensor]) -> bool:
     return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
 
 
+def in_range_on_device(tensors: list[Tensor]) -> Tensor:
+    """Return :func:`in_range` as a single Boolean, without a read."""
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])
+    return norms.sum() <= MOST if tensors[0].is_cpu else norms.amax() <= MOST
+
+
 def finite_gradient(x: Tensor) -> Tensor:
     """Return ``x``; what flows back is 0 where it is not finite."""
     return _FiniteGradient.apply(x)
@@ -187,16 +193,37 @@ class FiniteStatistics:
 
     def _running(self) -> list[Tensor]:
         buffers = (buffer for layer in self._layers for buffer in (layer.running_mean, layer.running_var))
-        return [buffer for buffer in buffers if buffer is not None and not buffer.is_meta]
+        return [buffer for buffer in buffers if buffer is not None]
 
-    def restore(self) -> None:
-        """Put back what was finite last, then remember what is finite now."""
+    def restore(self, *, reads: bool = True) -> None:
+        """Put back what was finite last, then remember what is finite now.
+
+        Args:
+            reads: look first, on the CPU, whether there is anything to put back.
+        """
         running = self._running() if self._layers else []
         if not running:
             return
         if [last.device for last in self._last] != [now.device for now in running]:
             self._last = [zero_nonfinite(now) for now in running]
+        elif not (reads and all(now.is_cpu for now in running)):
+            _restore_on_device(running, self._last)
+            return
         elif not bool(torch.stack(torch._foreach_norm(running)).isfinite().all()):
             for now, last in zip(running, self._last, strict=True):
                 keep_finite_(now, last)
         torch._foreach_copy_(self._last, running)
+
+
+def _restore_on_device(running: list[Tensor], last: list[Tensor]) -> None:
+    """Put back and remember as one tensor for each device and type: a launch costs more than the numbers."""
+    kinds: dict[Any, list[int]] = {}
+    for i, now in enumerate(running):
+        kinds.setdefault((now.device, now.dtype), []).append(i)
+    for places in kinds.values():
+        ours, before = [running[i] for i in places], [last[i] for i in places]
+        joined = torch.cat(ours)
+        joined = torch.where(joined.isfinite(), joined, torch.cat(before))
+        finite = list(joined.split([len(now) for now in ours]))
+        torch._foreach_copy_(ours, finite)
+        torch._foreach_copy_(before, finite)

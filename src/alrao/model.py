@@ -14,6 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
+from .evidence import is_readable
 from .finite import FiniteStatistics
 from .heads import AdaptiveHead, Head, LinearHead, check_net, make_head
 from .output_layer import (
@@ -241,7 +242,10 @@ class Alrao(Wrapper):
         Returns:
             The norm of the body's gradient before clipping.
         """
-        return clip_grads_(self.body_parameters(), list(self.head.parameters()), max_norm, norm_type)
+        reads = is_readable(self.head.evidence)
+        return clip_grads_(
+            self.body_parameters(), list(self.head.parameters()), max_norm, norm_type, reads=reads
+        )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state, as in torch, under the names of the network; running statistics are finite."""

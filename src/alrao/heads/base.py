@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..averaging import Averaging
-from ..evidence import new_leaf
+from ..evidence import detached, new_leaf
 from ..features import register_features
 from ..finite import usable
 
@@ -69,7 +69,7 @@ class Head(nn.Module):
 
     def look_at(self, z: Tensor) -> None:
         """Remember, in evaluation mode, whether there are features that the copies must ignore."""
-        if not (self.training or z.is_meta or torch.compiler.is_compiling()):
+        if not (self.training or torch.compiler.is_compiling()):
             self.__dict__["_unusable"] = usable(z).all().logical_not()
 
     def _load_from_state_dict(
@@ -105,14 +105,14 @@ class Head(nn.Module):
         return name
 
     @torch.no_grad()
-    def make_alike(self) -> None:
-        """Set every copy to the values of the first."""
+    def make_alike(self, where: Tensor) -> None:
+        """Set every copy to the values of the first, where a single Boolean is true."""
         for parameter in self.parameters():
-            parameter.copy_(parameter[:1].expand_as(parameter).clone())
+            parameter.copy_(torch.where(where, parameter[:1], parameter))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self.evidence = new_leaf(self.copies, next(self.parameters()))
+        self.evidence = new_leaf(self.copies, next(self.parameters()), self.evidence)
         return self
 
     def evidence_leaf(self, *parameters: Tensor | None) -> Tensor:
@@ -120,17 +120,21 @@ class Head(nn.Module):
         for parameter in parameters:
             if parameter is not None and parameter.requires_grad:
                 return self.evidence
-        return self.evidence.detach()
+        return detached(self.evidence)
 
     def __getstate__(self) -> dict[str, Any]:
         # As for parameters, a copy does not take the gradient along. Its storage is the leaf's, which
         # outlives this call, so that another process can open it.
-        state = {**super().__getstate__(), "evidence": self.evidence.detach().requires_grad_()}
+        state = {**super().__getstate__(), "evidence": detached(self.evidence).requires_grad_()}
         state.pop("_unusable", None)
         return state
 
     def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
         """Return the log-likelihoods of a batch as the posterior is to see them."""
+        return log_likelihood
+
+    def posterior_evidence_on_device(self, log_likelihood: Tensor) -> Tensor:
+        """Return the same, as a tensor that is not read."""
         return log_likelihood
 
     @abstractmethod

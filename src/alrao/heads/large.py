@@ -25,7 +25,7 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
     copies, classes, inputs = weight.shape
     if copies == 1 or z.numel() // inputs * copies * classes < LARGE:
         return False
-    return not (torch.compiler.is_compiling() or z.is_meta)
+    return not torch.compiler.is_compiling()
 
 
 def large_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor) -> LogProbs:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..averaging import Averaging
-from ..finite import moderate, without_failed
+from ..evidence import is_readable
+from ..finite import alive, fail, moderate, without_failed
 from ..shortcuts import child_of, inside_functional_transform
 from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
 from .base import Head, stacked
@@ -30,7 +31,8 @@ UNDERFLOW = 700.0
 def _autocasts(z: Tensor) -> bool:
     if z.is_cpu:  # faster than naming the device
         return torch.is_autocast_enabled("cpu")
-    return not z.is_meta and torch.is_autocast_enabled(z.device.type)
+    kind = z.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
@@ -211,6 +213,11 @@ class GaussianHead(LinearHead):
         best = max(numbers)
         return [x if x > best - UNDERFLOW else -inf for x in numbers]
 
+    def posterior_evidence_on_device(self, log_likelihood: Tensor) -> Tensor:
+        """Return the same, as a tensor that is not read."""
+        numbers = fail(log_likelihood, alive(log_likelihood))
+        return fail(numbers, numbers > numbers.amax() - UNDERFLOW)
+
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         return mean_of_copies(outputs, a)
 
@@ -231,9 +238,10 @@ class BernoulliHead(GaussianHead):
     likelihood = "bernoulli"
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
     posterior_evidence = Head.posterior_evidence
+    posterior_evidence_on_device = Head.posterior_evidence_on_device
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        if not moderate(outputs, a):
+        if not (is_readable(self.evidence) and moderate(outputs, a)):
             return mixture_logit(outputs, a)
         yes, no = (torch.tensordot(a, x, 1) for x in (outputs.sigmoid(), (-outputs).sigmoid()))
         return yes.log() - no.log()

@@ -118,7 +118,7 @@ class _BernoulliNLL(torch.autograd.Function):
         ctx: Any, own: Tensor, mixed: Tensor, weights: Tensor, evidence: Tensor, yes: Tensor, no: Tensor
     ) -> Tensor:
         a = weights.to(mixed.dtype)
-        if moderate(mixed, a):
+        if reports.is_readable(evidence) and moderate(mixed, a):
             p, q = mixed.sigmoid(), (-mixed).sigmoid()
             living, a = None, a / a.sum(0)
             log_yes, log_no = (torch.tensordot(a.flatten(), x, 1).log() for x in (p, q))

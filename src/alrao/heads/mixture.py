@@ -88,8 +88,7 @@ class _CategoricalMixture(torch.autograd.Function):
         p = log_p.exp()
         m = (p * a).sum(1)
         # Reading a value would split a compiled graph or stall a GPU: take the careful path there always.
-        unread = torch.compiler.is_compiling() or not z.is_cpu
-        careful = unread or not (m.amin().item() > TINY if m.numel() else True)
+        careful = not reports.is_readable(evidence) or not (m.amin().item() > TINY if m.numel() else True)
         if careful:  # a copy or a feature has failed, or a probability underflows
             log_p, m, a = _careful_mixture(z, flat, bias, a)
             p = log_p.exp()
