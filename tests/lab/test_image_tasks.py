@@ -15,7 +15,7 @@ from support.pictures import as_binary, as_python, cifar, trusted
 from alrao.lab.errors import LabError
 from alrao.lab.settings import Settings
 from alrao.lab.tasks import get_task
-from alrao.lab.tasks.images import cut
+from alrao.lab.tasks.examples import cut
 
 CPU = torch.device("cpu")
 
@@ -75,7 +75,7 @@ def test_digits_parts():
     assert problem.steps == len(list(problem.batches(1))) == 32
     assert problem.about["classes"] == 10
     assert (problem.about["train"], problem.about["valid"], problem.about["test"]) == (1000, 397, 400)
-    counts = torch.cat([part.labels for part in problem.parts.values()]).bincount()
+    counts = torch.cat([part.targets for part in problem.parts.values()]).bincount()
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
@@ -87,8 +87,8 @@ def test_digits_normalised_by_the_training_part():
     assert images.mean().item() == pytest.approx(0, abs=1e-5)
     assert images.std(correction=0).item() == pytest.approx(1, abs=1e-5)
     other = torch.cat([x for x, _ in problem.evaluation("test")])
-    raw = problem.parts["test"].images.double()
-    train = problem.parts["train"].images.double()
+    raw = problem.parts["test"].inputs.double()
+    train = problem.parts["train"].inputs.double()
     torch.testing.assert_close(
         other.double(), (raw - train.mean()) / train.std(correction=0), rtol=1e-5, atol=1e-5
     )
@@ -109,29 +109,29 @@ def test_cifar10_parts_are_fixed_and_apart(folder):
     sizes = {name: len(part) for name, part in problem.parts.items()}
     assert sizes == {"train": 80, "valid": 20, "test": 20}
     for name, part in problem.parts.items():
-        assert torch.equal(part.images, other.parts[name].images)
-        assert torch.equal(part.labels, other.parts[name].labels)
-    everything = [row for part in problem.parts.values() for row in rows(part.images)]
+        assert torch.equal(part.inputs, other.parts[name].inputs)
+        assert torch.equal(part.targets, other.parts[name].targets)
+    everything = [row for part in problem.parts.values() for row in rows(part.inputs)]
     assert len(set(everything)) == 120
     batches = cifar()
     of_test = {tuple(row.tolist()) for row in batches["test_batch"][0]}
-    assert set(rows(problem.parts["test"].images)) == of_test
+    assert set(rows(problem.parts["test"].inputs)) == of_test
     labels = {
         tuple(row.tolist()): int(y)
         for pixels, ys in batches.values()
         for row, y in zip(pixels, ys, strict=True)
     }
     for part in problem.parts.values():
-        assert [labels[row] for row in rows(part.images)] == part.labels.tolist()
+        assert [labels[row] for row in rows(part.inputs)] == part.targets.tolist()
 
 
 @pytest.mark.parametrize("load", [digits, cifar10])
 def test_an_epoch_has_every_image_once(load, folder):
     problem = load(folder, batch=9) if load is cifar10 else load(batch=9)
     problem.augment = None
-    plain = problem._normalised(problem.parts["train"].images)
+    plain = problem.prepare(problem.parts["train"].inputs)
     seen = [(row, y) for x, ys in problem.batches(3) for row, y in zip(rows(x), ys.tolist(), strict=True)]
-    assert sorted(seen) == sorted(zip(rows(plain), problem.parts["train"].labels.tolist(), strict=True))
+    assert sorted(seen) == sorted(zip(rows(plain), problem.parts["train"].targets.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("start", [0, 1, 5, 8, 9])
@@ -161,7 +161,7 @@ def test_neither_draws_from_the_global_generator(folder):
 
 def test_black_is_black_before_normalisation(folder):
     problem = cifar10(folder)
-    black = problem._normalised(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten()
+    black = problem.prepare(torch.zeros(1, 3, 1, 1, dtype=torch.uint8)).flatten()
     corners = torch.cat([x for x, _ in problem.batches(1)])[:, :, 0, 0]
     is_black = (corners == black).all(1)
     assert 0.85 < is_black.float().mean() < 1  # about 1 - (1/5)² of 80
@@ -171,7 +171,7 @@ def test_evaluation_is_plain(folder):
     problem = cifar10(folder)
     assert equal(problem.evaluation("valid"), cifar10(folder, seed=5).evaluation("valid"))
     images = torch.cat([x for x, _ in problem.evaluation("valid")])
-    assert torch.equal(images, problem._normalised(problem.parts["valid"].images))
+    assert torch.equal(images, problem.prepare(problem.parts["valid"].inputs))
 
 
 def test_budgets(folder):
@@ -184,7 +184,7 @@ def test_budgets(folder):
     problem = cifar10(folder, train_size=33, batch=8)
     assert [len(y) for _, y in problem.batches(1)] == [8, 8, 8, 9]
     whole = cifar10(folder)
-    assert torch.equal(problem.parts["train"].images, whole.parts["train"].images[:33])
+    assert torch.equal(problem.parts["train"].inputs, whole.parts["train"].inputs[:33])
     assert problem.identity == whole.identity
 
 
@@ -285,7 +285,7 @@ def test_real_cifar10():
     }
     assert problem.steps == 1250
     for part in problem.parts.values():
-        share = part.labels.bincount(minlength=10) / len(part)
+        share = part.targets.bincount(minlength=10) / len(part)
         assert share.tolist() == pytest.approx([0.1] * 10, abs=0.01)
     mini = cifar10(None)
     assert {name: len(part) for name, part in mini.parts.items()} == {

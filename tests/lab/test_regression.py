@@ -16,7 +16,7 @@ import alrao
 from alrao.lab.data import tables
 from alrao.lab.data.tables import Table, diabetes, prepare, read_csv, split
 from alrao.lab.settings import Settings
-from alrao.lab.tasks.regression import Regression
+from alrao.lab.tasks.tables import Numbers, Regression
 
 CPU = torch.device("cpu")
 quick = hypothesis_settings(max_examples=50, deadline=None)
@@ -229,7 +229,8 @@ def test_diabetes_needs_no_file(monkeypatch, tmp_path):
         "test": 66,
     }
     assert problem.steps == 10
-    inputs, targets = problem.parts["train"]
+    part = problem.parts["train"]
+    inputs, targets = part.inputs, part.targets
     torch.testing.assert_close(inputs.mean(0), torch.zeros(10), atol=1e-5, rtol=0)
     torch.testing.assert_close(targets.std(correction=0), torch.tensor(1.0))
 
@@ -269,7 +270,7 @@ def test_an_epoch_can_be_entered_anywhere(seed, epoch, start):
     assert ordered(problem.batches(epoch, start)) == batches[start:]
     assert len(batches) == problem.steps
     seen = sorted(row for inputs, _ in batches for row in inputs)
-    assert seen == sorted(problem.parts["train"][0].tolist())
+    assert seen == sorted(problem.parts["train"].inputs.tolist())
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
@@ -306,12 +307,13 @@ def measured(problem, model, part):
 def test_measures_are_scikit_learns(with_alrao, monkeypatch):
     from sklearn.metrics import mean_squared_error, r2_score
 
-    monkeypatch.setattr("alrao.lab.tasks.regression.CHUNK", 50)
+    monkeypatch.setattr(Numbers, "at_once", 50)
     problem = load()
     model = problem.network()
     if with_alrao:
         model = alrao.Alrao(model, 4, likelihood="gaussian")
-    inputs, targets = problem.parts["test"]
+    part = problem.parts["test"]
+    inputs, targets = part.inputs, part.targets
     with torch.no_grad():
         outputs = model(inputs).as_subclass(torch.Tensor)
     wanted = {"loss": mean_squared_error(targets, outputs), "r2": r2_score(targets, outputs)}

@@ -71,7 +71,8 @@ def test_every_new_network_has_copies_of_its_output_layer():
 def test_the_autoencoder_is_measured_by_its_pixels():
     task, settings = resolve(Settings(task="autoencoder", method="sgd@0.1"))
     problem = task.load(settings, CPU)
-    inputs, targets = problem.parts["test"]
+    part = problem.parts["test"]
+    inputs, targets = part.inputs, part.targets
     assert inputs is targets or torch.equal(inputs, targets)
     net = problem.network().eval()
     with torch.no_grad():

@@ -6,11 +6,13 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
-from ..errors import LabError
+from ..errors import LabError, missing
 
 WAIT = 600
 """Seconds to wait for another process before doing its work."""
@@ -34,6 +36,15 @@ def data_path(where: str | Path | None, wanted: str) -> Path:
         origin = "--data" if where is not None else "ALRAO_DATA"
         raise LabError(f"{path}, which {origin} names, does not exist; {wanted}")
     return path
+
+
+def shipped(name: str, *arguments: Any, **options: Any) -> Any:
+    """Return what a function of ``sklearn.datasets`` loads, without a download."""
+    try:
+        datasets = import_module("sklearn.datasets")
+    except ImportError:
+        raise missing("scikit-learn", "lab", "this task") from None
+    return getattr(datasets, name)(*arguments, **options)
 
 
 def cache_folder() -> Path:

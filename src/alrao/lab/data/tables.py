@@ -11,9 +11,9 @@ import pandas as pd  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from ..errors import LabError, missing, unknown
+from ..errors import LabError, unknown
 from ..seeds import generator
-from .places import short_digest
+from .places import shipped, short_digest
 from .text import read_text
 
 LEAST_ROWS = 20
@@ -46,11 +46,7 @@ class Table:
 
 def diabetes() -> Table:
     """scikit-learn's diabetes: 442 patients, 10 measurements, the progression of the disease after a year."""
-    try:
-        from sklearn.datasets import load_diabetes  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing("scikit-learn", "lab", "the task regression without --data") from None
-    data = load_diabetes(scaled=False, as_frame=True)
+    data = shipped("load_diabetes", scaled=False, as_frame=True)
     return Table("scikit-learn's diabetes", data.data.astype(float), data.target.rename("progression"))
 
 

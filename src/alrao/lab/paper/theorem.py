@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import alrao
 
-from ..errors import missing
+from ..data.places import shipped
 
 MULTIPLES = (0.009, 0.09, 0.9, 9.0, 90.0, 900.0)
 """The rates of the copies, as multiples of 1/λ: three below 1, three above."""
@@ -76,11 +76,7 @@ def _logits(model: alrao.Alrao, x: Tensor) -> Iterator[Tensor]:
 
 def _data() -> tuple[Tensor, Tensor]:
     """Handwritten digits seen as the brightness of four quarters: classes overlap, the optimum is finite."""
-    try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing("scikit-learn", "lab", "the theorem") from None
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = shipped("load_digits", return_X_y=True)
     images = torch.from_numpy(pixels[:ROWS]).view(-1, 1, 8, 8)
     features = F.avg_pool2d(images, 4).flatten(1)
     return (features - features.mean(0)) / features.std(0), torch.from_numpy(labels[:ROWS]).long()
@@ -97,10 +93,8 @@ def _bound(x: Tensor) -> float:
 
 
 def _optimum(x: Tensor, y: Tensor) -> float:
-    try:
-        from scipy.optimize import minimize  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing("scipy", "lab", "the theorem") from None
+    from scipy.optimize import minimize  # type: ignore[import-untyped]
+
     inputs, labels = _with_ones(x), np.eye(10)[y.numpy()]
 
     def loss_and_gradient(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

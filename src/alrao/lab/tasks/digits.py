@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import zoo
-from ..data.places import short_digest
-from ..errors import missing, unknown
+from ..data.places import shipped, short_digest
+from ..errors import unknown
 from ..seeds import generator
 from ..settings import Settings
 from ..zoo.blocks import scaled
-from .images import ImagesInMemory, Part
-from .regression import TableProblem
+from .examples import Part
+from .images import ImagesInMemory
+from .tables import Numbers
 from .task import Budget, Task
 
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
@@ -30,19 +31,14 @@ LAYERS: dict[str, tuple[int, int, type[nn.Module]]] = {
 
 def digits(settings: Settings) -> tuple[dict[str, Part], str]:
     """Return the three parts, split by a constant seed or by the run's, and a digest of the whole."""
-    try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing("scikit-learn", "lab", "the task digits") from None
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = shipped("load_digits", return_X_y=True)
     pixels = pixels.astype("uint8")
     everything = Part(torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels).long())
     name = ("digits", "split", settings.seed) if settings.resplit else ("digits", "split")
     order = torch.randperm(len(everything), generator=generator(*name))
     rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
-    return {name: everything.take(which) for name, which in rows}, short_digest(
-        pixels.tobytes(), labels.tolist()
-    )
+    digest = short_digest(pixels.tobytes(), labels.tolist())
+    return {name: everything.take(which) for name, which in rows}, digest
 
 
 class Digits(Task):
@@ -81,16 +77,6 @@ def _network(model: str, width: float) -> nn.Module:
     return zoo.mlp(64, 10, hidden=(scaled(units, width),) * layers, activation=activation)
 
 
-class _Reconstruction(TableProblem):
-    """The target is the input; errors are counted for every pixel."""
-
-    def network(self) -> nn.Module:
-        return zoo.autoencoder(self.parts["train"][0].shape[1], self.settings.width)
-
-    def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        return {**super().score(outputs, targets), "count": torch.tensor(targets.numel())}
-
-
 class Autoencoder(Task):
     """The digits, reconstructed from twelve numbers each."""
 
@@ -103,11 +89,15 @@ class Autoencoder(Task):
     }
     options = frozenset({"resplit", "width"})
 
-    def load(self, settings: Settings, device: torch.device) -> TableProblem:
+    def load(self, settings: Settings, device: torch.device) -> Numbers:
         images, identity = digits(settings)
         images["train"] = images["train"].take(slice(settings.train_size))
-        pixels = {name: part.images.flatten(1).double() for name, part in images.items()}
+        pixels = {name: part.inputs.flatten(1).double() for name, part in images.items()}
         mean, deviation = pixels["train"].mean(), pixels["train"].std(correction=0)
-        parts = {name: (((x - mean) / deviation).float(),) * 2 for name, x in pixels.items()}
+        parts = {name: Part(*[((x - mean) / deviation).float()] * 2) for name, x in pixels.items()}
         about = {"source": "scikit-learn", "image": [1, 8, 8]}
-        return _Reconstruction(self, parts, settings, device, identity=identity, about=about)
+
+        def build() -> nn.Module:
+            return zoo.autoencoder(pixels["train"].shape[1], settings.width)
+
+        return Numbers(self, parts, build, settings, device, identity=identity, about=about)

@@ -14,7 +14,8 @@ from .. import zoo
 from ..seeds import generator, seed_of
 from ..settings import Settings
 from .digits import digits
-from .images import ImagesInMemory, Part, cifar10
+from .examples import Part
+from .images import ImagesInMemory, cifar10
 from .task import Budget, Task
 
 CLASSES = 5
@@ -41,11 +42,11 @@ class _Finetuning(Task):
 
     def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
         parts, identity, about = self.parts(settings)
-        known = parts["train"].take((parts["train"].labels < CLASSES).nonzero().flatten())
+        known = parts["train"].take((parts["train"].targets < CLASSES).nonzero().flatten())
         unknown = {}
         for name, part in parts.items():
-            rest = part.take((part.labels >= CLASSES).nonzero().flatten())
-            unknown[name] = Part(rest.images, rest.labels - CLASSES)
+            rest = part.take((part.targets >= CLASSES).nonzero().flatten())
+            unknown[name] = Part(rest.inputs, rest.targets - CLASSES)
         key = f"{identity} {settings.seed if settings.resplit else ''}"
         return ImagesInMemory(
             self,
@@ -67,7 +68,7 @@ class _Finetuning(Task):
 
     def _train(self, known: Part) -> nn.Module:
         """Return the network after its first training: the same for every run on this data."""
-        images = known.images.float()
+        images = known.inputs.float()
         images = (images - images.mean()) / images.std()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("pretraining", self.name))
@@ -76,7 +77,7 @@ class _Finetuning(Task):
             for _ in range(self.steps):
                 which = torch.randint(len(known), (BATCH,), generator=random)
                 optimizer.zero_grad()
-                F.cross_entropy(net(images[which]), known.labels[which]).backward()
+                F.cross_entropy(net(images[which]), known.targets[which]).backward()
                 optimizer.step()
         return net
 

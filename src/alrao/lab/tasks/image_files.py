@@ -16,8 +16,8 @@ from ..data.folders import Listing, load_image
 from ..errors import LabError
 from ..seeds import seed_of
 from ..vision import transforms
-from .images import Images
-from .task import Batch
+from .examples import Examples
+from .task import Batch, Classification
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
@@ -25,7 +25,7 @@ EVALUATION_BATCH = 128
 MOST_WORKERS = 8
 
 
-class ImagesInFolders(Images):
+class ImagesInFolders(Classification, Examples):
     """Image files, read, cropped and flipped by worker processes.
 
     A random crop depends only on the seed, the epoch and the number of the image: not on the number of
