@@ -68,13 +68,7 @@ def _with(settings: Settings, method: MethodSpec, seed: int) -> Settings:
 
 
 class Triangle(RunSet):
-    """The paper's triangle: a run for every pair of rates ``low <= high``; plain SGD or Adam on the diagonal.
-
-    Args:
-        settings: of every run; method and rates are replaced.
-        rates: the grid.
-        roots: where runs are.
-    """
+    """The paper's triangle: a run for every pair of rates of a grid, plain SGD or Adam on the diagonal."""
 
     def __init__(self, settings: Settings, rates: Sequence[float] = GRID, *, roots: list[Path]) -> None:
         if not of_alrao(settings.method):

@@ -7,7 +7,10 @@ from difflib import get_close_matches
 
 
 class LabError(Exception):
-    """An error that the user can correct; the command line prints it as one line."""
+    """An error that the user can correct; the command line prints it as one line.
+
+    Whatever checks what a user gave, or reads or writes the user's files, raises it.
+    """
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LabError:

@@ -41,11 +41,7 @@ def keep(roots: Iterable[Path], results: Path) -> tuple[int, list[str]]:
 
 
 def _row(run: Run) -> tuple[Row, Settings]:
-    """The row of a finished run.
-
-    Raises:
-        LabError: the run is damaged, or its code is not known exactly.
-    """
+    """The row of a finished run."""
     reading = read([run])
     if reading.left_out:
         raise LabError(reading.left_out[0])

@@ -47,11 +47,7 @@ class Method:
 
 
 def settle(spec: MethodSpec, lr: Interval | None = None) -> tuple[MethodSpec, Interval | None]:
-    """Return the method with its rate, and its interval: ``sgd`` and 0.1 are ``sgd@0.1`` and None.
-
-    Raises:
-        LabError: there is no such method, or its rate is missing, given twice or not its kind of rate.
-    """
+    """Return the method with its rate, and its interval: ``sgd`` and 0.1 are ``sgd@0.1`` and None."""
     if spec.name not in METHODS:
         raise unknown("method", spec.name, METHODS)
     kind = METHODS[spec.name].rate

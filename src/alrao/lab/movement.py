@@ -36,9 +36,7 @@ class Movement:
     def layers(self, problem: Supervised | None = None) -> list[dict[str, Any]]:
         """Return, for each layer, its features' rates, their initial norms, and the norms of their change.
 
-        Args:
-            problem: if given, also count dead features (without a gradient) and saturated ones (with a very
-                small gradient).
+        With a problem, also count dead features (no gradient) and saturated ones (a very small gradient).
         """
         optimizer = self.learner.optimizer
         if not self.start or not isinstance(optimizer, alrao.AlraoOptimizer):

@@ -59,9 +59,6 @@ def source_state(source: Path = Path(__file__)) -> tuple[str | None, bool]:
     """Return the commit of the code that runs, and whether a tracked file of its repository differs from it.
 
     The commit is None where the code is no clone, such as an installed package.
-
-    Args:
-        source: a file of the code.
     """
 
     def git(*arguments: str) -> str:
@@ -85,11 +82,7 @@ def unclean(commit: object, modified: object) -> str | None:
 
 
 def require_clean() -> None:
-    """Refuse to start runs that could not be kept.
-
-    Raises:
-        LabError: the code is no clone, or a tracked file is modified.
-    """
+    """Refuse to start runs that could not be kept."""
     commit, modified = source_state()
     if commit is None:
         raise LabError("--to-keep needs the code of a git clone: install alrao with pip install -e .")

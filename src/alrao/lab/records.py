@@ -23,12 +23,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 class KeptRun(Run):
-    """A run of a file of results.
-
-    Args:
-        file: that file.
-        row: its row.
-    """
+    """A run of a file of results."""
 
     def __init__(self, file: Path, row: Row) -> None:
         super().__init__(file / row["run"])
@@ -40,11 +35,7 @@ class KeptRun(Run):
 
 
 def read_rows(path: Path) -> Mapping[str, Row]:
-    """Return the rows of a file by the names of their runs; none where there is no file.
-
-    Raises:
-        LabError: the file is damaged.
-    """
+    """Return the rows of a file by the names of their runs; none where there is no file."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -80,9 +71,7 @@ def find_runs(roots: Iterable[Path], left_out: list[str] | None = None) -> Itera
     A run that is there several times comes once, finished if it is so anywhere: its name, with that of its
     task and of its network, identifies it.
 
-    Args:
-        roots: the directories and files.
-        left_out: takes a sentence for each file that cannot be read, which otherwise raises.
+    A file that cannot be read is a sentence in ``left_out``, or raises.
     """
     found: dict[str, Run] = {}
     for root in roots:
@@ -101,13 +90,7 @@ def find_runs(roots: Iterable[Path], left_out: list[str] | None = None) -> Itera
 
 
 def locate(settings: Settings, data: str, roots: Iterable[Path]) -> Run:
-    """Return the run of these settings: the first among the roots that has a result, else in the first root.
-
-    Args:
-        settings: resolved.
-        data: the identity of the data.
-        roots: directories with run directories or with files of results.
-    """
+    """Return the run of resolved settings: the first root with a result has it, else the first root."""
     method = str(settings.method).replace(":", "_")  # which every file system allows
     name = Path(settings.task, settings.model or "", f"{method}-{settings.seed}-{settings.digest(data)}")
     places = list(roots)

@@ -47,11 +47,7 @@ OF_ALRAO = ("copies", "averaging", "theta", "evidence")
 
 
 def of_alrao(method: MethodSpec) -> bool:
-    """Return whether a method takes an interval and copies.
-
-    Raises:
-        LabError: there is no such method.
-    """
+    """Return whether a method takes an interval and copies."""
     if method.name not in METHODS:
         raise unknown("method", method.name, METHODS)
     return METHODS[method.name].rate == "never"
@@ -62,11 +58,7 @@ def _flag(name: str) -> str:
 
 
 def refuse_idle(settings: Settings) -> None:
-    """Refuse options that only Alrao has, for a single run of another method.
-
-    Raises:
-        LabError: there are some.
-    """
+    """Refuse options that only Alrao has, for a single run of another method."""
     idle = [name for name in OF_ALRAO if getattr(settings, name) != FIELDS[name].default]
     if idle and not of_alrao(settings.method):
         raise LabError(
@@ -75,11 +67,7 @@ def refuse_idle(settings: Settings) -> None:
 
 
 def resolve(settings: Settings) -> tuple[Task, Settings]:
-    """Return the task, and the settings with every default filled in: two spellings of one run become equal.
-
-    Raises:
-        LabError: a name is unknown, a value out of range, or an option does not apply.
-    """
+    """Return the task, and the settings with every default filled in: a run has one spelling."""
     task = get_task(settings.task)
     _check(task, settings)
     _check_model(task, settings.model)

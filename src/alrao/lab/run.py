@@ -20,11 +20,7 @@ from .training import Watch
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of a name; ``auto`` is the fastest available one.
-
-    Raises:
-        LabError: there is no such device, or it does not compute.
-    """
+    """Return the device of a name; ``auto`` is the fastest available one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -39,13 +35,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Run:
-    """Return a finished run: train it, resume it, or find it.
-
-    Args:
-        settings: as the user gave them.
-        roots: where to look for finished runs; a new one is written to the first.
-        watch: called after each step.
-    """
+    """Return a finished run: train it, resume it, or find it."""
     task, settings = resolve(settings)
     device = pick_device(settings.device)
     with _threads(settings.threads):

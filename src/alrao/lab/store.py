@@ -27,15 +27,7 @@ from .errors import LabError
 
 
 def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Write a file as a whole or not at all.
-
-    Args:
-        path: the file.
-        content: what to write, or a function that writes it.
-
-    Raises:
-        LabError: the disk is full or the place cannot be written; the old file is as it was.
-    """
+    """Write a file as a whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}-{os.getpid()}")
@@ -154,11 +146,7 @@ class RunDirectory(Run):
     """A run on the disk; the directory need not exist yet."""
 
     def lock(self) -> FileLock:
-        """Lock the run for this process; the lock is released when the process ends, in whatever way.
-
-        Raises:
-            LabError: another process holds it.
-        """
+        """Lock the run for this process; the lock is released when the process ends, in whatever way."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock")
@@ -211,8 +199,7 @@ class RunDirectory(Run):
     def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
         """Return the lines of the epochs so far; one that cannot be read ends the list.
 
-        Args:
-            epochs: the number of epochs that are done, and must be there.
+        ``epochs``, if given, are done and must be there.
         """
         lines, _ = self.readable_metrics()
         if epochs is not None and len(lines) < epochs:

@@ -131,11 +131,7 @@ def historical_note(runs: pd.DataFrame) -> str:
 
 
 class Experiment:
-    """Runs that differ in method and seed only.
-
-    Args:
-        runs: their frame, which may have runs that have not ended.
-    """
+    """Runs that differ in method and seed only."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
         self.runs = runs

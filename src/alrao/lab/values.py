@@ -17,11 +17,7 @@ def spelled(number: float) -> str:
 
 
 def parse_rate(text: str) -> float:
-    """Read a learning rate.
-
-    Raises:
-        LabError: the text is not a finite positive number.
-    """
+    """Read a learning rate."""
     rate = _number(text, "a learning rate")
     if rate == 0:
         raise LabError("a learning rate must be positive, got 0")
@@ -48,11 +44,7 @@ class Spelled:
 
     @classmethod
     def of(cls, value: object) -> Self:
-        """Return the value itself, or read it from its spelling or from ``dataclasses.asdict`` of it.
-
-        Raises:
-            LabError: it cannot be read.
-        """
+        """Return the value itself, or read it from its spelling or from ``dataclasses.asdict`` of it."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -72,11 +64,7 @@ class Interval(Spelled):
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """Read ``LOW:HIGH`` or one rate.
-
-        Raises:
-            LabError: an end is no rate, or the ends are in the wrong order.
-        """
+        """Read ``LOW:HIGH`` or one rate."""
         low, colon, high = text.partition(":")
         interval = cls(parse_rate(low), parse_rate(high if colon else low))
         if interval.low > interval.high:
@@ -103,11 +91,7 @@ class MethodSpec(Spelled):
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
-        """Read ``NAME``, ``NAME@RATE`` or ``NAME@RATE:FRACTION``; the name is not looked up.
-
-        Raises:
-            LabError: the rate or the fraction is no number in its range.
-        """
+        """Read ``NAME``, ``NAME@RATE`` or ``NAME@RATE:FRACTION``; the name is not looked up."""
         name, _, rates = text.partition("@")
         rate, _, part = rates.partition(":")
         fraction = _number(part, "the fraction of trained features") if part else None

@@ -45,9 +45,7 @@ class Command(click.Command):
 def settings_options(skip: Iterable[str] = (), **defaults: Any) -> Callable[[Any], Any]:
     """Add an option for every setting except some; the command receives them as ``settings``.
 
-    Args:
-        skip: names of the settings without an option.
-        defaults: of settings whose default differs for this command.
+    ``defaults`` are those that differ for this command.
     """
     hints = get_type_hints(Settings)
     fields = dataclasses.fields(Settings)
@@ -116,11 +114,7 @@ def words_of(text: str) -> list[str]:
 
 
 def pick(names: str, known: Mapping[str, Kind], what: str) -> list[Kind]:
-    """Return the named objects, in the order in which they are known.
-
-    Raises:
-        LabError: a name is unknown.
-    """
+    """Return the named objects, in the order in which they are known."""
     wanted = words_of(names)
     for name in wanted:
         if name not in known:

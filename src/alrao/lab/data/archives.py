@@ -52,11 +52,7 @@ def _damaged(source: Path, error: Exception) -> LabError:
 
 
 def unpacked(archive: Path, wanted: Wanted) -> Path:
-    """Return a folder in the cache with the content of an archive; unpack it the first time.
-
-    Raises:
-        LabError: the archive is damaged, has a member that leads out of it, or the cache cannot be written.
-    """
+    """Return a folder in the cache with the content of an archive; unpack it the first time."""
     stem = archive.name.split(".")[0]
     folder = cache_folder() / f"{stem}-{short_digest(str(archive.resolve()), state_of(archive, [archive]))}"
     with locked(folder) as exclusive:
@@ -79,11 +75,7 @@ def unpacked(archive: Path, wanted: Wanted) -> Path:
 
 
 def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
-    """Unpack the wanted files of an archive into a folder.
-
-    Raises:
-        LabError: the archive is damaged or cut off, has a member that leads out of it, or the disk is full.
-    """
+    """Unpack the wanted files of an archive into a folder."""
     if not hasattr(tarfile, "data_filter"):
         raise LabError(f"unpacking {archive} safely needs Python 3.11.4 or later: unpack it, name the folder")
     with _opened(archive, f"unpacking {archive.name}") as tar:
@@ -100,11 +92,7 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
 
 
 def contents(archive: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the wanted files of an archive, without unpacking it.
-
-    Raises:
-        LabError: the archive is damaged or cut off.
-    """
+    """Yield name and content of the wanted files of an archive, without unpacking it."""
     with _opened(archive, f"reading {archive.name}") as tar:
         for member in tar:
             if member.isfile() and wanted(member.name):

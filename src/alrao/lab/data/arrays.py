@@ -42,11 +42,7 @@ def cached(kind: str, source: Path, state: str, read: Callable[[], Arrays]) -> A
 
     A damaged cache is written again. One that cannot be written only costs time: it is a warning.
 
-    Args:
-        kind: the beginning of the file's name in the cache.
-        source: where ``read`` reads.
-        state: a text that changes when the source does.
-        read: reads the source.
+    ``state`` is a text that changes when the source does.
     """
     path = cache_folder() / f"{kind}-{short_digest(str(source.resolve()))}.pt"
     arrays = _load(path, state)

@@ -14,12 +14,7 @@ def flip_and_frame(images: Tensor, generator: torch.Generator) -> Tensor:
 
     The widths are independent and uniform on 0, …, 4. Black is 0, so this comes before any normalisation.
 
-    Args:
-        images: (n, channels, height, width), of any type, on any device.
-        generator: on the CPU, whatever the images' device, so that all draw alike.
-
-    Returns:
-        New images of the same type and shape.
+    Images are (n, channels, height, width) on any device; the generator is on the CPU: all draw alike.
     """
     n, _, height, width = images.shape
     flips = torch.randint(2, (n,), generator=generator)

@@ -40,12 +40,6 @@ def load_cifar10(where: str | Path | None = None) -> tuple[Arrays, Path]:
     The forms are the distributed ``cifar-10-python.tar.gz`` and ``cifar-10-binary.tar.gz``, the folders they
     unpack to, and image folders ``train/<class>/*`` and ``test/<class>/*`` or a tar archive of them. The
     decoded images are kept in the cache.
-
-    Args:
-        where: one of these, or the folder it is in; by default ``$ALRAO_DATA``.
-
-    Raises:
-        LabError: there is none, or it is damaged.
     """
     source = _find(data_path(where, WANTED))
     return cached("cifar10", source, state_of(source, _files(source)), lambda: _read(source)), source

@@ -28,11 +28,7 @@ def is_image(name: str) -> bool:
 
 
 def load_image(file: Path | BinaryIO, name: str) -> Any:
-    """Read an image in RGB.
-
-    Raises:
-        LabError: it is missing, not an image, or damaged; the message has its name.
-    """
+    """Read an image in RGB."""
     try:
         if isinstance(file, Path):
             return reader.default_loader(str(file))
@@ -72,11 +68,7 @@ class Listing:
 
 
 def open_folder(source: Path) -> Path:
-    """Return the folder that holds the classes, in a folder or a tar archive of one.
-
-    Raises:
-        LabError: it is neither, or it is damaged.
-    """
+    """Return the folder that holds the classes, in a folder or a tar archive of one."""
     if not source.is_dir() and not is_archive(source):
         raise LabError(f"{source} is neither a folder nor a tar archive of one")
     folder = source if source.is_dir() else unpacked(source, is_image)
@@ -86,11 +78,7 @@ def open_folder(source: Path) -> Path:
 
 
 def scan(folder: Path) -> Listing:
-    """List the images below ``<class>/``, sorted by class and name; hidden files do not count.
-
-    Raises:
-        LabError: there are fewer than two classes, or one has no images.
-    """
+    """List the images below ``<class>/``, sorted by class and name; hidden files do not count."""
     classes = tuple(_folders(folder))
     if len(classes) < 2:
         found = f"only {classes[0]}/" if classes else "none"
@@ -121,11 +109,7 @@ def scan(folder: Path) -> Listing:
 
 
 def require_same_classes(first: Listing, second: Listing) -> None:
-    """Raise if two folders do not have the same classes.
-
-    Raises:
-        LabError: they differ; the message names up to five classes.
-    """
+    """Raise if two folders do not have the same classes."""
     different = sorted({*first.classes} ^ {*second.classes})
     if different:
         some = ", ".join(different[:5]) + (", …" if len(different) > 5 else "")

@@ -21,12 +21,7 @@ WAIT = 600
 def data_path(where: str | Path | None, wanted: str) -> Path:
     """Return the place that the user named, or ``$ALRAO_DATA``.
 
-    Args:
-        where: a directory or a file, or None.
-        wanted: the remedy, for the error: what to download and where to put it.
-
-    Raises:
-        LabError: no place was named, or it does not exist.
+    The error ends with ``wanted``: what to download and where to put it.
     """
     named = where if where is not None else os.environ.get("ALRAO_DATA") or None
     if named is None:

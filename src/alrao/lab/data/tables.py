@@ -55,9 +55,6 @@ def read_csv(path: Path, target: str | None) -> Table:
 
     A column holds numbers if every field is a number or missing, and words otherwise. A line with too few
     fields lacks the last ones.
-
-    Raises:
-        LabError: there is no such file, it is damaged, or nothing can be learnt from it.
     """
     frame = _fields(path)
     names = list(frame.columns)
@@ -129,12 +126,7 @@ def _column(path: Path, fields: pd.Series, *, is_target: bool) -> pd.Series:
 
 
 def split(rows: int, seed: int | None = None) -> dict[str, Tensor]:
-    """Split rows into training (70 %), validation and test (15 % each).
-
-    Args:
-        rows: their number.
-        seed: that of the split; None for one that is the same for every run.
-    """
+    """Split rows into training (70 %), validation and test (15 % each), by a seed or always the same."""
     name = ("table", rows) if seed is None else ("table", rows, seed)
     order = torch.randperm(rows, generator=generator(*name))
     held_out = rows * 15 // 100
@@ -151,9 +143,6 @@ def prepare(table: Table, train: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]
 
     Returns:
         The inputs, the targets (one column), and notes on the columns that were changed.
-
-    Raises:
-        LabError: no column to predict from is left, or the target is constant.
     """
     inputs: dict[Any, Tensor] = {}
     imputed, encoded = {}, {}

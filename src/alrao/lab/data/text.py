@@ -35,11 +35,7 @@ class Parts:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; line ends become newlines, and a byte-order mark is removed.
-
-    Raises:
-        LabError: there is no such file, it is not text in UTF-8, or it is empty.
-    """
+    """Read a text file; line ends become newlines, and a byte-order mark is removed."""
     if not path.exists():
         raise LabError(f"there is no file {path}: check the name, or point at it with --data FILE")
     with readable(path):
@@ -68,14 +64,8 @@ def read_text(path: Path) -> str:
 def ptb(data: str | None, level: str, *, mini: bool) -> Parts:
     """Read the Penn Treebank's three files, in their usual pre-processed form.
 
-    Args:
-        data: the folder they are in; by default ``$ALRAO_DATA``.
-        level: the kind of symbols, ``"char"`` or ``"word"``.
-        mini: do without the training file: train on the validation file, validate on the first half of
-            the test file and test on its second half.
-
-    Raises:
-        LabError: a file is missing or damaged.
+    ``mini`` does without the training file: it trains on the validation file, validates on the first half of
+    the test file and tests on its second half.
     """
     names = {part: name for part, name in PTB_FILES.items() if not (mini and part == "train")}
     folder = _ptb_folder(data, list(names.values()))
@@ -111,11 +101,7 @@ def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
 
 
 def split(path: Path, level: str) -> Parts:
-    """Split a text file: 90 % of its symbols for training, 5 % for validation, the last 5 % for testing.
-
-    Raises:
-        LabError: there is no such file, or it is not text.
-    """
+    """Split a text file: 90 % of its symbols for training, 5 % for validation, the last 5 % for testing."""
     text = tokens(read_text(path), level)
     valid, test = len(text) * 90 // 100, len(text) * 95 // 100
     source = f"train: the first 90 % of {path.name}; valid: the next 5 %; test: the last 5 %"
@@ -152,11 +138,7 @@ class Vocabulary:
         ``<unk>``, which stands for all other symbols, is included if the training text has it or if there are
         others.
 
-        Args:
-            train: the training text.
-            others: the texts to evaluate.
-            least: rarer symbols of the training text are not included.
-            most: the size of the vocabulary, ``<unk>`` included.
+        Symbols that occur less than ``least`` times are not included, and at most ``most``, with ``<unk>``.
         """
         counts = Counter(train)
         ranked = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))

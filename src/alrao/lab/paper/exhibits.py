@@ -25,13 +25,7 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def runs(self, budget: str, common: Settings, roots: list[Path]) -> RunSet:
-        """Return the runs, finished ones included.
-
-        Args:
-            budget: of the task.
-            common: where the data is, on what device, with how many threads.
-            roots: where runs are: new ones are written to the first, finished ones are looked up in all.
-        """
+        """Return the runs, finished ones included."""
         settings = replace(common, task=self.task, budget=budget, **self.settings)
         if self.rates:
             return Triangle(replace(settings, method=MethodSpec("alrao")), self.rates, roots=roots)

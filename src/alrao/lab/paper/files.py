@@ -51,11 +51,7 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
 
 
 def write_images(figures: dict[Path, Figure]) -> None:
-    """Write figures as SVG files, in their light colours.
-
-    Raises:
-        LabError: a package or the browser is missing; the message says which.
-    """
+    """Write figures as SVG files, in their light colours."""
     if not figures:
         return
     try:

@@ -30,14 +30,7 @@ runs to tune: runs that it takes to find the rate"""
 def plain_table(
     heads: Sequence[str], rows: Iterable[Sequence[str | Text]], left: int = 1, **options: Any
 ) -> Table:
-    """Return a table, with ``left`` columns aligned to the left and the others to the right.
-
-    Args:
-        heads: of the columns.
-        rows: their cells.
-        left: the number of columns aligned to the left.
-        options: of rich's table, such as its title.
-    """
+    """Return a table, with ``left`` columns aligned to the left and the others to the right."""
     table = Table(**options)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < left else "right", overflow="fold")

@@ -124,12 +124,7 @@ def ordered(count: int) -> list[str]:
 
 
 def paint(methods: Any, scaled: str) -> dict[str, dict[str, Any]]:
-    """Return the line of each method: Alrao stands out, the rates of one method are an ordered scale.
-
-    Args:
-        methods: a summary of the runs.
-        scaled: the method whose rates are on the scale.
-    """
+    """Return the line of each method: Alrao stands out, the rates of one method are an ordered scale."""
     rates = methods[(methods["method"] == scaled) & methods["rate"].notna()].sort_values("rate").index
     scale = dict(zip(rates, ordered(len(rates)), strict=True))
     lines: dict[str, dict[str, Any]] = {}
@@ -191,10 +186,7 @@ def axes_controls(
 ) -> list[Control]:
     """Return the choice between logarithmic and linear axes; nothing where a value is zero or less.
 
-    Args:
-        name: of the axis, for reading.
-        axes: the values on each of the axes, ``yaxis``, ``yaxis2``, …
-        most: where each axis ends at first, so that a few very large values do not stretch it.
+    At first an axis ends at ``most``, so that a few very large values do not stretch it.
     """
     log: dict[str, Any] = {}
     linear: dict[str, Any] = {}

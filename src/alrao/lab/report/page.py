@@ -133,17 +133,7 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
 def write_report(
     reading: Reading, target: Path, extra: Sequence[Figure] = (), command: str = "alrao report"
 ) -> Report:
-    """Write the page about some runs.
-
-    Args:
-        reading: the runs.
-        target: the file.
-        extra: figures to show as well.
-        command: what made the page.
-
-    Returns:
-        What is in it.
-    """
+    """Write the page about some runs."""
     for detail in DETAIL:
         report = Report.of(reading, command, detail)
         report.extra = list(extra)

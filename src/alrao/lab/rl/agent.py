@@ -109,12 +109,8 @@ class Agent(LikelihoodDQN):
     def rollouts(self, until: int, total: int) -> Iterator[tuple[int, float | None]]:
         """Act and learn in turn, as :meth:`learn` does, up to a step of the training.
 
-        Args:
-            until: the step of the environment to stop at.
-            total: the number of steps in the whole training, for the schedule of the exploration.
-
-        Yields:
-            The number of steps made, and the loss of the update that followed, if there was one.
+        Yields the number of steps made, and the loss of the update that followed, if there was one. The
+        schedule of the exploration is over ``total`` steps.
         """
         _, callback = self._setup_learn(total - self.num_timesteps, reset_num_timesteps=False)
         env, frequency, replay = cast(Any, (self.env, self.train_freq, self.replay_buffer))

@@ -43,8 +43,7 @@ class Contender:
     def next_rates(self, tried: Mapping[float, float]) -> list[float]:
         """Return the rates to try next, given the validation losses of those tried; none at the end.
 
-        Args:
-            tried: the loss at each rate, infinite for a run that failed; ties go to the lower rate.
+        A loss is infinite for a run that failed; ties go to the lower rate.
         """
         missing = [rate for rate in self.rates if rate not in tried]
         if missing:

@@ -19,12 +19,7 @@ NEAR_CHANCE = 0.95
 
 
 class Standings:
-    """What the contenders achieved.
-
-    Args:
-        runs: the frame of a suite.
-        contenders: in their order; those without a run are left out.
-    """
+    """What the contenders achieved, by the frame of a suite; those without a run are left out."""
 
     def __init__(self, runs: pd.DataFrame, contenders: Sequence[Contender]) -> None:
         runs = runs.assign(loss=runs["test"].fillna(inf))

@@ -20,15 +20,7 @@ from .workloads import Workload
 
 
 class Suite:
-    """Every contender on every workload.
-
-    Args:
-        workloads: the networks and tasks.
-        contenders: the ways to train.
-        common: the budget, where the data is, on what device, with how many threads.
-        seeds: the number of runs of each contender, at its best rate if it is tuned.
-        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
-    """
+    """Every contender on every workload."""
 
     def __init__(
         self,
@@ -60,11 +52,7 @@ class Suite:
                 planned[one.run.path] = one
 
     def run(self, run: Callable[[RunSet], None]) -> None:
-        """Train the missing runs.
-
-        Args:
-            run: trains the missing runs of a set.
-        """
+        """Train the missing runs."""
         for workload in self.workloads:
             run(self.sets[workload.name])
             while self._choose(workload):

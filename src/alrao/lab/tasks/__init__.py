@@ -32,11 +32,7 @@ TASKS = {
 
 
 def get_task(name: str) -> Task:
-    """Return the task of a name.
-
-    Raises:
-        LabError: there is none.
-    """
+    """Return the task of a name."""
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     module, kind = TASKS[name]

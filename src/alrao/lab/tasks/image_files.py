@@ -110,11 +110,7 @@ def _workers(wanted: int | None) -> int:
 
 
 def require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
-    """Raise if a network does not accept images of a size, by passing one through it on the meta device.
-
-    Raises:
-        LabError: it does not.
-    """
+    """Raise if a network does not accept images of a size, by passing one through it on the meta device."""
     try:
         with torch.device("meta"):
             build().eval()(torch.empty(2, 3, size, size))

@@ -142,8 +142,4 @@ class Task(ABC):
 
     @abstractmethod
     def load(self, settings: Settings, device: torch.device) -> Problem:
-        """Read the data and prepare a run.
-
-        Raises:
-            LabError: the data is missing or damaged; the message names the place and the remedy.
-        """
+        """Read the data and prepare a run."""

@@ -162,16 +162,8 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Module:
 class RecurrentLM(nn.Module):
     """Embedding, recurrent layers, and a decoder that predicts the next symbol at every position.
 
-    Args:
-        symbols: size of the vocabulary.
-        embedding: size of a symbol's vector.
-        hidden: units of each recurrent layer.
-        layers: recurrent layers.
-        dropout: probability to drop a unit before the decoder.
-        dropout_everywhere: drop also after the embedding and between the layers, as in the code of the
-            paper's authors; the paper only mentions the decoder.
-        width: multiplies ``embedding`` and ``hidden``.
-        cell: ``nn.LSTM``, the paper's; ``nn.GRU`` or ``nn.RNN``.
+    ``dropout`` is before the decoder, as the paper says; with ``dropout_everywhere`` also after the embedding
+    and between the layers, as in its authors' code. The paper's ``cell`` is ``nn.LSTM``.
     """
 
     def __init__(

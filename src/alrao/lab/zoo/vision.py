@@ -25,13 +25,7 @@ def classifiers() -> list[str]:
 def classifier(name: str, classes: int, *, width: float = 1.0) -> nn.Module:
     """Build an untrained classifier of torchvision, without auxiliary outputs.
 
-    Args:
-        name: one of :func:`classifiers`.
-        classes: number of classes.
-        width: multiplies the channels of every layer; only the ResNets take another than 1.
-
-    Raises:
-        LabError: there is no such model, or its width cannot be changed.
+    ``width`` multiplies the channels of every layer; only the ResNets take another than 1.
     """
     known = classifiers()
     if name not in known:
