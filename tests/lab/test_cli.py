@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -296,11 +297,10 @@ def test_another_process_holds_the_run(alrao, tmp_path):
     alrao("train", "digits", *TINY)
     [directory] = find_runs([tmp_path / "runs"])
     (directory.path / "result.json").unlink()
-    lock = RunDirectory(directory.path).lock()
-    said = alrao("train", "digits", *TINY)
-    lock.release()
+    with RunDirectory(directory.path).locked():
+        said = alrao("train", "digits", *TINY)
     assert said.code == 2
-    assert "another process is working on the run" in said.err
+    assert f"process {os.getpid()} on {platform.node()} is working on the run" in said.err
 
 
 # In processes of their own.

@@ -34,8 +34,8 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Run:
-    """Return a finished run: train it, resume it, or find it."""
+def run(settings: Settings, roots: list[Path], watch: Watch | None = None, wait: float = 0.0) -> Run:
+    """Return a finished run: train it, resume it, find it, or wait for the process that trains it."""
     task, settings = resolve(settings)
     device = pick_device(settings.device)
     with _threads(settings.threads):
@@ -44,11 +44,9 @@ def run(settings: Settings, roots: list[Path], watch: Watch | None = None) -> Ru
         if isinstance(directory, RunDirectory) and directory.result is None:
             if settings.to_keep:
                 require_clean()
-            lock = directory.lock()
-            try:
-                train(problem, settings, directory, device, watch)
-            finally:
-                lock.release()
+            with directory.locked(wait):
+                if directory.result is None:  # it may have ended meanwhile
+                    train(problem, settings, directory, device, watch)
         elif settings.tensorboard:
             place = roots[0] / directory.name  # of a run that is kept, too
             if not EventFiles.exist(place):

@@ -13,12 +13,13 @@ from joblib.externals.loky.process_executor import (  # type: ignore[import-unty
 )
 
 from .errors import LabError
+from .lease import LEASE
 from .provenance import require_clean
 from .records import locate
 from .resolve import resolve
 from .run import pick_device, run
 from .settings import Settings
-from .store import Run
+from .store import BusyError, Run
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RunSet:
         return self.planned.setdefault(found.path, Planned(resolved, found))
 
     def run(self, jobs: int = 1, tell: Tell | None = None) -> None:
-        """Train the missing runs.
+        """Train the missing runs; wait for those that other processes, perhaps of other hosts, train.
 
         Args:
             jobs: the number of runs at a time, each in its own process.
@@ -63,23 +64,32 @@ class RunSet:
         """
         if self.settings.to_keep:
             require_clean()
-        open_runs = [
+        todo = [
             planned
             for path, planned in self.planned.items()
             if path not in self.failed and planned.run.result is None
         ]
         threads = self.settings.threads or (1 if jobs > 1 else None)
-        work = (
-            delayed(_run_one)(number, replace(planned.settings, threads=threads), self.roots)
-            for number, planned in enumerate(open_runs)
-        )
+        wait = 0.0
         try:
-            for number, error in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(work):
-                planned = open_runs[number]
-                if error is not None:
-                    self.failed[planned.run.path] = error
-                if tell is not None:
-                    tell(planned, error)
+            while todo:
+                work = (
+                    delayed(_run_one)(number, replace(planned.settings, threads=threads), self.roots, wait)
+                    for number, planned in enumerate(todo)
+                )
+                busy = []
+                for number, error in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(
+                    work
+                ):
+                    planned = todo[number]
+                    if isinstance(error, BusyError):
+                        busy.append(planned)
+                        continue
+                    if error is not None:
+                        self.failed[planned.run.path] = error
+                    if tell is not None:
+                        tell(planned, error)
+                todo, wait = busy, LEASE + 10.0  # long enough to find that an owner is dead
         except TerminatedWorkerError:
             raise LabError(
                 "a training process was killed, perhaps for lack of memory: try fewer --jobs; "
@@ -92,10 +102,14 @@ class RunSet:
         return [planned.run for planned in self.planned.values()]
 
 
-def _run_one(number: int, settings: Settings, roots: list[Path]) -> tuple[int, str | None]:
+def _run_one(
+    number: int, settings: Settings, roots: list[Path], wait: float
+) -> tuple[int, BusyError | str | None]:
     """Run, and return the error in a sentence if there was one."""
     try:
-        run(settings, roots)
+        run(settings, roots, wait=wait)
+    except BusyError as error:
+        return number, error
     except LabError as error:
         return number, str(error)
     except Exception as error:  # a bug or a lack of memory in one run must not end the others

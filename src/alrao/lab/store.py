@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,16 +23,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from filelock import FileLock, Timeout
 
 from .errors import LabError
+from .lease import Lease
 
 
 def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file as a whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
             with _interrupts_wait(), temporary.open("wb") as file:
                 if callable(content):
@@ -92,6 +94,10 @@ def decode(text: str) -> Any:
     return json.loads(text, parse_constant=lambda _: None)
 
 
+class BusyError(LabError):
+    """Another process works on a run."""
+
+
 class Run:
     """A run as the workbench reads it.
 
@@ -145,21 +151,37 @@ class Run:
 class RunDirectory(Run):
     """A run on the disk; the directory need not exist yet."""
 
-    def lock(self) -> FileLock:
-        """Lock the run for this process; the lock is released when the process ends, in whatever way."""
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lease: Lease | None = None
+
+    @contextmanager
+    def locked(self, wait: float = 0.0) -> Iterator[None]:
+        """Hold the run against the processes of every host, or raise BusyError after ``wait`` seconds."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock")
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise LabError(
-                f"another process is working on the run {self.path}: wait for it, or stop it"
-            ) from None
+            lease, end = Lease(self.path), time.monotonic() + wait
+            while not lease.take():
+                if time.monotonic() >= end:
+                    raise BusyError(
+                        f"{lease.owner} is working on the run {self.path}: wait for it, or stop it"
+                    )
+                time.sleep(0.5)
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        for leftover in self.path.glob(".*-*"):  # of writes that were cut off
-            leftover.unlink(missing_ok=True)
-        return lock
+        self._lease = lease
+        try:
+            for leftover in self.path.glob(".*-*"):  # of writes that were cut off
+                leftover.unlink(missing_ok=True)
+            yield
+        finally:
+            self._lease = None
+            lease.release()
+
+    def _replace(self, name: str, content: bytes | Callable[[BinaryIO], object]) -> None:
+        if self._lease is not None:
+            self._lease.check()
+        replace_file(self.path / name, content)
 
     @property
     def ended(self) -> bool:
@@ -220,11 +242,11 @@ class RunDirectory(Run):
     def write(self, name: str, value: Any) -> None:
         """Store the ``config``, the ``features`` of each layer, or the ``result``, which ends the run."""
         content = encode({"layers": value}) if name == "features" else encode(value, 2)
-        replace_file(self.path / f"{name}.json", content)
+        self._replace(f"{name}.json", content)
 
     def write_metrics(self, lines: Iterable[dict[str, Any]]) -> None:
         """Store the lines of all epochs."""
-        replace_file(self.path / "metrics.jsonl", b"".join(map(encode, lines)))
+        self._replace("metrics.jsonl", b"".join(map(encode, lines)))
 
     def save(self, state: dict[str, Any]) -> None:
         """Store the state to resume from."""
@@ -237,7 +259,7 @@ class RunDirectory(Run):
                     raise error.__context__ from None
                 raise
 
-        replace_file(self.path / "checkpoint.pt", write)
+        self._replace("checkpoint.pt", write)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """Return the state to resume from, or None."""
