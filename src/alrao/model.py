@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Self
@@ -16,7 +15,7 @@ from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
 from .evidence import is_readable
 from .finite import FiniteStatistics
-from .heads import AdaptiveHead, Head, LinearHead, check_net, make_head
+from .heads import AdaptiveHead, LinearHead, check_net, make_head
 from .output_layer import (
     OutputChangedError,
     Snapshot,
@@ -26,17 +25,18 @@ from .output_layer import (
     tied_elsewhere,
     verify,
 )
+from .placement import AveragedWrapper
 from .tensors import trail
 from .warn import warn
 from .watch import StepWatch
-from .wrapper import Wrapper, copied_state, unchanged_on_error
+from .wrapper import copied_state, unchanged_on_error
 
 __all__ = ["Alrao", "unwrap"]
 
 DEFAULT_COPIES = 10
 
 
-class Alrao(Wrapper):
+class Alrao(AveragedWrapper):
     r"""A network whose output layer is replaced by a head: copies of it, averaged by a posterior.
 
     The output of a classifier is the log-probability of the mixture,
@@ -74,12 +74,6 @@ class Alrao(Wrapper):
 
     Reference: Blier, Wolinski, Ollivier, "Learning with Random Learning Rates", 2019.
     """
-
-    head: Head
-    """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
-
-    _averager: weakref.ref[Any] | None = None
-    """The optimizer that averages the weights, if one does; a copy of the model has none."""
 
     _watch: StepWatch | None = None
     """Notices an optimizer of torch, until one of alrao has stepped."""
@@ -142,12 +136,11 @@ class Alrao(Wrapper):
         if torch.compiler.is_compiling():
             spread = getattr(self.head, "spread", False)
             return _uncompiled(self.net, args, kwargs) if spread else self.net(*args, **kwargs)
-        if self._averager is not None:  # ``training`` may have been set without a call of train()
-            self.place_weights()
+        self.place_weights()  # ``training`` may have been set without a call of train()
         if self._watch is not None:
             self._look_for_steps()
-        if not self.training and self.head.training_weights:
-            self._warn_of_training_weights()
+        if not self.training:
+            self.warn_of_training_weights()
         if self._verified:
             return self.net(*args, **kwargs)
         out = self._first_forward(args, kwargs)
@@ -196,9 +189,8 @@ class Alrao(Wrapper):
         return seen[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_averager", "_watch")
         self.finite_statistics.restore()
-        return {key: value for key, value in super().__getstate__().items() if key not in left}
+        return {key: value for key, value in super().__getstate__().items() if key != "_watch"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -269,41 +261,9 @@ class Alrao(Wrapper):
         self.place_weights()
         if "_watch" in self.__dict__ and self.head.evidence.grad is not None:  # not of a moving average
             self._look_for_steps()  # here too, for a compiled model's forward does not
-        if not mode and "head" in self.__dict__ and self.head.training_weights:
-            self._warn_of_training_weights()
+        if not mode and "head" in self.__dict__:
+            self.warn_of_training_weights()
         return self
-
-    def averaged_by(self, optimizer: Any) -> weakref.ref[Any]:
-        """Let an optimizer put its weights for the present mode into the parameters.
-
-        Args:
-            optimizer: one with ``place(training)``, ``ignore_load()`` and the context ``averaged()``.
-
-        Returns:
-            What :meth:`is_averaged_by` knows it by: no reference that would keep it alive is held.
-        """
-        self._averager = weakref.ref(optimizer)
-        return self._averager
-
-    def is_averaged_by(self, known_as: weakref.ref[Any]) -> bool:
-        """Return whether this is the last optimizer that was given to :meth:`averaged_by`."""
-        return self._averager is known_as
-
-    def place_weights(self) -> None:
-        """Put the weights for the present mode into the parameters, under :class:`Auto`."""
-        if (optimizer := self._averaging_optimizer()) is not None:
-            optimizer.place(self.training)
-
-    def _averaging_optimizer(self) -> Any:
-        return None if self._averager is None else self._averager()
-
-    def _warn_of_training_weights(self) -> None:
-        self.head.training_weights = False  # one warning is enough
-        warn(
-            "the model has the training weights of a run with Auto, and the averaged weights, which should "
-            "be evaluated, are not known: call model.eval() before you save or copy a model, or load the "
-            "optimizer's state too"
-        )
 
     def collapse(self, *, mixture: bool = False) -> nn.Module:
         """Return an ordinary, independent network, with a single output layer.
@@ -320,9 +280,9 @@ class Alrao(Wrapper):
                 whole mixture does; a classifier then returns log-probabilities.
         """
         head = self.head
-        optimizer = self._averaging_optimizer()
-        if optimizer is None and head.training_weights:
-            self._warn_of_training_weights()
+        optimizer = self.averaging_optimizer()
+        if optimizer is None:
+            self.warn_of_training_weights()
         self.finite_statistics.restore()
         with torch.no_grad(), nullcontext() if optimizer is None else optimizer.averaged():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
@@ -362,7 +322,7 @@ class Alrao(Wrapper):
                 return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError:  # names are missing or unknown
             self.head.training_weights = training_weights
-            if (optimizer := self._averaging_optimizer()) is not None:
+            if (optimizer := self.averaging_optimizer()) is not None:
                 optimizer.ignore_load()
             raise
 

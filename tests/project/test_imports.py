@@ -33,6 +33,7 @@ ORDER += [
     "clipping",
     "output_layer",
     "wrapper",
+    "placement",
     "model",
     "optim",
     "recalibration",
