@@ -17,6 +17,7 @@ GRAPH = import_graph.graph("core")
 LAB = import_graph.modules("lab")
 ORDER = [
     "warn",
+    "shards",
     "shortcuts",
     "finite",
     "evidence",

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from ..features import features_of
 from ..rates import Constant, Interval, PerWeight, RateDistribution
+from ..shards import local, sharded_as
 
 __all__ = ["Entry", "FeaturePlaces", "GroupRates", "rate_dtype"]
 
@@ -45,7 +46,7 @@ class FeaturePlaces:
             else:
                 drawn = _uniform(self._count, seed) if drawn is None else drawn
                 u = drawn[self._numbers[p]]
-            places.append(u.to(p.device, rate_dtype(p)))
+            places.append(sharded_as(u.to(p.device, rate_dtype(p)), p))
         return places
 
 
@@ -66,7 +67,10 @@ class Entry(NamedTuple):
 
     param: Tensor
     rate: Any
-    """A tensor that broadcasts to the parameter; a float where all rates of the group are one."""
+    """A tensor that broadcasts to the parameter; a float where all rates of the group are one.
+
+    Of a sharded parameter, it is this process's part.
+    """
     of_copies: bool
 
 
@@ -81,6 +85,8 @@ class GroupRates:
     body: RateDistribution = field(init=False)
     copies: RateDistribution = field(init=False)
     entries: list[Entry] = field(default_factory=list)
+    sharded: bool = False
+    """Whether a process holds only a part of some parameter."""
 
     def __post_init__(self) -> None:
         self.body = self.copies = self.drawn
@@ -102,11 +108,12 @@ class GroupRates:
 
     def of_features(self, u: Tensor | None) -> Any:
         """Return the rates of features at the places ``u``."""
-        return self.body.quantile(u) if u is not None else self.constant
+        return self.body.quantile(local(u)) if u is not None else self.constant
 
     def of_copies(self, param: Tensor, copies: int) -> Any:
         """Return the rates of the copies, to broadcast to a parameter of the head."""
         if self.constant is not None:
             return self.constant
         shape = [-1] + [1] * (param.ndim - 1)
-        return self.copies.grid(copies).to(param.device, rate_dtype(param)).view(shape)
+        grid = self.copies.grid(copies).to(param.device, rate_dtype(param)).view(shape)
+        return local(sharded_as(grid, param))

@@ -23,6 +23,7 @@ from ..rates import (
     describe,
     scaled,
 )
+from ..shards import is_shard, localized, part_of, sharded_as
 from ..shortcuts import child_of, mark_only_if_watched, profiler_is_on
 from ..tensors import trail
 from ..warn import warn
@@ -143,6 +144,7 @@ class AlraoOptimizer(Optimizer):
 
     def _compute_rates(self, rates: GroupRates, group: dict[str, Any]) -> None:
         rates.entries = []
+        rates.sharded = any(is_shard(p) for p in group["params"])
         for p in group["params"]:
             if p in self._head_params:
                 rates.entries.append(Entry(p, rates.of_copies(p, self.model.head.copies), of_copies=True))
@@ -156,10 +158,15 @@ class AlraoOptimizer(Optimizer):
             for entry in rates.entries:
                 if entry.param is parameter:
                     if isinstance(entry.rate, Tensor):
-                        return entry.rate.clone()
+                        return entry.rate.clone() if not rates.sharded else self._sharded_rates(entry)
                     ones = torch.ones([1] * parameter.ndim, dtype=rate_dtype(parameter))
-                    return (ones * entry.rate).to(parameter.device)
+                    return sharded_as((ones * entry.rate).to(parameter.device), parameter)
         raise KeyError("rates() takes a parameter that this optimizer trains, one of its param_groups")
+
+    def _sharded_rates(self, entry: Entry) -> Tensor:
+        p = entry.param
+        shape = [len(p)] + [1] * (p.ndim - 1) if entry.of_copies else self.state[p]["u"].shape
+        return part_of(entry.rate.clone(), torch.Size(shape), p) if is_shard(p) else entry.rate.clone()
 
     def copy_rates(self, *, initial: bool = False) -> Tensor:
         """Return the rates of the copies of the head, lowest first, without the factor ``lr``.
@@ -242,7 +249,10 @@ class AlraoOptimizer(Optimizer):
                 group["redraws"] += 1
                 self._draw_places(rates, group)
                 self._compute_rates(rates, group)
-            self._step_group(rates, group, finite)
+            if rates.sharded:
+                self._step_shards(rates, group, finite)
+            else:
+                self._step_group(rates, group, finite)
         if evidence is not None:
             log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
             child_of(head, "averaging").update(head.posterior_evidence(log_likelihood))
@@ -306,6 +316,16 @@ class AlraoOptimizer(Optimizer):
                     "sparse gradients need alrao.SGD without momentum and weight decay, which would make "
                     "them dense: use that, or build the embedding with sparse=False"
                 )
+
+    def _step_shards(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
+        """Update this process's part of every parameter."""
+        entries = rates.entries
+        try:
+            with localized(self.state, (entry.param for entry in entries)) as parts:
+                rates.entries = [e._replace(param=part) for e, part in zip(entries, parts, strict=True)]
+                self._step_group(rates, group, finite)
+        finally:
+            rates.entries = entries
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
         params, grads, of_features, of_body = [], [], [], []

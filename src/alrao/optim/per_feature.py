@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..finite import in_range, keep_finite_, zero_unusable
 from ..rates import Rate, RateDistribution
+from ..shards import highest_of_shards, is_shard, local
 from ..shortcuts import step_inside
 from ..warn import warn
 from .checkpoint import broadcasts
@@ -38,13 +39,22 @@ NOT_PROPORTIONAL = {"ASGD", "Adafactor", "Rprop"}
 """Optimizers whose update is not proportional to the learning rate: they step at their default rate."""
 
 
+class _View(NamedTuple):
+    """A parameter as the optimizer is given it."""
+
+    seen: list[nn.Parameter]
+    """The parameter itself, or its copies one by one, or this process's part of it."""
+    of: str
+    """``"parameter"``, ``"copies"`` or ``"part"``."""
+
+
 @dataclass
 class _InnerGroup(GroupRates):
     """The rates of a group, and the torch optimizer that steps for it."""
 
     inner: Optimizer = field(init=False)
-    views: list[tuple[Tensor, list[nn.Parameter] | None]] = field(init=False)
-    """Each parameter, and its copies where the optimizer is given them one by one."""
+    views: list[_View] = field(init=False)
+    """What the optimizer is given of each parameter, in the order of the entries."""
 
 
 class PerFeature(AlraoOptimizer):
@@ -120,14 +130,20 @@ class PerFeature(AlraoOptimizer):
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         plain, kind, base_lr = super()._begin_group(group, distribution), group["optimizer"], group["base_lr"]
-        rates = _InnerGroup(distribution, entries=plain.entries)
+        rates = _InnerGroup(distribution, entries=plain.entries, sharded=plain.sharded)
         highest = self._highest(rates)
         if base_lr is None:
             base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
         group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
         apart = kind not in ELEMENTWISE
-        rates.views = [(e.param, _copies(e.param) if apart and e.of_copies else None) for e in rates.entries]
-        seen = [q for p, copies in rates.views for q in (copies or (p,))]
+        if apart and rates.sharded:
+            raise ValueError(
+                f"{kind.__name__} does not update every weight by itself, so it cannot step on shards of "
+                "parameters: use one that does, such as alrao.PerFeature(torch.optim.NAdam, model), or train "
+                "without shards, with DDP"
+            )
+        rates.views = [_view(e, apart=apart) for e in rates.entries]
+        seen = [q for view in rates.views for q in view.seen]
         options = self._options if kind is self._kind else {}
         try:
             rates.inner = kind([{"params": seen}], **{**options, "lr": group["base_lr"]})
@@ -150,8 +166,11 @@ class PerFeature(AlraoOptimizer):
     def _highest(self, rates: GroupRates) -> float:
         if rates.constant is not None:
             return rates.constant
-        known = [rates.copies.grid(self.model.head.copies), *(entry.rate for entry in rates.entries)]
-        return max(float(rate.max()) for rate in known if rate.numel()) or 1.0  # all frozen: any will do
+        known = [rates.copies.grid(self.model.head.copies).max()]
+        for entry in rates.entries:
+            highest = entry.rate.max() if entry.rate.numel() else known[0].to(entry.rate)
+            known.append(highest_of_shards(highest, entry.param))
+        return max(map(float, known)) or 1.0  # all frozen: any will do
 
     # The step.
 
@@ -173,12 +192,12 @@ class PerFeature(AlraoOptimizer):
         settings.update({key: group[key] for key in own})
         settings["lr"] = group["base_lr"] if constant is None else constant * float(group["lr"])
         before = [] if constant is not None else [p.clone() for p in params]
-        averages = self._averages(inner, params) if constant is None else []
+        averages = self._averages(rates) if constant is None else []
         try:
             if masked:
                 for p, grad in zip(params, grads, strict=True):
                     p.grad = zero_unusable(grad)
-            _point_copies(rates)
+            _point(rates)
             step_inside(inner)
         finally:
             for p, grad in zip(params, grads, strict=True):
@@ -186,36 +205,39 @@ class PerFeature(AlraoOptimizer):
         group.update({key: settings[key] for key in own})
         if constant is None:
             _scale(entries, before, float(group["lr"]) / group["base_lr"])
-            for p, average, mu in averages:
-                inner.state[p]["ax"].copy_(average + (p - average) * mu)
+            for p, state, average, mu in averages:
+                state["ax"].copy_(average + (p - average) * mu)
         self._collect(rates)
 
-    def _averages(self, inner: Optimizer, params: list[Tensor]) -> list[tuple[Tensor, Tensor, float]]:
+    def _averages(self, rates: _InnerGroup) -> list[tuple[Tensor, dict[str, Any], Tensor, float]]:
         """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
-        if not isinstance(inner, torch.optim.ASGD):
-            return []
-        states = [(p, inner.state.get(p) or {"ax": torch.zeros_like(p), "mu": 1.0}) for p in params]
-        return [(p, state["ax"].clone(), float(state["mu"])) for p, state in states]
+        found: list[tuple[Tensor, dict[str, Any], Tensor, float]] = []
+        if isinstance(rates.inner, torch.optim.ASGD):
+            for entry, view in zip(rates.entries, rates.views, strict=True):
+                p, state = entry.param, rates.inner.state[view.seen[0]]
+                if p.grad is not None:
+                    average = state["ax"].clone() if state else torch.zeros_like(p)
+                    found.append((p, state, average, float(state.get("mu", 1.0))))
+        return found
 
     # The torch optimizer's state is ours: saved and loaded with it.
 
     def _collect(self, rates: _InnerGroup) -> None:
         inner = rates.inner
-        for p, copies in rates.views:
-            if copies is None:
-                if p in inner.state:
-                    self.state[p]["inner"] = inner.state[p]
-            elif any(q in inner.state for q in copies):
-                self.state[p]["inner"] = [inner.state[q] for q in copies]
-            for q in copies or ():
+        for (p, *_), view in zip(rates.entries, rates.views, strict=True):
+            if any(q in inner.state for q in view.seen):
+                states = [inner.state[q] for q in view.seen]
+                self.state[p]["inner"] = states if view.of == "copies" else states[0]
+            for q in view.seen if view.of != "parameter" else ():
                 q.grad = None
 
     def _spread(self, rates: _InnerGroup) -> None:
         rates.inner.state.clear()
-        for p, copies in rates.views:
+        for (p, *_), view in zip(rates.entries, rates.views, strict=True):
             state = self.state[p].get("inner") if p in self.state else None
             if state is not None:
-                rates.inner.state.update([(p, state)] if copies is None else zip(copies, state, strict=True))
+                states = state if view.of == "copies" else [local(state)]
+                rates.inner.state.update(zip(view.seen, states, strict=True))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
@@ -257,16 +279,25 @@ def _scale(entries: list[Entry], before: list[Tensor], factor: float) -> None:
             keep_finite_(p, was)
 
 
-def _point_copies(rates: _InnerGroup) -> None:
-    """Point the single copies that the optimizer is given at the stacked parameter and its gradient."""
-    for p, copies in rates.views:
-        for j, copy in enumerate(copies or ()):
-            copy.data = p.detach()[j]
-            copy.grad = None if p.grad is None else p.grad[j]
+def _view(entry: Entry, *, apart: bool) -> _View:
+    p = entry.param
+    if is_shard(p):
+        return _View([nn.Parameter(local(p).detach(), p.requires_grad)], "part")
+    if apart and entry.of_copies:
+        return _View([nn.Parameter(copy, p.requires_grad) for copy in p.detach()], "copies")
+    return _View([p], "parameter")  # type: ignore[list-item]
 
 
-def _copies(p: Tensor) -> list[nn.Parameter]:
-    return [nn.Parameter(copy, p.requires_grad) for copy in p.detach()]
+def _point(rates: _InnerGroup) -> None:
+    """Point what the optimizer is given at the parameters and their gradients."""
+    for (p, *_), view in zip(rates.entries, rates.views, strict=True):
+        if view.of == "copies":
+            for j, copy in enumerate(view.seen):
+                copy.data = p.detach()[j]
+                copy.grad = None if p.grad is None else p.grad[j]
+        elif view.of == "part":
+            (part,) = view.seen
+            part.data, part.grad = p.detach(), p.grad
 
 
 def _signature(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:

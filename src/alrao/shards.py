@@ -1,0 +1,189 @@
+"""Shards: parameters of which each process holds a part, as torch's ``DTensor``.
+
+An update of a parameter is elementwise, so each process computes on its own part, as on a plain tensor, and
+no communication is needed. What an optimizer keeps of a parameter is sharded as the parameter is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+if dist.is_available():
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor, Replicate
+
+__all__ = [
+    "highest_of_shards",
+    "indices_of_copies",
+    "is_shard",
+    "local",
+    "localized",
+    "part_of",
+    "resharded",
+    "sharded_as",
+    "sharded_modules",
+    "sum_over_shards",
+    "whole_state",
+]
+
+
+def is_shard(x: Any) -> bool:
+    """Return whether each process holds a part of ``x``, or a replica of it that torch knows of."""
+    return dist.is_available() and isinstance(x, DTensor)
+
+
+def local(x: Any) -> Any:
+    """Return this process's part of a tensor, without a place in a graph; anything else as it is."""
+    if isinstance(x, dict):
+        return {key: local(value) for key, value in x.items()}
+    if not is_shard(x):
+        return x
+    with torch.no_grad():
+        return x.to_local()
+
+
+def placements_for(shape: torch.Size, parameter: Any) -> list[Any]:
+    """Return how a tensor that broadcasts to a sharded parameter is sharded: along the axes that it has."""
+
+    def axis_of(placement: Any) -> int | None:
+        return getattr(placement, "dim", None)
+
+    def kept(axis: int | None) -> bool:
+        return axis is not None and len(shape) == parameter.ndim and shape[axis] == parameter.shape[axis]
+
+    return [p if kept(axis_of(p)) else Replicate() for p in parameter.placements]
+
+
+def sharded_as(x: Tensor, parameter: Tensor) -> Tensor:
+    """Return this whole tensor, which broadcasts to a parameter, sharded as the parameter is.
+
+    Every process has the whole of ``x``, so that nothing is sent.
+    """
+    if not is_shard(parameter) or is_shard(x):
+        return x
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+    whole = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    placements = placements_for(x.shape, parameter)
+    sharded: Tensor = whole.redistribute(placements=placements)
+    return sharded
+
+
+def part_of(x: Tensor, shape: torch.Size, parameter: Any) -> Tensor:
+    """Return the tensor of a ``shape``, sharded as a parameter is, of which ``x`` is this process's part."""
+    stride = torch.empty(shape, device="meta").stride()
+    placements = placements_for(shape, parameter)
+    whole: Tensor = DTensor.from_local(
+        x, parameter.device_mesh, placements, run_check=False, shape=shape, stride=stride
+    )
+    return whole
+
+
+def _gradient(parameter: Any) -> Tensor | None:
+    grad = parameter.grad
+    if is_shard(grad) and grad.placements != parameter.placements:
+        grad = grad.redistribute(placements=parameter.placements)
+    found: Tensor | None = local(grad)
+    return found
+
+
+def whole_state(value: Any, parameter: Tensor, before: Any = None) -> Any:
+    """Return what is kept of a sharded parameter, sharded as it is, from this process's part.
+
+    Args:
+        value: a tensor of the size of this process's part of the parameter, a dictionary of such, or a value
+            that is the same in all processes.
+        parameter: the parameter.
+        before: what was kept before; returned if this is its part still.
+    """
+    if isinstance(value, dict):
+        before = before if isinstance(before, dict) else {}
+        return {key: whole_state(each, parameter, before.get(key)) for key, each in value.items()}
+    if not isinstance(value, Tensor) or is_shard(value) or not value.ndim:
+        return value
+    if is_shard(before) and local(before) is value:
+        return before
+    return part_of(value, parameter.shape, parameter)
+
+
+@contextmanager
+def localized(state: MutableMapping[Tensor, Any], params: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Return parameters, each as this process's part with its gradient and its ``state``.
+
+    Whatever is kept of a part in ``state`` belongs to the parameter afterwards.
+    """
+    params = list(params)
+    parts = [local(p) for p in params]
+    pairs = [(p, part) for p, part in zip(params, parts, strict=True) if part is not p]
+    for p, part in pairs:
+        part.grad = _gradient(p)
+        if p in state:
+            state[part] = local(state[p])
+    try:
+        yield parts
+    finally:
+        for p, part in pairs:
+            if part in state:
+                state[p] = whole_state(state.pop(part), p, state.get(p))
+
+
+def indices_of_copies(parameter: Tensor) -> Tensor:
+    """Return the numbers of the copies that this process's part of a head's parameter has rows of."""
+    numbers = torch.arange(len(parameter), device=parameter.device)
+    placed = sharded_as(numbers.view([-1] + [1] * (parameter.ndim - 1)), parameter)
+    found: Tensor = local(placed).flatten()
+    return found
+
+
+def highest_of_shards(x: Tensor, parameter: Any) -> Tensor:
+    """Return the highest ``x``, computed from this process's part of a parameter, of all parts."""
+    return _reduced(x, parameter, dist.ReduceOp.MAX) if is_shard(parameter) else x
+
+
+def sum_over_shards(x: Tensor, parameter: Any) -> Tensor:
+    """Return the sum of ``x``, computed from this process's part of a parameter, over all parts."""
+    return _reduced(x, parameter, dist.ReduceOp.SUM) if is_shard(parameter) else x
+
+
+def _reduced(x: Tensor, parameter: Any, op: Any) -> Tensor:
+    x = x.detach().clone()
+    for axis, placement in enumerate(parameter.placements):
+        if not isinstance(placement, Replicate):
+            dist.all_reduce(x, op, group=parameter.device_mesh.get_group(axis))
+    return x
+
+
+# torch's fully_shard.
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that ``fully_shard`` was applied to."""
+    return [m for m in model.modules() if dist.is_available() and isinstance(m, FSDPModule)]
+
+
+@contextmanager
+def resharded(modules: Iterable[Any]) -> Iterator[None]:
+    """Show every process its own parts, for a change of them; those gathered before are gathered again."""
+    gathered = []
+    for module in modules:
+        if not all(is_shard(p) for p in _managed(module)):
+            gathered.append(module)
+            module.reshard()
+    try:
+        yield
+    finally:
+        for module in gathered:
+            module.unshard()
+
+
+def _managed(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Return the parameters of a module and its children, but for children that are sharded themselves."""
+    yield from module._parameters.values()  # type: ignore[misc]
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _managed(child)
