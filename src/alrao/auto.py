@@ -9,7 +9,7 @@ from operator import index
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from . import evidence as reports
 from .finite import keep_finite_, zero_nonfinite_
@@ -19,6 +19,7 @@ from .optim.checks import check_at_least_0
 from .optim.search import COPIES, RateSearch
 from .optim.update import GroupUpdate, rewind_
 from .rates import Interval
+from .trainable import Trainable
 
 __all__ = ["Auto"]
 
@@ -87,7 +88,7 @@ class Auto(AveragedOptimizer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Trainable,
         *,
         steps: int | None = None,
         weight_decay: float = 0.0,
@@ -113,7 +114,7 @@ class Auto(AveragedOptimizer):
             evidence="sum", process_group=process_group, swap=swap,
         )  # fmt: skip
         self._stepped = False
-        self.model.head.make_alike(self.model.head.averaging.at_prior)
+        self.model.head.start_alike()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, as in torch; without an ``lr`` of their own they follow the search."""

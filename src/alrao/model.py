@@ -31,7 +31,7 @@ from .warn import warn
 from .watch import StepWatch
 from .wrapper import copied_state, unchanged_on_error
 
-__all__ = ["Alrao", "unwrap"]
+__all__ = ["Alrao"]
 
 DEFAULT_COPIES = 10
 
@@ -346,21 +346,3 @@ class Alrao(AveragedWrapper):
 def _uncompiled(net: nn.Module, args: Any, kwargs: Any) -> Any:
     """Return the output of a network whose copies go through the rest of it; Spread then says why."""
     return net(*args, **kwargs)
-
-
-def unwrap(model: nn.Module) -> Alrao:
-    """Return the Alrao model inside a wrapper: DDP, a compiled model, a weight average."""
-    inner: Any = model
-    while isinstance(inner, nn.Module) and not isinstance(inner, Alrao):
-        inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
-    if isinstance(inner, Alrao):
-        return inner
-    if isinstance(model, nn.Module):
-        raise TypeError(
-            f"alrao's optimizers take a model made by alrao.Alrao, got {type(model).__name__}: write "
-            "model = alrao.Alrao(net), then optimizer = alrao.SGD(model)"
-        )
-    raise TypeError(
-        f"alrao's optimizers take the model itself, not its parameters, got {type(model).__name__}: write "
-        "alrao.SGD(model); parameter groups go into params="
-    )

@@ -49,6 +49,9 @@ class AveragedWrapper(Wrapper):
         if self._averager is not None and (optimizer := self._averager()) is not None:
             optimizer.place(self.training)
 
+    def hold(self, training: bool) -> None:
+        """Ignore a mode that the optimizer is told: the model's own mode selects the weights."""
+
     def warn_of_training_weights(self) -> None:
         """Warn, once, that the averaged weights are not known, if the weights are those of training."""
         if self.head.training_weights:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .model import unwrap
+from .trainable import find_alrao, unwrapped
 
 __all__ = ["recalibrate"]
 
@@ -23,7 +23,7 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | 
     The modes are restored. A model without such layers is left as it is.
 
     Args:
-        model: an :class:`Alrao` model, possibly wrapped.
+        model: an :class:`Alrao` model or a plain network, possibly wrapped.
         loader: batches of inputs, or tuples or lists that start with the inputs.
         device: where to move the inputs; by default they stay where they are.
 
@@ -38,7 +38,7 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | 
         >>> torch.allclose(net[1].running_mean, net[0](torch.full((4,), 3.0)))
         True
     """
-    inner = unwrap(model)
+    inner = find_alrao(model) or unwrapped(model)
     layers = [
         module
         for module in inner.modules()
@@ -66,9 +66,8 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | 
         if not seen:
             for buffer, value in before:
                 buffer.copy_(value)
-        inner.train(inner.training)  # what is not finite becomes what it was
+        inner.train(dict(modes)[inner])  # with the weights of that mode, and finite statistics
         for module, mode in modes:
             module.training = mode
-        inner.place_weights()
     if not seen:
         raise ValueError("recalibrate needs at least one batch, the loader has none: pass the training data")

@@ -6,8 +6,8 @@ from torch import nn
 
 from .averaging import posterior_bar
 from .features import features_of
-from .model import unwrap
 from .optim import AlraoOptimizer
+from .trainable import unwrap
 
 __all__ = ["summary"]
 

@@ -18,12 +18,11 @@ def test_flags_that_cannot_work_are_refused(optimizer, flag):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_only_alrao_models_are_taken(optimizer):
+def test_parameters_without_their_model_are_refused(optimizer):
     net = deep_mlp()
-    with pytest.raises(TypeError, match=r"Sequential.*alrao\.Alrao\(net\)"):
-        optimizer(net)
-    with pytest.raises(TypeError, match="the model itself, not its parameters"):
-        optimizer(alrao.Alrao(net).parameters())
+    for given in (net.parameters(), list(net.parameters()), [{"params": net.parameters()}], [], None, 3):
+        with pytest.raises(TypeError, match=r"the model itself, not its parameters.*alrao\.Auto\(net\)"):
+            optimizer(given)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,9 @@ ORDER += [
     "wrapper",
     "placement",
     "model",
+    "modes",
+    "plain",
+    "trainable",
     "optim",
     "recalibration",
     "auto",
@@ -91,7 +94,7 @@ def test_the_core_imports_torch_and_the_standard_library_only(module):
 
 def test_imports_of_modules_are_seen():
     # Of the tool: without this, the other tests could pass for nothing.
-    assert {"model", "rates"} <= GRAPH["optim.optimizer"]
+    assert {"trainable", "rates"} <= GRAPH["optim.optimizer"]
     assert {"model", "heads.__init__", "averaging", "features"} <= reachable("optim.__init__")
     assert "lab.settings" in import_graph.graph("lab")["lab.tasks.digits"]
 

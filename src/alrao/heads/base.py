@@ -105,8 +105,9 @@ class Head(nn.Module):
         return name
 
     @torch.no_grad()
-    def make_alike(self, where: Tensor) -> None:
-        """Set every copy to the values of the first, where a single Boolean is true."""
+    def start_alike(self) -> None:
+        """Set every copy to the values of the first, unless the posterior shows that they were trained."""
+        where = self.averaging.at_prior  # on the device: a single Boolean
         for parameter in self.parameters():
             parameter.copy_(torch.where(where, parameter[:1], parameter))
 

@@ -25,8 +25,9 @@ except ModuleNotFoundError as error:
 from ..auto import Auto
 from ..features import register_features
 from ..finite import zero_unusable
-from ..model import Alrao, unwrap
+from ..model import Alrao
 from ..optim import AlraoOptimizer
+from ..trainable import unwrap
 from ..warn import warn
 from ._posterior import unprepared
 

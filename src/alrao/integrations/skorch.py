@@ -29,9 +29,10 @@ except ModuleNotFoundError as error:
 
 from ..auto import Auto
 from ..losses import MixtureBCELoss, MixtureMSELoss
-from ..model import Alrao, unwrap
+from ..model import Alrao
 from ..optim import AlraoOptimizer
 from ..tensors import LogProbs
+from ..trainable import unwrap
 from ..warn import warn
 
 __all__ = [

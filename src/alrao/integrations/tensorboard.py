@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..model import unwrap
 from ..optim import AlraoOptimizer
+from ..trainable import unwrap
 from ._posterior import posterior_scalars, unprepared
 
 __all__ = ["log"]

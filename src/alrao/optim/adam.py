@@ -7,9 +7,10 @@ from math import sqrt
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from ..rates import Rate
+from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate
@@ -44,7 +45,7 @@ class Adam(AlraoOptimizer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Trainable,
         lr: Rate = (1e-6, 1.0),
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -129,7 +130,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Trainable,
         lr: Rate = (1e-6, 1.0),
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

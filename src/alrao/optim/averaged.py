@@ -63,10 +63,12 @@ class AveragedOptimizer(AlraoOptimizer):
 
     def train(self) -> None:
         """Put the training weights into the parameters. The model's ``train()`` does this by itself."""
+        self.model.hold(True)
         self.place(True)
 
     def eval(self) -> None:
         """Put the averaged weights into the parameters. The model's ``eval()`` does this by itself."""
+        self.model.hold(False)
         self.place(False)
 
     def place(self, training: bool) -> None:
@@ -242,6 +244,11 @@ class AveragedOptimizer(AlraoOptimizer):
         self._mark()
 
     # The step.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; a plain network gets the weights for its mode before the next forward pass."""
+        super().zero_grad(set_to_none)
+        self.model.place_weights()
 
     def _begin_step(self) -> None:
         self._notice_loads()

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch import distributed as dist
 from torch.optim import Optimizer
 
 from .. import evidence as reports
 from ..finite import in_range, zero_unusable
-from ..model import unwrap
 from ..rates import (
     Interval,
     Rate,
@@ -26,6 +25,7 @@ from ..rates import (
 from ..shards import is_shard, localized, part_of, sharded_as
 from ..shortcuts import child_of, mark_only_if_watched, profiler_is_on
 from ..tensors import trail
+from ..trainable import Trainable, trained
 from ..warn import warn
 from . import checkpoint
 from .checks import warn_of_copies
@@ -51,7 +51,7 @@ class AlraoOptimizer(Optimizer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Trainable,
         lr: Rate,
         defaults: dict[str, Any],
         *,
@@ -64,7 +64,7 @@ class AlraoOptimizer(Optimizer):
     ) -> None:
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
-        self.model = unwrap(model)
+        self.model = trained(model)
         self.process_group = process_group
         self._lr = as_distribution(lr)
         self._seed = self._common_seed(generator)
@@ -75,7 +75,9 @@ class AlraoOptimizer(Optimizer):
         self.rates_of_groups: list[GroupRates] = []
         defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
         super().__init__(self.model.parameters() if params is None else params, defaults)
-        if all(self._head_params.isdisjoint(group["params"]) for group in self.param_groups):
+        if self._head_params and all(
+            self._head_params.isdisjoint(group["params"]) for group in self.param_groups
+        ):
             raise ValueError(
                 "params has no parameter of the head: add model.head.parameters() to one of the groups"
             )
@@ -104,7 +106,7 @@ class AlraoOptimizer(Optimizer):
         group = dict(param_group)
         distribution = as_distribution(group.pop("lr")) if "lr" in group else self._lr
         distribution = scaled(distribution, group.pop("lr_scale", 1.0))
-        distribution.draw(0), distribution.grid(self.model.head.copies)  # a user's own may fail: here
+        distribution.draw(0), distribution.grid(self.model.head.copies or 1)  # a user's own may fail: here
         super().add_param_group(group)
         group = self.param_groups[-1]
         try:
@@ -121,7 +123,8 @@ class AlraoOptimizer(Optimizer):
         if strangers:
             raise ValueError(
                 f"{len(strangers)} parameters, the first of shape {tuple(strangers[0].shape)}, are not "
-                "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), output=…)"
+                "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), "
+                "output=…), or pass all plain networks, [encoder, decoder]"
             )
         if any(p.requires_grad for p in self._head_params.intersection(group["params"])):
             warn_of_copies(distribution, self.model.head.copies)
@@ -174,6 +177,11 @@ class AlraoOptimizer(Optimizer):
         Args:
             initial: those at the start, wherever the interval has moved since.
         """
+        if not self._head_params:
+            raise ValueError(
+                "a plain network has no copies, so there are no copy_rates(): interval() has the ends of its "
+                "features' rates, rates(parameter) each of them"
+            )
         rates = self.rates_of_groups[self.group_of_head]
         return (rates.drawn if initial else rates.copies).grid(self.model.head.copies)
 
@@ -233,6 +241,7 @@ class AlraoOptimizer(Optimizer):
         """
         loss = None
         if closure is not None:
+            self.model.place_weights()
             with torch.enable_grad():
                 loss = closure()
         head = self.model.head
@@ -276,6 +285,8 @@ class AlraoOptimizer(Optimizer):
     def _gather_evidence(self) -> reports.Evidence | None:
         """Return the evidence of the backward passes since the last step, over all processes."""
         head = self.model.head
+        if not self._head_params:
+            return None  # a plain network: no copies to observe
         gradient = head.evidence.grad
         if self._processes() > 1:
             gradient = torch.zeros_like(head.evidence) if gradient is None else gradient.clone()

@@ -16,6 +16,7 @@ from ..finite import in_range, keep_finite_, zero_unusable
 from ..rates import Rate, RateDistribution
 from ..shards import highest_of_shards, is_shard, local
 from ..shortcuts import step_inside
+from ..trainable import Trainable
 from ..warn import warn
 from .checkpoint import broadcasts
 from .feature_rates import Entry, GroupRates
@@ -97,7 +98,7 @@ class PerFeature(AlraoOptimizer):
     def __init__(
         self,
         optimizer: type[Optimizer],
-        model: nn.Module,
+        model: Trainable,
         lr: Rate | None = None,
         *,
         params: Iterable[Any] | None = None,
@@ -166,7 +167,7 @@ class PerFeature(AlraoOptimizer):
     def _highest(self, rates: GroupRates) -> float:
         if rates.constant is not None:
             return rates.constant
-        known = [rates.copies.grid(self.model.head.copies).max()]
+        known = [rates.copies.grid(self.model.head.copies or 1).max()]
         for entry in rates.entries:
             highest = entry.rate.max() if entry.rate.numel() else known[0].to(entry.rate)
             known.append(highest_of_shards(highest, entry.param))

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from ..finite import zero_unusable
 from ..rates import Rate
+from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate
@@ -59,7 +60,7 @@ class SGD(AlraoOptimizer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Trainable,
         lr: Rate = (1e-5, 10.0),
         momentum: float = 0.0,
         dampening: float = 0.0,

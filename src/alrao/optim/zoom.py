@@ -168,7 +168,7 @@ class Zoom(LRScheduler):
 
     def _place(self) -> float:
         """Return where the posterior's centre is among the copies: 0 is the lowest rate, 1 the highest."""
-        weights = self.optimizer.model.posterior.tolist()
+        weights = self.optimizer.model.head.averaging.weights.tolist()
         mean = sum(j * weight for j, weight in enumerate(weights))
         mode = weights.index(max(weights))
         return (mean if self.follow == "mean" else mode) / (len(weights) - 1)
@@ -232,6 +232,11 @@ def _check(optimizer: AlraoOptimizer) -> None:
                 f"Zoom moves rates that are drawn once, got {group['distribution']['kind']}: pass an "
                 "interval as lr"
             )
+    if not optimizer.model.head.copies:
+        raise ValueError(
+            "Zoom follows the posterior over the copies of the head, and a plain network has none: build the "
+            "optimizer for alrao.Alrao(net), or use alrao.Auto(net)"
+        )
     head = optimizer.group_of_head
     if _initial(optimizer, head) is None:
         raise ValueError(

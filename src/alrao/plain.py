@@ -1,0 +1,171 @@
+"""A plain network as the optimizers see it: a rate for every feature, no copies, any loss."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .clipping import clip_grads_
+from .finite import FiniteStatistics
+from .modes import Followed
+from .warn import warn
+
+__all__ = ["NoHead", "Plain"]
+
+
+class NoHead:
+    """The head of a plain network: no copies, so no evidence and no posterior."""
+
+    copies = 0
+    training_weights = False
+    loads = 0
+    """How many times weights have been loaded into the network."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self.evidence = _NoEvidence(params)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return no parameters."""
+        return iter(())
+
+    def start_alike(self) -> None:
+        """Do nothing: there are no copies."""
+
+
+class _NoEvidence:
+    """In the place of a head's leaf: a device, and never a gradient."""
+
+    grad = None
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self._params = params
+
+    @property
+    def device(self) -> torch.device:
+        return self._params[0].device if self._params else torch.device("cpu")
+
+
+class Plain:
+    """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model.
+
+    There is no wrapper, so the mode is that of the modules: training if one of them is in training mode. An
+    optimizer that averages is told of ``train()`` and ``eval()`` by :class:`alrao.modes.Followed`. A module's
+    ``training`` that is set without a call is seen at the next ``zero_grad()``, and before a closure.
+
+    Args:
+        net: a module with all the parameters.
+        modules: the user's modules, whose modes count; none for bare parameters, whose mode the optimizer's
+            ``train()`` and ``eval()`` set.
+    """
+
+    def __init__(self, net: nn.Module, modules: list[nn.Module]) -> None:
+        self.net = net
+        self.modules = modules
+        self.head: Any = NoHead(list(net.parameters()))
+        self.finite_statistics = FiniteStatistics(net)
+        self.training = self._mode() if modules else True
+        self._seen = self.training
+        self._averager: weakref.ref[Any] | None = None
+        self._followed: list[Followed] = []
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters."""
+        return self.net.parameters()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the gradients to a norm, as :func:`torch.nn.utils.clip_grad_norm_`; failed ones become 0."""
+        return clip_grads_(list(self.net.parameters()), [], max_norm, norm_type)
+
+    # The mode, and the weights that belong to it.
+
+    def _mode(self) -> bool:
+        return any(module.training for module in self.modules)
+
+    def averaged_by(self, optimizer: Any) -> weakref.ref[Any]:
+        """Let an optimizer put its weights for the present mode into the parameters.
+
+        Another optimizer of the same modules, with some of the same parameters, does so no longer.
+
+        Args:
+            optimizer: one with ``place(training)``.
+
+        Returns:
+            What :meth:`is_averaged_by` knows it by: no reference that would keep it alive is held.
+        """
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        self._stop()
+        for module in self.modules:
+            _retire(module.__dict__.get("train"), own)
+        owners = [m for m in self.net.modules() if not own.isdisjoint(m.parameters(recurse=False))]
+        self._followed = [Followed(module, "train", self._mode_called) for module in self.modules]
+        if self.modules:
+            self._followed += [Followed(module, "_load_from_state_dict", self._loaded) for module in owners]
+        self._averager = weakref.ref(optimizer)
+        return self._averager
+
+    def is_averaged_by(self, known_as: weakref.ref[Any]) -> bool:
+        """Return whether this is the last optimizer that was given to :meth:`averaged_by`."""
+        return self._averager is known_as
+
+    def retire(self, taken: set[nn.Parameter]) -> None:
+        """Leave the weights to another optimizer, if it trains some of the same parameters."""
+        optimizer = None if self._averager is None else self._averager()
+        groups = [] if optimizer is None else optimizer.param_groups
+        if any(not taken.isdisjoint(group["params"]) for group in groups):
+            self._stop()
+
+    def place_weights(self) -> None:
+        """Put the weights for the present mode into the parameters, if the modules' mode has changed."""
+        if self.modules and self._mode() != self._seen:
+            self.hold(self._mode())
+            optimizer = None if self._averager is None else self._averager()
+            if optimizer is not None:
+                optimizer.place(self.training)
+
+    def hold(self, training: bool) -> None:
+        """Take a mode for the present one, until that of the modules changes."""
+        self.training = training
+        self._seen = self._mode() if self.modules else training
+
+    def _mode_called(self) -> None:
+        self.finite_statistics.restore()
+        self._seen = not self._mode()  # a call counts, whatever the mode was
+        self.place_weights()
+
+    def _loaded(self) -> None:
+        self.head.loads += 1
+
+    def notice_step(self) -> None:
+        """Learn that the optimizer has stepped; its gradients must be those of the training weights."""
+        if self._averager is not None and not self._seen and self._mode():
+            self.place_weights()
+            warn(
+                "a module was put into training mode without a call of its train(), so this step had the "
+                "gradients at the averaged weights: call net.train() or optimizer.train() before the forward "
+                "pass"
+            )
+
+    def _stop(self) -> None:
+        for each in self._followed:
+            each.stop()
+        self._followed = []
+        self._averager = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_averager": None, "_followed": []}
+
+    def __del__(self) -> None:
+        if "_followed" in self.__dict__:
+            self._stop()
+
+
+def _retire(followed: Any, taken: set[nn.Parameter]) -> None:
+    """Let the networks that follow a module leave its weights to another optimizer."""
+    while isinstance(followed, Followed):
+        if isinstance(followed.reader, Plain):
+            followed.reader.retire(taken)
+        followed = followed.former
