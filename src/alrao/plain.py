@@ -78,7 +78,8 @@ class Plain:
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients to a norm, as :func:`torch.nn.utils.clip_grad_norm_`; failed ones become 0."""
-        return clip_grads_(list(self.net.parameters()), [], max_norm, norm_type)
+        reads = self.head.evidence.device.type == "cpu"
+        return clip_grads_(list(self.net.parameters()), [], max_norm, norm_type, reads=reads)
 
     # The mode, and the weights that belong to it.
 
