@@ -9,13 +9,14 @@ from rich.console import Console
 from support.lab_runs import outcome, settings
 
 from alrao.lab import run as runs
-from alrao.lab import runset, supervised
+from alrao.lab import spread, supervised
 from alrao.lab.compare import Comparison, Triangle
 from alrao.lab.errors import LabError
 from alrao.lab.reading import read
 from alrao.lab.render.terminal import comparison_table, ended, live_table, triangle_table
 from alrao.lab.run import run
 from alrao.lab.runset import RunSet
+from alrao.lab.spread import Processes
 from alrao.lab.store import RunDirectory
 from alrao.lab.table import experiments
 from alrao.lab.values import Interval, MethodSpec
@@ -173,8 +174,8 @@ def test_rates_that_diverge_are_not_the_best(tmp_path):
 def test_two_at_a_time_give_the_same_numbers(tmp_path):
     wanted = {"methods": "alrao,adam", "threads": 1}
     one, two = compared(tmp_path / "one", **wanted), compared(tmp_path / "two", **wanted)
-    one.run(jobs=1)
-    two.run(jobs=2)
+    one.run(Processes(1))
+    two.run(Processes(2))
     assert two.failed == {}
     for a, b in zip(one.runs, two.runs, strict=True):
         assert outcome(a) == outcome(b)
@@ -185,9 +186,9 @@ def _die(*_):
 
 
 def test_a_process_that_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(runset, "_run_one", _die)
+    monkeypatch.setattr(spread, "_run_one", _die)
     with pytest.raises(LabError, match=r"was killed, perhaps for lack of memory: try fewer --jobs"):
-        compared(tmp_path, "alrao,adam").run(jobs=2)
+        compared(tmp_path, "alrao,adam").run(Processes(2))
 
 
 def test_the_live_table(tmp_path):

@@ -16,6 +16,7 @@ from alrao.lab.paper.exhibits import EXHIBITS, Plan
 from alrao.lab.reading import read_runs
 from alrao.lab.report import Report
 from alrao.lab.settings import Settings
+from alrao.lab.spread import Processes
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_runs_are_made_once_and_end_as_files(tmp_path, no_images, monkeypatch):
 
     def run(runs):
         ran.append(sum(one.result is None for one in runs.runs))
-        runs.run(jobs=2)
+        runs.run(Processes(2))
 
     def again():
         places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"

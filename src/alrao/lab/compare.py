@@ -12,6 +12,7 @@ from .reading import read
 from .resolve import of_alrao
 from .runset import Planned, RunSet, Tell
 from .settings import Settings
+from .spread import Spread
 from .table import experiments
 from .values import Interval, MethodSpec
 
@@ -44,14 +45,14 @@ class Comparison(RunSet):
                 if seed < (grid_seeds if spec in self._rates else seeds):
                     self.plan(_with(settings, spec, seed))
 
-    def run(self, jobs: int = 1, tell: Tell | None = None) -> None:
+    def run(self, spread: Spread | None = None, tell: Tell | None = None) -> None:
         """Train the missing runs: first every method and every rate, then the best rate with all seeds."""
-        super().run(jobs, tell)
+        super().run(spread, tell)
         best = self.best_rate()
         if best is not None:
             for seed in range(self.seeds):
                 self.plan(_with(self.settings, best, seed))
-            super().run(jobs, tell)
+            super().run(spread, tell)
 
     def best_rate(self) -> MethodSpec | None:
         """Return SGD at the rate that is best on validation so far."""

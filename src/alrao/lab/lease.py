@@ -12,6 +12,7 @@ import os
 import platform
 import threading
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,10 +25,11 @@ RELEASED = "released"
 
 
 def _host() -> str:
-    """The host, and the processes that are seen on it: a container may share the name of its host."""
+    """The host, and the processes that are seen on it: hosts, and containers of one, may share a name."""
     with suppress(OSError):
-        return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
-    return platform.node()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{platform.node()} {uuid.getnode()}"
 
 
 class Lease:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from joblib import Parallel, delayed  # type: ignore[import-untyped]
-from joblib.externals.loky.process_executor import (  # type: ignore[import-untyped]
-    TerminatedWorkerError,
-)
-
-from .errors import LabError
 from .lease import LEASE
 from .provenance import require_clean
 from .records import locate
 from .resolve import resolve
-from .run import pick_device, run
+from .run import pick_device
 from .settings import Settings
+from .spread import Processes, Spread
 from .store import BusyError, Run
 
 
@@ -55,11 +50,11 @@ class RunSet:
         found = locate(resolved, self._identity, self.roots)
         return self.planned.setdefault(found.path, Planned(resolved, found))
 
-    def run(self, jobs: int = 1, tell: Tell | None = None) -> None:
-        """Train the missing runs; wait for those that other processes, perhaps of other hosts, train.
+    def run(self, spread: Spread | None = None, tell: Tell | None = None) -> None:
+        """Train the missing runs, and wait for those that other processes train.
 
         Args:
-            jobs: the number of runs at a time, each in its own process.
+            spread: where they are trained; by default one after the other in this process.
             tell: called with each run that ended.
         """
         if self.settings.to_keep:
@@ -69,49 +64,21 @@ class RunSet:
             for path, planned in self.planned.items()
             if path not in self.failed and planned.run.result is None
         ]
-        threads = self.settings.threads or (1 if jobs > 1 else None)
-        wait = 0.0
-        try:
-            while todo:
-                work = (
-                    delayed(_run_one)(number, replace(planned.settings, threads=threads), self.roots, wait)
-                    for number, planned in enumerate(todo)
-                )
-                busy = []
-                for number, error in Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(
-                    work
-                ):
-                    planned = todo[number]
-                    if isinstance(error, BusyError):
-                        busy.append(planned)
-                        continue
-                    if error is not None:
-                        self.failed[planned.run.path] = error
-                    if tell is not None:
-                        tell(planned, error)
-                todo, wait = busy, LEASE + 10.0  # long enough to find that an owner is dead
-        except TerminatedWorkerError:
-            raise LabError(
-                "a training process was killed, perhaps for lack of memory: try fewer --jobs; "
-                "run the same command to resume"
-            ) from None
+        spread, wait = spread or Processes(), 0.0
+        while todo:
+            busy = []
+            for number, error in spread.run([planned.settings for planned in todo], self.roots, wait):
+                planned = todo[number]
+                if isinstance(error, BusyError):
+                    busy.append(planned)
+                    continue
+                if error is not None:
+                    self.failed[planned.run.path] = error
+                if tell is not None:
+                    tell(planned, error)
+            todo, wait = busy, LEASE + 10.0  # long enough to find that an owner is dead
 
     @property
     def runs(self) -> list[Run]:
         """All runs of the set."""
         return [planned.run for planned in self.planned.values()]
-
-
-def _run_one(
-    number: int, settings: Settings, roots: list[Path], wait: float
-) -> tuple[int, BusyError | str | None]:
-    """Run, and return the error in a sentence if there was one."""
-    try:
-        run(settings, roots, wait=wait)
-    except BusyError as error:
-        return number, error
-    except LabError as error:
-        return number, str(error)
-    except Exception as error:  # a bug or a lack of memory in one run must not end the others
-        return number, f"{type(error).__name__}: {error}"
-    return number, None

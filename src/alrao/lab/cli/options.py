@@ -21,7 +21,8 @@ GROUPS = {
     "Method": "method lr momentum weight_decay schedule average clip",
     "Alrao": "copies averaging theta evidence",
     "For some tasks": "resplit width level dropout dropout_everywhere target image_size tau workers",
-    "Machine and files": "jobs threads device data tensorboard to_keep experiment out_dir results",
+    "Machine and files": """processes jobs backend gpus threads device data tensorboard to_keep
+        experiment out_dir results""",
 }
 """Headings of the help, and the parameters below them."""
 
@@ -85,9 +86,28 @@ def common(command: Any) -> Any:
     return settings_options(skip=every - {"budget", "data", "device", "threads", "to_keep"})(command)
 
 
-jobs_option = click.option(
-    "--jobs", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="runs in parallel"
-)
+def spread_options(command: Any) -> Any:
+    """Add ``--jobs``, ``--backend`` and ``--gpus``; the command receives them as ``spread``."""
+
+    @wraps(command)
+    def spread(*, backend: str, jobs: int | None, gpus: float | None, **values: Any) -> Any:
+        from ..spread import pick_spread
+
+        return command(spread=pick_spread(backend, jobs, gpus), **values)
+
+    for option in (
+        click.option("--gpus", type=float, metavar="X", help="GPUs of each run, such as 0.25 (Ray)"),
+        click.option(
+            "--backend", default="joblib", show_default=True,
+            help="where runs are trained: joblib (this machine), ray (a Ray cluster)",
+        ),
+        click.option(
+            "--jobs", type=click.IntRange(1), metavar="N",
+            help="runs in parallel  [default: 1; on Ray, as many as there is room for]",
+        ),
+    ):  # fmt: skip
+        option(spread)
+    return spread
 
 
 def places(command: Any) -> Any:

@@ -9,23 +9,26 @@ import click
 
 from ..errors import LabError
 from ..settings import Settings
-from .options import Command, common, jobs_option, pick, places
+from .options import Command, common, pick, places, spread_options
 from .terminal import fail_if, out, say, train_missing
 
 if TYPE_CHECKING:
     from ..runset import RunSet
+    from ..spread import Spread
 
 NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen", "rl", "theorem")
 
 
 @click.command(cls=Command)
 @click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*NAMES, "all"]) + "}…")
-@jobs_option
+@spread_options
 @click.option("--figures", default="docs/figures", show_default=True, metavar="DIR",
               help="where figures (SVG), tables (CSV) and their page are written")  # fmt: skip
 @common
 @places
-def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: str, roots: list[Path]) -> None:
+def reproduce(
+    settings: Settings, names: tuple[str, ...], spread: Spread, figures: str, roots: list[Path]
+) -> None:
     """Reproduce the paper's tables and figures.
 
     Missing runs are trained, the figures drawn and compared with the paper's. Finished runs are not repeated.
@@ -40,7 +43,7 @@ def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: st
     page = roots[0] / "reproduce.html"
 
     def train(runs: RunSet) -> None:
-        train_missing(runs, jobs)
+        train_missing(runs, spread)
 
     made = make(wanted, settings.budget, settings, roots, Path(figures), page, train)
     agrees = {True: "yes", False: "no", None: "too few runs"}
@@ -58,7 +61,7 @@ def reproduce(settings: Settings, names: tuple[str, ...], jobs: int, figures: st
 @click.option("--contenders", metavar="A,B,…", help="methods to compare  [default: all]")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
               help="runs of every method without a rate, and of every other at its best rate")  # fmt: skip
-@jobs_option
+@spread_options
 @click.option("--run/--no-run", "train", default=True, help="train missing runs, or only show finished ones")
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page as well")
 @click.option("--figures", metavar="DIR", help="draw a dot plot and a performance profile as SVG files there")
@@ -70,7 +73,7 @@ def suite(
     workloads: str | None,
     contenders: str | None,
     seeds: int,
-    jobs: int,
+    spread: Spread,
     train: bool,
     markdown: str | None,
     figures: str | None,
@@ -95,7 +98,7 @@ def suite(
         roots=roots,
     )
     if train:
-        runs.run(lambda some: train_missing(some, jobs))
+        runs.run(lambda some: train_missing(some, spread))
     else:
         runs.choose()
     found = Standings(runs.frame(), runs.contenders)

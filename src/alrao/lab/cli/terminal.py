@@ -10,6 +10,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from ..runset import RunSet
+    from ..spread import Spread
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -25,11 +26,11 @@ def warn(line: str, style: str | None = None) -> None:
     err.print(line, soft_wrap=True, markup=False, style=style)
 
 
-def train_missing(runs: RunSet, jobs: int) -> None:
+def train_missing(runs: RunSet, spread: Spread) -> None:
     """Train every run of a set that has no result yet, and show the progress."""
     from ..render.terminal import run_shown
 
-    run_shown(runs, jobs, out)
+    run_shown(runs, spread, out)
 
 
 def fail_if(failed: Mapping[Path, str]) -> None:

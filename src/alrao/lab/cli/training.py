@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import LabError
 from ..settings import Settings
-from .options import Command, jobs_option, places, settings_options, words_of
+from .options import Command, places, settings_options, spread_options, words_of
 from .records import command_line, make_report
 from .terminal import fail_if, out, say, train_missing
+
+if TYPE_CHECKING:
+    from ..spread import Spread
 
 
 @click.command(cls=Command)
@@ -54,7 +58,7 @@ def train(settings: Settings, roots: list[Path]) -> None:
     "--grid-seeds", type=click.IntRange(1), default=1, show_default=True, metavar="N",
     help="runs per rate of SGD's grid; the best rate then gets all seeds",
 )  # fmt: skip
-@jobs_option
+@spread_options
 @settings_options(skip=["task", "method", "seed"])
 @places
 def compare(
@@ -62,7 +66,7 @@ def compare(
     methods: str | None,
     seeds: int | None,
     grid_seeds: int,
-    jobs: int,
+    spread: Spread,
     roots: list[Path],
 ) -> None:
     """Compare methods on TASK, and print a table like the paper's.
@@ -83,7 +87,7 @@ def compare(
     task, _ = resolve(replace(settings, lr=None))  # which is for some of the methods
     count = seeds or task.budgets[settings.budget].seeds
     comparison = Comparison(settings, names, seeds=count, grid_seeds=grid_seeds, roots=roots)
-    train_missing(comparison, jobs)
+    train_missing(comparison, spread)
     reading = read(comparison.runs)
     for experiment in experiments(reading):
         out.print(comparison_table(experiment))
@@ -96,10 +100,10 @@ def compare(
 @click.command(cls=Command)
 @click.argument("task")
 @click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
-@jobs_option
+@spread_options
 @settings_options(skip=["task", "lr"], method="alrao")
 @places
-def triangle(settings: Settings, rates: str | None, jobs: int, roots: list[Path]) -> None:
+def triangle(settings: Settings, rates: str | None, spread: Spread, roots: list[Path]) -> None:
     """Train Alrao in every interval of a grid of rates.
 
     Where both ends of an interval are equal, SGD is trained at that rate (Adam with --method alrao-adam).
@@ -111,6 +115,6 @@ def triangle(settings: Settings, rates: str | None, jobs: int, roots: list[Path]
 
     grid = GRID if rates is None else [parse_rate(rate) for rate in words_of(rates)]
     runs = Triangle(settings, grid, roots=roots)
-    train_missing(runs, jobs)
+    train_missing(runs, spread)
     out.print(triangle_table(runs))
     fail_if(runs.failed)

@@ -18,6 +18,7 @@ from alrao.averaging import posterior_bar
 from ..compare import Triangle
 from ..naming import divergence, label
 from ..runset import Planned, RunSet
+from ..spread import Spread
 from ..table import Experiment
 from ..training import Moment
 from ..values import spelled
@@ -147,16 +148,16 @@ def live_table(runs: RunSet) -> RenderableType:
     return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
 
 
-def run_shown(runs: RunSet, jobs: int, console: Console) -> None:
+def run_shown(runs: RunSet, spread: Spread, console: Console) -> None:
     """Train the missing runs and show their progress: a live table, or a line for each run that ends."""
     if console.is_terminal:
         with Live(
             get_renderable=lambda: live_table(runs), console=console, refresh_per_second=1, transient=True
         ):
-            runs.run(jobs)
+            runs.run(spread)
     else:
         runs.run(
-            jobs, lambda planned, error: console.print(ended(planned, error), soft_wrap=True, markup=False)
+            spread, lambda planned, error: console.print(ended(planned, error), soft_wrap=True, markup=False)
         )
 
 
