@@ -15,6 +15,7 @@ from . import evidence as reports
 from .finite import keep_finite_, zero_nonfinite_
 from .optim import checkpoint
 from .optim.averaged import AveragedOptimizer, wide_dtype
+from .optim.body import BodyStep
 from .optim.checks import check_at_least_0
 from .optim.search import COPIES, RateSearch
 from .optim.update import GroupUpdate, rewind_
@@ -141,6 +142,9 @@ class Auto(AveragedOptimizer):
         states = [self._state_of(p, group, searching) for p in u.params]
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
+        if searching and self.search.watches_body:
+            index = next(i for i, each in enumerate(self.param_groups) if each is group)
+            self.search.observe_body(BodyStep.of(index, u, states, y, g))
         v = [state["v"] for state in states]
         torch._foreach_mul_(v, beta2)
         torch._foreach_addcmul_(v, g, g, 1 - beta2)
@@ -232,7 +236,7 @@ class Auto(AveragedOptimizer):
             )
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            self.search = RateSearch(**group.pop("search"))
+            self.search = type(self.search)(**group.pop("search"))
 
 
 class _Step:

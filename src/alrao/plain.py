@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .clipping import clip_grads_
+from .evidence import is_readable
 from .finite import FiniteStatistics
 from .modes import Followed
 from .warn import warn
@@ -48,6 +49,10 @@ class _NoEvidence:
     def device(self) -> torch.device:
         return self._params[0].device if self._params else torch.device("cpu")
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
 
 class Plain:
     """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model.
@@ -78,7 +83,7 @@ class Plain:
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients to a norm, as :func:`torch.nn.utils.clip_grad_norm_`; failed ones become 0."""
-        reads = self.head.evidence.device.type == "cpu"
+        reads = is_readable(self.head.evidence)
         return clip_grads_(list(self.net.parameters()), [], max_norm, norm_type, reads=reads)
 
     # The mode, and the weights that belong to it.

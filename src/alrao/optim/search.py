@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
+from typing import ClassVar
 
 from ..finite import without_failed
 from ..rates import Interval
+from .body import BodyStep
 
 __all__ = ["COPIES", "RateSearch"]
 
@@ -60,6 +62,9 @@ class RateSearch:
         steps: steps of the search.
     """
 
+    watches_body: ClassVar[bool] = False
+    """Whether :meth:`observe_body` is called; without it, a network without copies keeps the usual rate."""
+
     steps: int
     step: int = 0
     centre: float = log(USUAL)
@@ -101,6 +106,12 @@ class RateSearch:
         gate = progress / (progress + PROGRESS**4)
         favoured = gate * favoured + (1 - gate) * max(favoured, log(USUAL))
         self.centre += (favoured - self.centre) / max(1.0, self.steps / 4)
+
+    def observe_body(self, step: BodyStep) -> None:
+        """Follow the body's features, in a subclass that does, before they move in a step of the search.
+
+        It is called once or several times at each step, with each parameter that follows the search once.
+        """
 
     def interval(self) -> Interval:
         """Return the body's interval: narrower, and nearer to the centre, with every step."""
