@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from . import evidence as reports
 from .finite import keep_finite_, zero_nonfinite_
 from .optim import checkpoint
 from .optim.averaged import AveragedOptimizer, wide_dtype
@@ -194,14 +193,14 @@ class Auto(AveragedOptimizer):
             state["k"] += 1
         return state
 
-    def _end_step(self, evidence: reports.Evidence | None) -> None:
+    def _end_step(self, evidence: Any, gate: Any) -> None:
         if self._stepped and not self.search.over:
             self.search.step += 1
             if evidence is not None and evidence.finite:
                 self.search.observe(evidence.log_likelihood("mean"), self.copy_rates().log().tolist())
             if self.search.due:
                 self._move()
-        super()._end_step(evidence)
+        super()._end_step(evidence, gate)
 
     def _move(self) -> None:
         """Move the body's interval, and take back what features with a lower rate have moved too far."""

@@ -8,7 +8,9 @@ divided into rooms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -21,6 +23,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 __all__ = [
     "apply_as",
     "buffer_of",
+    "capturable_anywhere",
     "child_of",
     "inside_functional_transform",
     "mark_only_if_watched",
@@ -63,6 +66,25 @@ def step_inside(optimizer: Optimizer) -> None:
     step.__wrapped__(optimizer)
     for after in optimizer._optimizer_step_post_hooks.values():
         after(optimizer, (), {})
+
+
+@contextmanager
+def capturable_anywhere(kind: type[Optimizer]) -> Iterator[None]:
+    """Let an optimizer of torch be ``capturable`` on every device.
+
+    The arithmetic works on all of them; torch only refuses to start it where there is nothing to capture.
+    """
+    name = "_get_capturable_supported_devices"
+    modules = [sys.modules[each.__module__] for each in kind.__mro__ if each not in (Optimizer, object)]
+    known = [] if torch.compiler.is_compiling() else [m for m in modules if hasattr(m, name)]
+    former = [getattr(module, name) for module in known]
+    for module, devices in zip(known, former, strict=True):
+        setattr(module, name, lambda *_, devices=devices, **__: [*devices(), "cpu", "meta"])
+    try:
+        yield
+    finally:
+        for module, devices in zip(known, former, strict=True):
+            setattr(module, name, devices)
 
 
 def apply_as(kind: type[T], function: Any, *args: Any) -> T:

@@ -247,7 +247,7 @@ def test_a_wrong_loss_changes_nothing():
         ),
         (lambda m: alrao.PerFeature(optim.NAdam, m, zzz=1), TypeError, "no option 'zzz': it takes lr, betas"),
         (lambda m: alrao.PerFeature(optim.NAdam, m, betas=(2, 3)), ValueError, "Invalid beta"),
-        (lambda m: alrao.PerFeature(optim.NAdam, m, capturable=True), ValueError, "capturable=True is not"),
+        (lambda m: alrao.PerFeature(optim.Adagrad, m, capturable=True), ValueError, "capturable=True is not"),
         (lambda m: alrao.PerFeature(optim.NAdam, m, base_lr=0.0), ValueError, "base_lr must be a positive"),
         (lambda m: alrao.PerFeature(optim.NAdam, m, lr=(1, 0.1)), ValueError, "from low to high"),
         pytest.param(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import sqrt
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from torch import Generator, Tensor
 from ..rates import Rate
 from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
+from .on_device import counter
 from .optimizer import AlraoOptimizer
-from .update import GroupUpdate
+from .update import GroupUpdate, root
 
 __all__ = ["Adam", "AdamW"]
 
@@ -37,6 +37,7 @@ class Adam(AlraoOptimizer):
         generator: random generator for the rates.
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once.
+        capturable: never read anything on the host, as in :class:`SGD`.
         evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
         process_group: the processes that train this model together.
     """
@@ -65,12 +66,12 @@ class Adam(AlraoOptimizer):
         check_at_least_0(eps=eps, weight_decay=weight_decay)
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie in [0, 1), got {betas!r}")
-        refuse_flags(capturable=capturable, differentiable=differentiable, fused=fused)
+        refuse_flags(differentiable=differentiable, fused=fused)
         defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
         super().__init__(
             model, lr, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            evidence=evidence, process_group=process_group,
+            capturable=capturable, evidence=evidence, process_group=process_group,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -79,29 +80,27 @@ class Adam(AlraoOptimizer):
             if self._decoupled:
                 u.shrink(group["weight_decay"])
             else:
-                grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+                grads = u.penalised(group["weight_decay"])
         states = [self._moments(p, group["amsgrad"]) for p in params]
-        for state in states:
-            state["step"] += 1
         averages = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
-        torch._foreach_lerp_(averages, grads, 1 - beta1)
-        torch._foreach_mul_(squares, beta2)
+        u.mix_(averages, grads, 1 - beta1)
+        u.scale_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         if group["amsgrad"]:
             highest = [state["max_exp_avg_sq"] for state in states]
             torch._foreach_maximum_(highest, squares)
             squares = highest
-        steps = [state["step"].item() for state in states]
+        steps = u.count([state["step"] for state in states])
         denominators = list(torch._foreach_sqrt(squares))
-        torch._foreach_div_(denominators, [sqrt(1 - beta2**step) for step in steps])
+        torch._foreach_div_(denominators, [root(1 - beta2**step) for step in steps])
         torch._foreach_add_(denominators, group["eps"])
         u.move_ratio(averages, denominators, [1 - beta1**step for step in steps])
 
     def _moments(self, param: Tensor, amsgrad: bool) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
         if "exp_avg" not in state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = counter(param, self.on_device)
             state["exp_avg"] = torch.zeros_like(param)
             state["exp_avg_sq"] = torch.zeros_like(param)
         if amsgrad and "max_exp_avg_sq" not in state:

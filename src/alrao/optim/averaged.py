@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import evidence as reports
 from ..warn import warn
 from ..watch import version_of
 from .optimizer import AlraoOptimizer
@@ -256,7 +255,7 @@ class AveragedOptimizer(AlraoOptimizer):
             self._recognise(stepping=True)
         self._leave()
 
-    def _end_step(self, evidence: reports.Evidence | None) -> None:
+    def _end_step(self, evidence: Any, gate: Any) -> None:
         self.model.head.training_weights = False  # of an earlier run: this one continues from them
         self._mark()
         if self.swap and not self.model.training:

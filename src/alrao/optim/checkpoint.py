@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..rates import RateDistribution, describe, rebuild
 
-__all__ = ["KEY", "VERSION", "broadcasts", "check_shapes", "check_version", "distributions"]
+__all__ = ["KEY", "VERSION", "broadcasts", "check_shapes", "check_version", "distributions", "settle"]
 
 KEY = "alrao"
 VERSION = 2
@@ -58,6 +58,21 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
                     f"{key!r} of shape {tuple(value.shape)} does not fit a parameter of shape "
                     f"{tuple(p.shape)}: the state is of another model"
                 )
+
+
+def settle(groups: list[dict[str, Any]], built: list[dict[str, Any]]) -> None:
+    """Let loaded groups run as the optimizer was built to: with ``lr`` as a tensor, or as a number.
+
+    Args:
+        groups: parameter groups, as loaded.
+        built: the groups before; a captured graph may read the memory of their ``lr``.
+    """
+    for group, before in zip(groups, built, strict=True):
+        group["capturable"], lr = before["capturable"], before["lr"]
+        if isinstance(lr, Tensor):
+            group["lr"] = lr.fill_(group["lr"])
+        elif isinstance(group["lr"], Tensor):
+            group["lr"] = group["lr"].item()
 
 
 def broadcasts(shape: torch.Size, to: torch.Size) -> bool:

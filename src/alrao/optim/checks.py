@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
+from ..heads import Head
 from ..rates import Constant, LogUniform, RateDistribution
+from ..tensors import trail
 from ..warn import warn
 
-__all__ = ["check_at_least_0", "refuse_flags", "warn_of_copies"]
+__all__ = [
+    "check_at_least_0",
+    "check_head",
+    "no_likelihood",
+    "refuse_flags",
+    "refuse_sparse",
+    "refuse_strangers",
+    "warn_of_copies",
+    "warn_without_evidence",
+]
 
 
 def check_at_least_0(**values: float) -> None:
@@ -18,13 +33,38 @@ def check_at_least_0(**values: float) -> None:
 def refuse_flags(**flags: bool | None) -> None:
     """Raise a ValueError for a flag of torch's optimizers that is not supported."""
     reasons = {
-        "capturable": "each step reads the evidence on the host, which a CUDA graph cannot",
         "differentiable": "the update of the posterior has no derivative",
         "fused": "there is no fused kernel with a rate for each feature",
     }
     for name, flag in flags.items():
         if flag:
             raise ValueError(f"{name}=True is not supported: {reasons[name]}. Leave it out")
+
+
+def check_head(groups: list[dict[str, Any]], of_head: set[Any]) -> None:
+    """Raise a ValueError if the head's parameters, if there are any, are in none of the groups."""
+    if of_head and all(of_head.isdisjoint(group["params"]) for group in groups):
+        raise ValueError(
+            "params has no parameter of the head: add model.head.parameters() to one of the groups"
+        )
+
+
+def refuse_strangers(params: list[Tensor]) -> None:
+    """Raise a ValueError if there are parameters that are not the model's."""
+    if params:
+        raise ValueError(
+            f"{len(params)} parameters, the first of shape {tuple(params[0].shape)}, are not "
+            "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), output=…)"
+        )
+
+
+def refuse_sparse(params: list[Tensor]) -> None:
+    """Raise a RuntimeError if a gradient is sparse."""
+    if any(p.grad is not None and p.grad.is_sparse for p in params):
+        raise RuntimeError(
+            "sparse gradients need alrao.SGD without momentum and weight decay, which would make "
+            "them dense: use that, or build the embedding with sparse=False"
+        )
 
 
 def warn_of_copies(distribution: RateDistribution, copies: int) -> None:
@@ -39,3 +79,29 @@ def warn_of_copies(distribution: RateDistribution, copies: int) -> None:
             f"the single copy of the head gets the middle of the interval, "
             f"{distribution.grid(1).item():.3g}: use several copies to cover it"
         )
+
+
+def warn_without_evidence(groups: list[dict[str, Any]], of_head: set[Any]) -> None:
+    """Warn if there are gradients, but no evidence of where they come from."""
+    trained = [p for group in groups for p in group["params"] if p.grad is not None]
+    grads: list[Tensor] = [p.grad for p in trained if p in of_head]
+    if any(bool(grad.any()) for grad in grads):
+        warn(
+            "the copies of the head have gradients but no evidence, so the posterior stays as it is: "
+            "compute the gradients with loss.backward(), for all leaves, before each step"
+        )
+    elif trained and not grads and any(p.requires_grad for p in of_head):
+        warn(
+            "the network has gradients, but the copies of its head have none: check that "
+            "Alrao(net, output=…) names the right layer, and that the loss is computed from its output"
+        )
+
+
+def no_likelihood(head: Head) -> str:
+    """Return what is wrong with a loss that was refused, and what to do, for an error message."""
+    lost = trail.places()
+    where = f". The output last became a plain tensor in {lost[-1]}" if lost else ""
+    return (
+        "not a negative log-likelihood, linear in the model's output, so the copies cannot be trained with "
+        f"it: {head.remedy}{where}"
+    )

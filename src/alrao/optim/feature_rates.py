@@ -73,6 +73,13 @@ class Entry(NamedTuple):
     """
     of_copies: bool
 
+    def updated(self, new: Entry) -> Entry:
+        """Return a new entry, with its rates in the memory of this one: captured graphs read that."""
+        old = self.rate
+        if self.param is not new.param or not isinstance(old, Tensor) or old.shape != new.rate.shape:
+            return new
+        return new._replace(rate=old.copy_(new.rate))
+
 
 @dataclass
 class GroupRates:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch import distributed as dist
 from torch.optim import Optimizer
 
 from .. import evidence as reports
@@ -23,19 +22,24 @@ from ..rates import (
     scaled,
 )
 from ..shards import is_shard, localized, part_of, sharded_as
-from ..shortcuts import child_of, mark_only_if_watched, profiler_is_on
-from ..tensors import trail
+from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
-from ..warn import warn
-from . import checkpoint
-from .checks import warn_of_copies
+from . import checkpoint, processes
+from .checks import (
+    check_head,
+    no_likelihood,
+    refuse_sparse,
+    refuse_strangers,
+    warn_of_copies,
+    warn_without_evidence,
+)
 from .factor import HIGHEST, FactorWatch
 from .feature_rates import Entry, FeaturePlaces, GroupRates, rate_dtype
+from .observing import look, look_on_device, update_posterior
+from .on_device import Gate, Refusals, widest
 from .update import GroupUpdate
 
 __all__ = ["AlraoOptimizer"]
-
-DISTRIBUTED = dist.is_available()
 
 
 class AlraoOptimizer(Optimizer):
@@ -61,41 +65,28 @@ class AlraoOptimizer(Optimizer):
         foreach: bool | None,
         evidence: str,
         process_group: Any,
+        capturable: bool = False,
     ) -> None:
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.model = trained(model)
         self.process_group = process_group
         self._lr = as_distribution(lr)
-        self._seed = self._common_seed(generator)
+        self._seed = processes.common_seed(generator, process_group)
         self._device = self.model.head.evidence.device
+        self._refusals = Refusals(self._device)
         self._places = FeaturePlaces(self.model.net)
         self._head_params = set(self.model.head.parameters())
-        self._factors: FactorWatch | None = FactorWatch()
+        self._factors: FactorWatch | None = None if capturable else FactorWatch()
         self.rates_of_groups: list[GroupRates] = []
         defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
+        defaults["capturable"] = capturable
+        if capturable:
+            reports.stay_on_device(self.model.head.evidence)
         super().__init__(self.model.parameters() if params is None else params, defaults)
-        if self._head_params and all(
-            self._head_params.isdisjoint(group["params"]) for group in self.param_groups
-        ):
-            raise ValueError(
-                "params has no parameter of the head: add model.head.parameters() to one of the groups"
-            )
+        check_head(self.param_groups, self._head_params)
 
     # Groups and their rates.
-
-    def _common_seed(self, generator: Generator | None) -> int:
-        """Return a seed for the rates, the same in all processes that train the model together."""
-        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-        if self._processes() > 1:
-            seeds = [seed]
-            first = 0 if self.process_group is None else dist.get_global_rank(self.process_group, 0)
-            dist.broadcast_object_list(seeds, src=first, group=self.process_group)
-            seed = seeds[0]
-        return seed
-
-    def _processes(self) -> int:
-        return dist.get_world_size(self.process_group) if DISTRIBUTED and dist.is_initialized() else 1
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -109,6 +100,8 @@ class AlraoOptimizer(Optimizer):
         distribution.draw(0), distribution.grid(self.model.head.copies or 1)  # a user's own may fail: here
         super().add_param_group(group)
         group = self.param_groups[-1]
+        if group["capturable"]:
+            group["lr"] = torch.ones((), dtype=widest(self._device), device=self._device)
         try:
             self.rates_of_groups.append(self._begin_group(group, distribution))
         except BaseException:
@@ -119,15 +112,11 @@ class AlraoOptimizer(Optimizer):
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         """Draw the places of a new group's features; a subclass adds what else the group needs."""
-        strangers = [p for p in group["params"] if p not in self._places]
-        if strangers:
-            raise ValueError(
-                f"{len(strangers)} parameters, the first of shape {tuple(strangers[0].shape)}, are not "
-                "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), "
-                "output=…), or pass all plain networks, [encoder, decoder]"
-            )
+        refuse_strangers([p for p in group["params"] if p not in self._places])
         if any(p.requires_grad for p in self._head_params.intersection(group["params"])):
             warn_of_copies(distribution, self.model.head.copies)
+        if group["capturable"] and isinstance(distribution, Redrawn):
+            raise ValueError("capturable=True is not supported by Redrawn, whose rates are drawn on the host")
         rates = GroupRates(distribution)
         group["distribution"] = describe(distribution)
         group["interval"] = group["copies_interval"] = distribution.interval
@@ -146,14 +135,17 @@ class AlraoOptimizer(Optimizer):
                 self.state[p]["u"] = u
 
     def _compute_rates(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        rates.entries = []
         rates.sharded = any(is_shard(p) for p in group["params"])
+        before, entries = rates.entries, []
         for p in group["params"]:
             if p in self._head_params:
-                rates.entries.append(Entry(p, rates.of_copies(p, self.model.head.copies), of_copies=True))
+                entries.append(Entry(p, rates.of_copies(p, self.model.head.copies), of_copies=True))
             else:
                 u = self.state[p]["u"] if rates.constant is None else None
-                rates.entries.append(Entry(p, rates.of_features(u), of_copies=False))
+                entries.append(Entry(p, rates.of_features(u), of_copies=False))
+        if self.on_device and len(before) == len(entries):
+            entries = [was.updated(now) for was, now in zip(before, entries, strict=True)]
+        rates.entries = entries
 
     def rates(self, parameter: Tensor) -> Tensor:
         """Return the rates of a parameter, without the factor ``lr``; they broadcast to the parameter."""
@@ -220,8 +212,15 @@ class AlraoOptimizer(Optimizer):
 
     # The step.
 
+    @property
+    def on_device(self) -> bool:
+        """Whether a step leaves all numbers where they are: on every device but the CPU, unless asked to."""
+        return self._device.type != "cpu" or self.param_groups[0]["capturable"]
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
+        if self.on_device:
+            self._raise_refused()
         if set_to_none and not profiler_is_on():
             for group in self.param_groups:
                 for p in group["params"]:
@@ -237,7 +236,9 @@ class AlraoOptimizer(Optimizer):
         """Update the parameters, then the posterior, with the evidence of the outputs before the update.
 
         Raises:
-            RuntimeError: the loss was not a negative log-likelihood; nothing has changed then.
+            RuntimeError: the loss was not a negative log-likelihood; nothing has changed then. Where numbers
+                are not read on the host (``capturable``, or another device than the CPU), it is raised
+                later: by the next ``zero_grad`` or ``step`` that knows.
         """
         loss = None
         if closure is not None:
@@ -245,11 +246,23 @@ class AlraoOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         head = self.model.head
-        evidence = self._gather_evidence()
-        self._check_sparse()
         if head.evidence.device != self._device:
             self._follow_device()
-        finite = evidence is None or evidence.finite
+        on_device = self.on_device
+        if on_device:
+            self._raise_refused()
+        gradient = None
+        if self._head_params:  # not a plain network
+            gradient = processes.add_up(head.evidence.grad, head.evidence, self.process_group)
+            if gradient is None:
+                warn_without_evidence(self.param_groups, self._head_params)
+        looks = look_on_device if on_device else look
+        evidence, gate = looks(gradient, head, maximize=self.param_groups[0]["maximize"])
+        for group in self.param_groups:
+            if not self._takes_sparse(group):
+                refuse_sparse(group["params"])
+        if isinstance(gate, Gate):
+            self._refusals.note(gate.accepted)
         if self._factors is not None and not self._factors.look(self.param_groups):
             self._factors = None
         self._begin_step()
@@ -259,105 +272,70 @@ class AlraoOptimizer(Optimizer):
                 self._draw_places(rates, group)
                 self._compute_rates(rates, group)
             if rates.sharded:
-                self._step_shards(rates, group, finite)
+                self._step_shards(rates, group, gate)
             else:
-                self._step_group(rates, group, finite)
-        if evidence is not None:
-            log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
-            child_of(head, "averaging").update(head.posterior_evidence(log_likelihood))
-        self._end_step(evidence)
+                self._step_group(rates, group, gate)
+        update_posterior(head, evidence, gate, self.param_groups[0]["evidence"])
+        self._end_step(evidence, gate)
         head.evidence.grad = None
-        self.model.finite_statistics.restore()
+        self.model.finite_statistics.restore(reads=not on_device)
         self.model.notice_step()
         return loss
+
+    def _raise_refused(self) -> None:
+        """Raise if the news has arrived that the loss of an earlier step was refused."""
+        if not torch.compiler.is_compiling() and self._refusals.arrived():
+            raise RuntimeError(
+                f"the loss of an earlier step was {no_likelihood(self.model.head)}. That step changed nothing"
+            )
 
     def _follow_device(self) -> None:
         """Move the rates and the state to the device that the model has been moved to."""
         self._device = self.model.head.evidence.device
+        self._refusals = Refusals(self._device)
         self.load_state_dict(self.state_dict())
 
     def _begin_step(self) -> None:
         """Prepare the parameters for an update, in a subclass that needs to; nothing can refuse it now."""
 
-    def _end_step(self, evidence: reports.Evidence | None) -> None:
+    def _end_step(self, evidence: Any, gate: bool | Gate) -> None:
         """Use the evidence of a finished step, in a subclass that needs it beside the posterior."""
 
-    def _gather_evidence(self) -> reports.Evidence | None:
-        """Return the evidence of the backward passes since the last step, over all processes."""
-        head = self.model.head
-        if not self._head_params:
-            return None  # a plain network: no copies to observe
-        gradient = head.evidence.grad
-        if self._processes() > 1:
-            gradient = torch.zeros_like(head.evidence) if gradient is None else gradient.clone()
-            dist.all_reduce(gradient, group=self.process_group)
-        if gradient is None:
-            self._warn_without_evidence()
-            return None
-        evidence = reports.read(gradient, head.copies)
-        if not evidence.is_likelihood(maximize=self.param_groups[0]["maximize"]):
-            lost = trail.places()
-            where = f" The output last became a plain tensor in {lost[-1]}." if lost else ""
-            raise RuntimeError(
-                "the loss is not a negative log-likelihood, linear in the model's output, so the copies "
-                f"cannot be trained with it: {head.remedy}.{where} Nothing has been changed"
-            )
-        return None if evidence.empty else evidence
-
-    def _warn_without_evidence(self) -> None:
-        trained = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        grads = [p.grad for p in trained if p in self._head_params]
-        if any(grad is not None and bool(grad.any()) for grad in grads):
-            warn(
-                "the copies of the head have gradients but no evidence, so the posterior stays as it is: "
-                "compute the gradients with loss.backward(), for all leaves, before each step"
-            )
-        elif trained and not grads and any(p.requires_grad for p in self._head_params):
-            warn(
-                "the network has gradients, but the copies of its head have none: check that "
-                "Alrao(net, output=…) names the right layer, and that the loss is computed from its output"
-            )
-
-    def _check_sparse(self) -> None:
-        for group in self.param_groups:
-            if self._takes_sparse(group):
-                continue
-            if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
-                raise RuntimeError(
-                    "sparse gradients need alrao.SGD without momentum and weight decay, which would make "
-                    "them dense: use that, or build the embedding with sparse=False"
-                )
-
-    def _step_shards(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
+    def _step_shards(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
         """Update this process's part of every parameter."""
         entries = rates.entries
         try:
             with localized(self.state, (entry.param for entry in entries)) as parts:
                 rates.entries = [e._replace(param=part) for e, part in zip(entries, parts, strict=True)]
-                self._step_group(rates, group, finite)
+                self._step_group(rates, group, gate)
         finally:
             rates.entries = entries
 
-    def _step_group(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
-        params, grads, of_features, of_body = [], [], [], []
-        for p, rate, of_copies in rates.entries:
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
+        params, grads, of_features, of_copies = [], [], [], []
+        for p, rate, theirs in rates.entries:
             grad = p.grad
             if grad is None:
                 continue
             if grad.is_sparse:
+                grad = grad * gate.live if isinstance(gate, Gate) else grad
                 self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
                 continue
             params.append(p)
             grads.append(grad)
             of_features.append(rate)
-            if not of_copies:
-                of_body.append(grad)
+            of_copies.append(theirs)
         if not params:
             return
-        if not finite or (of_body and not in_range(of_body)):
-            grads = [zero_unusable(grad) for grad in grads]
-        update = GroupUpdate(params, grads, of_features, rates.constant, float(group["lr"]))
         at_once = group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group))
+        if isinstance(gate, Gate):
+            update = gate.update(params, grads, of_features, of_copies, rates.constant, group["lr"])
+            at_once = group["foreach"] is not False  # as in torch: fewer launches
+        else:
+            of_body = [grad for grad, theirs in zip(grads, of_copies, strict=True) if not theirs]
+            if not gate or (of_body and not in_range(of_body)):
+                grads = [zero_unusable(grad) for grad in grads]
+            update = GroupUpdate(params, grads, of_features, rates.constant, float(group["lr"]))
         for part in [update] if at_once else update.one_by_one():
             if group["maximize"]:
                 part.negate()
@@ -394,26 +372,39 @@ class AlraoOptimizer(Optimizer):
         distributions = checkpoint.distributions(
             [rates.drawn for rates in self.rates_of_groups], state_dict["param_groups"]
         )
+        before = [dict(group) for group in self.param_groups]
         super().load_state_dict(state_dict)
+        checkpoint.settle(self.param_groups, before)
         for p, i in zip(params, saved, strict=True):
             of_param = state_dict["state"].get(i, {})
             for key in self._wide.intersection(of_param):  # torch has rounded it to the parameter's type
                 self.state[p][key] = of_param[key].to(p.device, copy=True)
+            self._place_counters(p)
         for rates, group, drawn in zip(self.rates_of_groups, self.param_groups, distributions, strict=True):
             rates.drawn = rates.body = rates.copies = drawn
             rates.move(group["interval"], group["copies_interval"])
             self._compute_rates(rates, group)
         self._seed = self.param_groups[0]["seed"]
-        self._factors = FactorWatch()
+        self._factors = None if self.param_groups[0]["capturable"] else FactorWatch()
+
+    def _place_counters(self, p: Tensor) -> None:
+        """Move the count of a parameter's steps to where this optimizer counts."""
+        step = self.state.get(p, {}).get("step")
+        if isinstance(step, Tensor):
+            self.state[p]["step"] = step.to(p.device if self.on_device else "cpu")
 
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
         checkpoint.check_shapes(params, state)
 
     def __getstate__(self) -> dict[str, Any]:
         # Schedulers put a wrapped step, bound to this very object, into it; hooks stay behind, as in torch.
-        left = {"process_group", "step"} | {key for key in self.__dict__ if key.endswith("_hooks")}
+        left = {"process_group", "step", "_refusals"} | {
+            key for key in self.__dict__ if key.endswith("_hooks")
+        }
         return {key: value for key, value in self.__dict__.items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
+        if "_device" in state:  # a copy or a pickle, not a loaded state
+            self._refusals = Refusals(self._device)

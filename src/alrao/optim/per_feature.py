@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import torch
@@ -15,18 +14,18 @@ from torch.optim import Optimizer
 from ..finite import in_range, keep_finite_, zero_unusable
 from ..rates import Rate, RateDistribution
 from ..shards import highest_of_shards, is_shard, local
-from ..shortcuts import step_inside
+from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
 from .checkpoint import broadcasts
 from .feature_rates import Entry, GroupRates
+from .on_device import Gate, Kept
 from .optimizer import AlraoOptimizer
+from .torch_optimizers import check_capturable, default_interval, default_lr, options_of, signature_of
 from .update import GroupUpdate
 
 __all__ = ["PerFeature"]
 
-SPAN = 1e3
-"""The default interval of rates: from this factor below to this factor above the optimizer's default."""
 
 ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -84,6 +83,7 @@ class PerFeature(AlraoOptimizer):
         generator: random generator for the rates; by default torch's global one.
         evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
         process_group: the processes that train this model together; by default all.
+        capturable: never read anything on the host, as in :class:`SGD`; the optimizer must be able to.
         **options: options of the optimizer: ``betas``, ``momentum``, ``weight_decay``, …
 
     Example:
@@ -106,14 +106,16 @@ class PerFeature(AlraoOptimizer):
         generator: Generator | None = None,
         evidence: str = "mean",
         process_group: Any = None,
+        capturable: bool = False,
         **options: Any,
     ) -> None:
-        defaults = _defaults(optimizer, options)
+        defaults = options_of(optimizer, options, ours=AlraoOptimizer)
         self._kind, self._options, self._given_lr, self._base_lr = optimizer, options, lr, base_lr
         super().__init__(
-            model, _interval(optimizer) if lr is None else lr, defaults,
+            model, default_interval(optimizer) if lr is None else lr, defaults,
             params=params, generator=generator, maximize=options.get("maximize", False),
             foreach=options.get("foreach"), evidence=evidence, process_group=process_group,
+            capturable=capturable,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -124,9 +126,18 @@ class PerFeature(AlraoOptimizer):
         if base_lr is not None and not 0 < base_lr < torch.inf:
             raise ValueError(f"base_lr must be a positive, finite learning rate, got {base_lr!r}")
         options = self._options if kind is self._kind else {}
-        group = {**_defaults(kind, options), "optimizer": kind, "base_lr": base_lr, **param_group}
+        group = {
+            **options_of(kind, options, ours=AlraoOptimizer),
+            "optimizer": kind,
+            "base_lr": base_lr,
+            **param_group,
+        }
+        group.setdefault("capturable", False)
+        group["capturable"] = group["capturable"] or self.defaults["capturable"]
+        if group["capturable"]:
+            check_capturable(kind)
         if kind is not self._kind and self._given_lr is None:
-            group.setdefault("lr", _interval(kind))
+            group.setdefault("lr", default_interval(kind))
         super().add_param_group(group)
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
@@ -134,7 +145,7 @@ class PerFeature(AlraoOptimizer):
         rates = _InnerGroup(distribution, entries=plain.entries, sharded=plain.sharded)
         highest = self._highest(rates)
         if base_lr is None:
-            base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
+            base_lr = default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
         group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
         apart = kind not in ELEMENTWISE
         if apart and rates.sharded:
@@ -147,7 +158,9 @@ class PerFeature(AlraoOptimizer):
         seen = [q for view in rates.views for q in view.seen]
         options = self._options if kind is self._kind else {}
         try:
-            rates.inner = kind([{"params": seen}], **{**options, "lr": group["base_lr"]})
+            flag = {"capturable": True} if self.on_device and "capturable" in signature_of(kind) else {}
+            with capturable_anywhere(kind):
+                rates.inner = kind([{"params": seen}], **{**options, **flag, "lr": group["base_lr"]})
         except ValueError as error:
             if kind.__name__ != "Muon":
                 raise
@@ -168,6 +181,8 @@ class PerFeature(AlraoOptimizer):
         if rates.constant is not None:
             return rates.constant
         known = [rates.copies.grid(self.model.head.copies or 1).max()]
+        if self.on_device:
+            return float(max(*known, rates.body.quantile(torch.ones(1, dtype=torch.float64, device="cpu"))))
         for entry in rates.entries:
             highest = entry.rate.max() if entry.rate.numel() else known[0].to(entry.rate)
             known.append(highest_of_shards(highest, entry.param))
@@ -178,7 +193,7 @@ class PerFeature(AlraoOptimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         raise AssertionError("the torch optimizer updates the parameters")
 
-    def _step_group(self, rates: GroupRates, group: dict[str, Any], finite: bool) -> None:
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
         assert isinstance(rates, _InnerGroup)
         entries = [entry for entry in rates.entries if entry.param.grad is not None]
         if not entries:
@@ -186,39 +201,56 @@ class PerFeature(AlraoOptimizer):
         params = [entry.param for entry in entries]
         grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
         of_body = [grad for grad, entry in zip(grads, entries, strict=True) if not entry.of_copies]
-        masked = not finite or (bool(of_body) and not in_range(of_body))
-        inner, constant = rates.inner, rates.constant
+        constant, on_device = rates.constant, isinstance(gate, Gate)
+        scales = constant is None or on_device
+        inner = rates.inner
         (settings,) = inner.param_groups
-        own = [key for key in settings if key not in ("params", "lr", "param_names")]
+        own = [key for key in settings if key not in ("params", "lr", "param_names", "capturable")]
         settings.update({key: group[key] for key in own})
-        settings["lr"] = group["base_lr"] if constant is None else constant * float(group["lr"])
-        before = [] if constant is not None else [p.clone() for p in params]
-        averages = self._averages(rates) if constant is None else []
+        if "capturable" in settings:
+            settings["capturable"] = on_device
+        if constant is None:
+            settings["lr"] = group["base_lr"]
+        else:
+            settings["lr"] = constant if on_device else constant * float(group["lr"])
+        before = [p.clone() for p in params] if scales else []
+        averages = self._averages(rates) if scales else []
+        kept = Kept(inner) if on_device else None
         try:
-            if masked:
+            if isinstance(gate, Gate):
+                masked = gate.masked(grads, [entry.of_copies for entry in entries])
+                for p, grad in zip(params, masked, strict=True):
+                    p.grad = grad
+            elif not gate or (bool(of_body) and not in_range(of_body)):
                 for p, grad in zip(params, grads, strict=True):
                     p.grad = zero_unusable(grad)
             _point(rates)
-            step_inside(inner)
+            with capturable_anywhere(type(inner)) if on_device else nullcontext():
+                step_inside(inner)
         finally:
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
         group.update({key: settings[key] for key in own})
-        if constant is None:
+        if isinstance(gate, Gate):
+            factor = group["lr"] * gate.live / (group["base_lr"] if constant is None else constant)
+            _scale_on_device(entries, before, factor, gate.accepted)
+        elif scales:
             _scale(entries, before, float(group["lr"]) / group["base_lr"])
-            for p, state, average, mu in averages:
-                state["ax"].copy_(average + (p - average) * mu)
+        for p, state, average, mu in averages:
+            state["ax"].copy_(average + (p - average) * mu)
+        if kept is not None and isinstance(gate, Gate):
+            kept.restore_unless(gate.accepted)
         self._collect(rates)
 
-    def _averages(self, rates: _InnerGroup) -> list[tuple[Tensor, dict[str, Any], Tensor, float]]:
+    def _averages(self, rates: _InnerGroup) -> list[tuple[Tensor, dict[str, Any], Tensor, Any]]:
         """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
-        found: list[tuple[Tensor, dict[str, Any], Tensor, float]] = []
+        found: list[tuple[Tensor, dict[str, Any], Tensor, Any]] = []
         if isinstance(rates.inner, torch.optim.ASGD):
             for entry, view in zip(rates.entries, rates.views, strict=True):
                 p, state = entry.param, rates.inner.state[view.seen[0]]
                 if p.grad is not None:
                     average = state["ax"].clone() if state else torch.zeros_like(p)
-                    found.append((p, state, average, float(state.get("mu", 1.0))))
+                    found.append((p, state, average, _number(state.get("mu", 1.0), self.on_device)))
         return found
 
     # The torch optimizer's state is ours: saved and loaded with it.
@@ -254,6 +286,13 @@ class PerFeature(AlraoOptimizer):
             assert isinstance(rates, _InnerGroup)
             self._spread(rates)
 
+    def _place_counters(self, p: Tensor) -> None:
+        inner = self.state.get(p, {}).get("inner", {})
+        for state in inner if isinstance(inner, list) else [inner]:
+            for key in {"step", "mu_product"}.intersection(state):  # torch keeps them there
+                if isinstance(state[key], Tensor):
+                    state[key] = state[key].to(p.device if self.on_device else "cpu")
+
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
         super()._check_shapes(params, state)
         for i, p in params.items():
@@ -268,6 +307,19 @@ class PerFeature(AlraoOptimizer):
                         f"a state of shape {tuple(value.shape)} does not fit a parameter of shape "
                         f"{tuple(p.shape)}: the state is of another model"
                     )
+
+
+def _number(value: Any, on_device: bool) -> Any:
+    return value.clone() if on_device and isinstance(value, Tensor) else float(value)
+
+
+def _scale_on_device(entries: list[Entry], before: list[Tensor], factor: Tensor, accepted: Tensor) -> None:
+    """Do the same as :func:`_scale` without a read; what is not accepted becomes what it was."""
+    for entry, was in zip(entries, before, strict=True):
+        p = entry.param
+        p.copy_(torch.where(accepted, (p - was) * (entry.rate * factor) + was, was))
+        if not entry.of_copies:
+            keep_finite_(p, was)
 
 
 def _scale(entries: list[Entry], before: list[Tensor], factor: float) -> None:
@@ -299,52 +351,3 @@ def _point(rates: _InnerGroup) -> None:
         elif view.of == "part":
             (part,) = view.seen
             part.data, part.grad = p.detach(), p.grad
-
-
-def _signature(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(kind.__init__).parameters)
-
-
-def _default_lr(kind: type[Optimizer]) -> float:
-    default = _signature(kind)["lr"].default
-    if isinstance(default, int | float) and default > 0:
-        return float(default)
-    raise ValueError(f"{kind.__name__} has no default learning rate: pass an interval such as lr=(1e-5, 0.1)")
-
-
-def _interval(kind: type[Optimizer]) -> tuple[float, float]:
-    return _default_lr(kind) / SPAN, _default_lr(kind) * SPAN
-
-
-def _defaults(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of an optimizer, given and default; raise for one that is not supported."""
-    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
-        raise TypeError(
-            "PerFeature takes the class of an optimizer first, then the model: "
-            f"alrao.PerFeature(torch.optim.NAdam, model), got {kind!r}"
-        )
-    name = kind.__name__
-    if issubclass(kind, AlraoOptimizer):
-        raise TypeError(f"{name} already has a rate for every feature: use alrao.{name}(model)")
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise TypeError(
-            f"{name} is not supported: it searches along one line for all weights, so its update has no rate "
-            "for each feature. Use an optimizer whose step needs no closure"
-        )
-    if issubclass(kind, torch.optim.SparseAdam):
-        raise TypeError(f"{name} is not supported: it takes only sparse gradients. Use alrao.SGD for those")
-    known = _signature(kind)
-    if "lr" not in known:
-        raise TypeError(f"{name} is not supported: it has no learning rate lr")
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    for option in options:
-        if option not in known and not open_ended:
-            close = get_close_matches(option, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(list(known)[2:])}"
-            raise TypeError(f"{name} has no option {option!r}: {hint}")
-    for flag in ("capturable", "differentiable"):
-        if options.get(flag):
-            raise ValueError(f"{flag}=True is not supported by alrao's step: leave it out")
-    probe = kind([nn.Parameter(torch.zeros(2, 2, device="cpu"))], **{**options, "lr": 1.0})
-    return {key: value for key, value in probe.defaults.items() if key != "lr"}

@@ -43,6 +43,9 @@ class SGD(AlraoOptimizer):
         generator: random generator for the rates; by default torch's global one.
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once: faster on some devices, with more memory.
+        capturable: never read anything on the host, on the CPU neither, so that a step can be compiled or
+            captured; ``param_groups[…]["lr"]`` is then a tensor. Devices other than the CPU are never read,
+            with or without it.
         evidence: what a batch counts for in the posterior: the ``"mean"`` log-likelihood of its observations,
             as in the paper, or their ``"sum"``.
         process_group: the processes that train this model together; by default all.
@@ -83,7 +86,7 @@ class SGD(AlraoOptimizer):
                 f"nesterov=True needs a positive momentum and no dampening, got momentum={momentum}, "
                 f"dampening={dampening}"
             )
-        refuse_flags(capturable=capturable, differentiable=differentiable, fused=fused)
+        refuse_flags(differentiable=differentiable, fused=fused)
         defaults = {
             "momentum": momentum,
             "dampening": dampening,
@@ -93,7 +96,7 @@ class SGD(AlraoOptimizer):
         super().__init__(
             model, lr, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            evidence=evidence, process_group=process_group,
+            capturable=capturable, evidence=evidence, process_group=process_group,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -101,15 +104,15 @@ class SGD(AlraoOptimizer):
         if group["weight_decay"] != 0:
             grads = u.decayed(group["weight_decay"])
         if group["momentum"] != 0:
-            grads = self._momentum(group, u.params, grads)
+            grads = self._momentum(group, u, grads)
         u.move(grads)
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return self._takes_sparse(group) and not group["maximize"]
 
-    def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+    def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
         buffers, moved = [], []
-        for p, grad in zip(params, grads, strict=True):
+        for p, grad in zip(u.params, grads, strict=True):
             state = self.state[p]
             if "momentum_buffer" in state:
                 buffers.append(state["momentum_buffer"])
@@ -117,9 +120,9 @@ class SGD(AlraoOptimizer):
             else:
                 state["momentum_buffer"] = grad.clone()
         if buffers:
-            torch._foreach_mul_(buffers, group["momentum"])
+            u.scale_(buffers, group["momentum"])
             torch._foreach_add_(buffers, moved, alpha=1 - group["dampening"])
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        buffers = [self.state[p]["momentum_buffer"] for p in u.params]
         if group["nesterov"]:
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         return buffers
@@ -131,4 +134,7 @@ class SGD(AlraoOptimizer):
         grad = grad.coalesce()
         (rows,), values = grad.indices(), zero_unusable(grad.values())
         values = values * (rate if isinstance(rate, float) else rate.expand_as(param)[rows])
-        param.index_add_(0, rows, values.to(param.dtype), alpha=-group["lr"])
+        if isinstance(group["lr"], Tensor):
+            param.index_add_(0, rows, (values * group["lr"]).to(param.dtype), alpha=-1)
+        else:
+            param.index_add_(0, rows, values.to(param.dtype), alpha=-group["lr"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..finite import alive, zero_nonfinite
 
-__all__ = ["GroupUpdate", "rewind_"]
+__all__ = ["GroupUpdate", "rewind_", "root"]
 
 
 @dataclass
@@ -24,7 +26,7 @@ class GroupUpdate:
     grads: list[Tensor]
     rates: list[Tensor]
     constant: float | None
-    factor: float
+    factor: Any
 
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
@@ -42,7 +44,7 @@ class GroupUpdate:
         else:
             torch._foreach_addcmul_(self.params, directions, self.rates, -self.factor)
 
-    def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[float]) -> None:
+    def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[Any]) -> None:
         """Step against ``above / below / divisors``; ``below`` is overwritten."""
         lr = self.factor
         if self.constant is not None:
@@ -51,13 +53,17 @@ class GroupUpdate:
             torch._foreach_div_(below, self.rates)  # a rate of 0: no step, by division by infinity
         torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
 
+    def penalised(self, weight_decay: float) -> list[Tensor]:
+        """Return the gradients of the loss with an L2 penalty."""
+        return list(torch._foreach_add(self.grads, self.params, alpha=weight_decay))
+
     def decayed(self, weight_decay: float) -> list[Tensor]:
         """Return the gradients of the loss with an L2 penalty, clamped so that it never overshoots zero.
 
         At a rate above ``1 / weight_decay`` the penalty alone would make the weights diverge.
         """
         if self.constant is not None:
-            return list(torch._foreach_add(self.grads, self.params, alpha=weight_decay))
+            return self.penalised(weight_decay)
         decay = [(1 / (rate * self.factor)).clamp_(max=weight_decay) for rate in self.rates]
         return list(torch._foreach_addcmul(self.grads, self.params, decay))
 
@@ -68,6 +74,25 @@ class GroupUpdate:
             return
         decay = [(1 - rate * (self.factor * weight_decay)).clamp_(min=0) for rate in self.rates]
         torch._foreach_mul_(self.params, decay)
+
+    def scale_(self, kept: list[Tensor], factor: float) -> None:
+        """Multiply what is kept of earlier gradients by a factor."""
+        torch._foreach_mul_(kept, factor)
+
+    def mix_(self, kept: list[Tensor], new: list[Tensor], part: float) -> None:
+        """Move what is kept of earlier gradients a part of the way to new ones."""
+        torch._foreach_lerp_(kept, new, part)
+
+    def count(self, steps: list[Any]) -> list[Any]:
+        """Count this update in tensors on the host, and return the numbers."""
+        for step in steps:
+            step += 1
+        return [step.item() for step in steps]
+
+
+def root(number: Any) -> Any:
+    """Return the square root of a number, or of a tensor."""
+    return number.sqrt() if isinstance(number, Tensor) else sqrt(number)
 
 
 def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:

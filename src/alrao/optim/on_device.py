@@ -1,0 +1,227 @@
+"""A step that never looks at the host: what is a decision on the CPU is a mask here.
+
+A read on the host would stall the queue of a device, and neither a compiled graph nor a CUDA graph can hold
+one. So the numbers of a step stay where they are: counters are tensors, gradients are masked whether or not
+they need to be, and a step whose loss is refused runs like any other, with coefficients that change nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..evidence import EvidenceOnDevice
+from ..finite import in_range_on_device, usable
+from .update import GroupUpdate
+
+__all__ = ["DeviceUpdate", "Gate", "Kept", "Refusals", "counter", "widest"]
+
+
+@dataclass
+class Gate:
+    """What a step may do, as tensors with a single number each."""
+
+    accepted: Tensor
+    """Whether the loss was a likelihood: else nothing may change."""
+    finite: Tensor
+    """Whether the loss was finite."""
+    live: Tensor
+    """``accepted`` as a number, 1 or 0, in the widest type of the device."""
+
+    @classmethod
+    def of(cls, evidence: EvidenceOnDevice | None, device: Any, dtype: torch.dtype, maximize: bool) -> Gate:
+        """Return the gate for some evidence; without any, everything is accepted."""
+        if evidence is None:
+            yes = torch.ones((), dtype=torch.bool, device=device)
+            return cls(yes, yes, yes.to(dtype))
+        accepted = evidence.is_likelihood(maximize=maximize)
+        return cls(accepted, evidence.finite, accepted.to(dtype))
+
+    def update(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        rates: list[Tensor],
+        of_copies: list[bool],
+        constant: float | None,
+        factor: Any,
+    ) -> GroupUpdate:
+        """Return the update of some parameters; ``of_copies`` as in :meth:`masked`."""
+        return DeviceUpdate(params, self.masked(grads, of_copies), rates, constant, factor, self.live)
+
+    def masked(self, grads: list[Tensor], of_copies: list[bool]) -> list[Tensor]:
+        """Return gradients with 0 where they must not be applied.
+
+        Args:
+            grads: gradients of a group.
+            of_copies: which of them are of the head's copies: masked only if something else is wrong.
+        """
+        body = [grad for grad, theirs in zip(grads, of_copies, strict=True) if not theirs]
+        sound = self.finite & in_range_on_device(body) if body else self.finite
+        return [
+            grad.masked_fill(~(((usable(grad) | sound) if theirs else usable(grad)) & self.accepted), 0)
+            for grad, theirs in zip(grads, of_copies, strict=True)
+        ]
+
+
+@dataclass
+class DeviceUpdate(GroupUpdate):
+    """An update by tensor operations only; ``factor`` may be a tensor.
+
+    If ``live`` is 0, as are the gradients then, it changes nothing.
+    """
+
+    live: Tensor
+
+    @property
+    def pace(self) -> Any:
+        """The factor on all rates, 0 for an update that changes nothing."""
+        return self.live * self.factor
+
+    def one_by_one(self) -> Iterator[GroupUpdate]:
+        """Return an update for each parameter: slower, with less memory at a time."""
+        for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
+            yield DeviceUpdate([p], [grad], [rate], self.constant, self.factor, self.live)
+
+    def move(self, directions: list[Tensor]) -> None:
+        """Step against ``directions``."""
+        self._subtract(list(torch._foreach_mul(directions, self._pace_of_all())))
+
+    def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[Any]) -> None:
+        """Step against ``above / below / divisors``; ``below`` is overwritten."""
+        steps = list(torch._foreach_div(above, below))
+        torch._foreach_mul_(steps, [1 / divisor for divisor in divisors])
+        torch._foreach_mul_(steps, self._pace_of_all())
+        self._subtract(steps)
+
+    def _pace_of_all(self) -> list[Tensor]:
+        pace = self.pace
+        if self.constant is not None:
+            return [pace * self.constant] * len(self.params)
+        return [rate * pace for rate in self.rates]
+
+    def _subtract(self, steps: list[Tensor]) -> None:
+        torch._foreach_sub_(self.params, steps)
+
+    def penalised(self, weight_decay: float) -> list[Tensor]:
+        """Return the gradients of the loss with an L2 penalty."""
+        decay = self.live * weight_decay
+        return [grad + p * decay for grad, p in zip(self.grads, self.params, strict=True)]
+
+    def decayed(self, weight_decay: float) -> list[Tensor]:
+        """Return the gradients of the loss with an L2 penalty, clamped so that it never overshoots zero."""
+        if self.constant is not None:
+            return self.penalised(weight_decay)
+        decay = [(1 / (rate * self.factor)).clamp(max=weight_decay) * self.live for rate in self.rates]
+        return list(torch._foreach_addcmul(self.grads, self.params, decay))
+
+    def shrink(self, weight_decay: float) -> None:
+        """Decay the weights in proportion to their rates, at most to zero."""
+        torch._foreach_mul_(self.params, [(1 - p * weight_decay).clamp(min=0) for p in self._pace_of_all()])
+
+    def scale_(self, kept: list[Tensor], factor: float) -> None:
+        """Multiply what is kept of earlier gradients by a factor."""
+        torch._foreach_mul_(kept, 1 - self.live * (1 - factor))
+
+    def mix_(self, kept: list[Tensor], new: list[Tensor], part: float) -> None:
+        """Move what is kept of earlier gradients a part of the way to new ones."""
+        self.scale_(kept, 1 - part)
+        torch._foreach_add_(kept, new, alpha=part)
+
+    def count(self, steps: list[Any]) -> list[Any]:
+        """Count this update in tensors, and return the numbers, here in the widest type."""
+        torch._foreach_add_(steps, [self.live] * len(steps))
+        return [step.to(self.live.dtype) for step in steps]
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest type of real numbers that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def counter(parameter: Tensor, on_device: bool) -> Tensor:
+    """Return a count of 0 where it is needed: beside the parameter, or on the host."""
+    return torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+
+
+class Kept:
+    """The state of a torch optimizer before a step, to be put back if the step was refused.
+
+    A counter of torch's that is on the host counts refused steps too.
+    """
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._inner = inner
+        self._before = {
+            p: {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
+            for p, state in inner.state.items()
+        }
+
+    def restore_unless(self, accepted: Tensor) -> None:
+        """Put back all tensors unless the step was accepted; those that are new begin at 0 then."""
+        for p, state in self._inner.state.items():
+            before = self._before.get(p, {})
+            for key, now in state.items():
+                if not isinstance(now, Tensor) or now.device != accepted.device:
+                    continue
+                was = before.get(key)
+                if was is not None:
+                    now.copy_(torch.where(accepted, now, was))
+                elif key == "step":
+                    now.mul_(accepted)
+
+
+class Refusals:
+    """The news that a loss was refused, on its way from a device to the host.
+
+    A device notes it; the host looks at a copy that has been sent before, and so waits for nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._noted = torch.zeros((), dtype=torch.bool, device=device)
+        self._event: Any = None
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self._waits = accelerator is not None and device.type == accelerator.type
+        self._can_arrive = self._waits or device.type == "cpu"
+        self._copy = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=self._waits)
+
+    @property
+    def device(self) -> torch.device:
+        """Where refusals are noted."""
+        return self._noted.device
+
+    def note(self, accepted: Tensor) -> None:
+        """Note a refusal, on the device."""
+        self._noted.logical_or_(~accepted)
+
+    def arrived(self) -> bool:
+        """Return whether a refusal is known on the host by now, after which it is forgotten."""
+        if not self._can_arrive or _capturing():
+            return False
+        if self._event is None or self._event.query():
+            known = self._event is not None and self._read()
+            self._copy.copy_(self._noted, non_blocking=True)
+            if self._waits:
+                self._event = torch.Event(self.device)
+                self._event.record()
+            else:
+                known = self._read()
+            if known:
+                self._noted.zero_()
+                self._event = None
+            return known
+        return False
+
+    def _read(self) -> bool:
+        # The memory of the host itself: no operation that could wait.
+        return bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
