@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import alrao
+from alrao.integrations._sb3_auto import PolicyAuto
 from alrao.optim import AlraoOptimizer
 from alrao.rates import Rate, as_distribution
 
@@ -37,7 +38,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-__all__ = ["AlraoDQN", "DiscreteActions", "LikelihoodDQN"]
+__all__ = ["AlraoDQN", "DiscreteActions", "LikelihoodDQN", "PolicyAuto"]
 
 
 class DiscreteActions(gym.ActionWrapper[Any, Any, Any]):

@@ -1,0 +1,59 @@
+"""``Auto`` for the policies of Stable-Baselines3, which give an optimizer bare parameters and a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..auto import Auto
+
+__all__ = ["PolicyAuto"]
+
+LOWEST = 0.1
+"""A lower ``lr`` was meant as a learning rate."""
+
+
+class PolicyAuto(Auto):
+    """:class:`alrao.Auto` as the ``optimizer_class`` of a policy of Stable-Baselines3. Experimental.
+
+    PPO, A2C, SAC and the others train any network by any loss with it, without a learning rate. The policy
+    acts with the weights that it trains (``swap=False``), so that PPO's ratio is 1 before its first update.
+    Stable-Baselines3 gives an optimizer the parameters without their layers: a vector behind a matrix with as
+    many rows is taken for its bias, and every row is a feature.
+
+    Args:
+        params: the parameters of the policy.
+        lr: factor on all rates, as a number: ``learning_rate=1.0`` of the agent.
+        **options: those of :class:`alrao.Auto`.
+
+    Example:
+        >>> from stable_baselines3 import PPO
+        >>> from alrao.integrations.sb3 import PolicyAuto
+        >>> agent = PPO("MlpPolicy", "CartPole-v1", learning_rate=1.0, n_steps=64, seed=0,
+        ...             policy_kwargs={"optimizer_class": PolicyAuto})
+        >>> agent.learn(128).policy.optimizer.interval()[0] > 1e-4
+        True
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1.0, **options: Any) -> None:
+        if not lr > LOWEST:
+            raise ValueError(
+                f"the agent's learning_rate={lr:g} is a factor on the rates that Auto finds: pass "
+                "learning_rate=1.0, or a schedule that starts there, to the agent"
+            )
+        super().__init__(list(named(params)), **{"swap": False, **options})
+        for group in self.param_groups:
+            group["lr"] = lr
+
+
+def named(params: Iterable[Tensor]) -> Iterable[tuple[str, nn.Parameter]]:
+    """Return parameters with names by which a matrix and its bias belong to one layer."""
+    layer, before = -1, None
+    for p in params:
+        parameter = p if isinstance(p, nn.Parameter) else nn.Parameter(p)
+        is_bias = before is not None and p.ndim == 1 < before.ndim and len(p) == len(before)
+        layer += not is_bias
+        yield f"{layer}.{'bias' if is_bias else 'weight'}", parameter
+        before = p
