@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pages import replace_table
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import alrao
 
-BEGIN, END = "<!-- table: benchmarks/finetuning.py -->", "<!-- end of the table -->"
 METHODS = ("AdamW 2e-5", "AdamW 5e-5", "AdamW 1e-4", "AdamW 3e-4", "AdamW 1e-3", "Auto", "Auto 1.0")
 """The number is AdamW's rate, and the weight decay of Auto."""
 
@@ -96,15 +96,20 @@ def texts() -> dict[str, Tensor]:
     return {name: torch.tensor([numbers[c] for c in text]) for name, text in read.items()}
 
 
-def trained(net: nn.Module, data: Any, steps: int) -> nn.Module:
-    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+def fit(net: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, data: Any, steps: int) -> None:
     for _ in range(steps):
         x, y = data.batch()
         optimizer.zero_grad()
         F.cross_entropy(net(x).flatten(0, -2), y.flatten()).backward()
         optimizer.step()
-        schedule.step()
+        if schedule is not None:
+            schedule.step()
+
+
+def trained(net: nn.Module, data: Any, steps: int) -> nn.Module:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    fit(net, optimizer, schedule, data, steps)
     return net
 
 
@@ -154,13 +159,7 @@ def tuned(net: nn.Module, data: Any, keep: bool, method: str, steps: int) -> tup
     else:
         optimizer = torch.optim.AdamW(net.parameters(), lr=float(number))
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-    for _ in range(steps):
-        x, y = data.batch()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x).flatten(0, -2), y.flatten()).backward()
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
+    fit(net, optimizer, schedule, data, steps)
     return tested(net.eval(), data)
 
 
@@ -219,9 +218,7 @@ def main() -> None:
     text = table(args.seeds, args.steps)
     print(text)
     if args.markdown:
-        before, _, rest = args.markdown.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, after = rest.partition(END)
-        args.markdown.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        replace_table(args.markdown, "finetuning.py", text)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import replace_table
 from sklearn import datasets
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -25,8 +26,6 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from alrao.integrations.sklearn import AlraoClassifier, AlraoRegressor
-
-BEGIN, END = "<!-- table: benchmarks/tabular.py -->", "<!-- end of the table -->"
 
 
 def shipped(load: Callable[..., Any]) -> Callable[[], Any]:
@@ -150,9 +149,7 @@ def main() -> None:
     text = table(TEN if args.sets == "ten" else CHOOSING, args.seeds)
     print(text)
     if args.markdown:
-        before, _, rest = args.markdown.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, after = rest.partition(END)
-        args.markdown.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        replace_table(args.markdown, "tabular.py", text)
 
 
 if __name__ == "__main__":

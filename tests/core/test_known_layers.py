@@ -57,8 +57,8 @@ def with_output(layer):
     return nn.ModuleDict({"layer": layer, "out": nn.Linear(2, 2)})
 
 
-def same_rates_as_outputs(optimizer, weight, outputs):
-    """Assert: entries have one rate if and only if they move the same output unit.
+def has_the_rates_of_its_outputs(optimizer, weight, outputs):
+    """Whether entries have one rate if and only if they move the same output unit.
 
     Args:
         optimizer: the optimizer that drew the rates.
@@ -69,10 +69,9 @@ def same_rates_as_outputs(optimizer, weight, outputs):
     found = []
     for output in outputs:
         (moves,) = torch.autograd.grad(output, weight, retain_graph=True)
-        own = rates[moves != 0].unique()
-        assert len(own) == 1
-        found.append(own.item())
-    assert len(set(found)) == len(found) == len(rates.unique())
+        found.append(rates[moves != 0].unique().tolist())
+    single = [own[0] for own in found if len(own) == 1]
+    return len(set(single)) == len(found) == len(rates.unique())
 
 
 def test_vision_transformer_of_torchvision():
@@ -89,7 +88,7 @@ def test_conv1d_of_transformers_has_a_rate_for_each_output():
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
     layer = conv1d(4, 3)
     optimizer = optimizer_of(with_output(layer))
-    same_rates_as_outputs(optimizer, layer.weight, layer(torch.rand(3).double() + 1))
+    assert has_the_rates_of_its_outputs(optimizer, layer.weight, layer(torch.rand(3).double() + 1))
     assert torch.equal(optimizer.rates(layer.weight).flatten(), optimizer.rates(layer.bias))
 
 
@@ -108,7 +107,7 @@ def test_experts_of_transformers_have_a_rate_for_each_output(kind):
         assert weight.shape[1 if transposed else 2] == inputs
         z = torch.rand(2, 1, inputs).double() + 1
         outputs = (z @ (weight if transposed else weight.mT)).flatten()
-        same_rates_as_outputs(optimizer, weight, outputs)
+        assert has_the_rates_of_its_outputs(optimizer, weight, outputs)
     if kind == "GptOss":
         rates = optimizer.rates(layer.gate_up_proj).flatten()
         assert torch.equal(rates, optimizer.rates(layer.gate_up_proj_bias).flatten())
@@ -122,14 +121,14 @@ def test_layers_of_timm(kind):
         optimizer = optimizer_of(with_output(layer))
         # One picture for each expert, of one pixel.
         outputs = layer(torch.rand(2, 2, 1, 1).double() + 1, torch.eye(2).double()).flatten()
-        same_rates_as_outputs(optimizer, layer.weight, outputs)
+        assert has_the_rates_of_its_outputs(optimizer, layer.weight, outputs)
     else:
         from timm.layers.attention2d import MultiQueryAttentionV2
 
         layer = MultiQueryAttentionV2(4, 4, num_heads=2, key_dim=3, value_dim=3)
         optimizer = optimizer_of(with_output(layer))
         z = torch.rand(4).double() + 1
-        same_rates_as_outputs(
+        assert has_the_rates_of_its_outputs(
             optimizer, layer.query_proj, torch.einsum("d,hkd->hk", z, layer.query_proj).flatten()
         )
-        same_rates_as_outputs(optimizer, layer.key_proj, z @ layer.key_proj)
+        assert has_the_rates_of_its_outputs(optimizer, layer.key_proj, z @ layer.key_proj)

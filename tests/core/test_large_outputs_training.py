@@ -15,7 +15,7 @@ from support.large import (
     assert_equal_to_the_present_head,
     batch,
     converted,
-    small_chunks,  # noqa: F401  applies to every test here
+    count_as_large,
 )
 from support.needs import needs_compile
 from torch import nn
@@ -27,6 +27,12 @@ from torch.utils.checkpoint import checkpoint
 import alrao
 from alrao.heads import chunked, large
 from alrao.tensors import LazyLogProbs
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    count_as_large(monkeypatch)
+
 
 # Failed copies and features.
 

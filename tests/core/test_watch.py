@@ -82,25 +82,33 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_optimizers_of_alrao_are_not(kind):
     model = made()
-    optimizer = KINDS[kind](model)
-    for _ in range(4):
-        train(model.train(), optimizer, 3)
-        model.eval()
-        with torch.no_grad():
-            model(torch.randn(6, 4))
-    train(*copy.deepcopy((model, optimizer)))
+
+    def run():
+        optimizer = KINDS[kind](model)
+        for _ in range(4):
+            train(model.train(), optimizer, 3)
+            model.eval()
+            with torch.no_grad():
+                model(torch.randn(6, 4))
+        train(*copy.deepcopy((model, optimizer)))
+
+    assert not messages(run)
 
 
 def test_accumulation_is_not():
     model = made()
-    for _ in range(10):
-        loss_of(model).backward()
-    optimizer = alrao.SGD(model)
-    for _ in range(3):
-        for _ in range(5):
+
+    def run():
+        for _ in range(10):
             loss_of(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer = alrao.SGD(model)
+        for _ in range(3):
+            for _ in range(5):
+                loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert not messages(run)
 
 
 CHANGES = {
@@ -116,43 +124,63 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights_that_are_loaded_or_moved_are_not(change):
     model = made()
-    for _ in range(8):
-        model(torch.randn(6, 4))
-        CHANGES[change](model)
+
+    def run():
+        for _ in range(8):
+            model(torch.randn(6, 4))
+            CHANGES[change](model)
+
+    assert not messages(run)
 
 
 def test_weights_that_are_initialised_by_hand_are_not():
     model = made()
-    model(torch.randn(6, 4))
-    nn.init.normal_(model.head.weight)
-    nn.init.normal_(model.head.weight)
-    loss_of(model).backward()
-    train(model, alrao.SGD(model))
+
+    def run():
+        model(torch.randn(6, 4))
+        nn.init.normal_(model.head.weight)
+        nn.init.normal_(model.head.weight)
+        loss_of(model).backward()
+        train(model, alrao.SGD(model))
+
+    assert not messages(run)
 
 
 def test_averages_of_the_weights_are_not():
     model = made()
-    optimizer = alrao.SGD(model)
-    average = AveragedModel(model)
-    for _ in range(6):
-        train(model, optimizer, 1)
-        average.update_parameters(model)
-        with torch.no_grad():
-            average(torch.randn(6, 4))
-    update_bn([torch.randn(6, 4)], average)
+
+    def run():
+        optimizer = alrao.SGD(model)
+        average = AveragedModel(model)
+        for _ in range(6):
+            train(model, optimizer, 1)
+            average.update_parameters(model)
+            with torch.no_grad():
+                average(torch.randn(6, 4))
+        update_bn([torch.randn(6, 4)], average)
+
+    assert not messages(run)
 
 
 def test_a_frozen_head_is_not():
     model = made()
-    model.head.requires_grad_(False)
-    train(model, torch.optim.SGD(model.body_parameters(), lr=0.1))
+
+    def run():
+        model.head.requires_grad_(False)
+        train(model, torch.optim.SGD(model.body_parameters(), lr=0.1))
+
+    assert not messages(run)
 
 
 def test_a_body_trained_by_torch_beside_is_not():
     model = made()
-    ours = alrao.SGD(model, params=model.head.parameters())
-    theirs = torch.optim.SGD(model.body_parameters(), lr=0.1)
-    for _ in range(6):
-        ours.zero_grad(), theirs.zero_grad()
-        loss_of(model).backward()
-        theirs.step(), ours.step()
+
+    def run():
+        ours = alrao.SGD(model, params=model.head.parameters())
+        theirs = torch.optim.SGD(model.body_parameters(), lr=0.1)
+        for _ in range(6):
+            ours.zero_grad(), theirs.zero_grad()
+            loss_of(model).backward()
+            theirs.step(), ours.step()
+
+    assert not messages(run)

@@ -1,39 +1,27 @@
 """The Hugging Face Trainer with Alrao models: gradients of the copies, clipping, checkpoints, files."""
 
-import doctest
-import importlib
-import math
-import sys
 import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.hf_models import COPIES, ROWS, classifier, examples, tokens, trainer, transformers
+from support.hf_models import (
+    COPIES,
+    ROWS,
+    Watch,
+    check_same,
+    classifier,
+    examples,
+    texts,
+    tokens,
+    trainer,
+    transformers,
+)
 from support.small import TRANSFORMER
 from torch import nn
 
 import alrao
-from alrao.integrations import huggingface as leaf
 from alrao.integrations.huggingface import AlraoCallback
-
-
-class Watch(transformers.TrainerCallback):
-    """Remembers the gradients of the first step, as they are when the callbacks before it are done."""
-
-    seen = None
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        if self.seen is None:
-            net = model.net if isinstance(model, alrao.Alrao) else model
-            self.seen = {name: p.grad.clone() for name, p in net.named_parameters()}
-
-
-def check_same(found, expected):
-    found, expected = found.state_dict(), expected.state_dict()
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        assert torch.equal(value, expected[name]), name
 
 
 def spread(model):
@@ -241,116 +229,6 @@ def test_a_regression_by_a_loss_of_its_own(tmp_path):
     losses = [row["loss"] for row in fit.state.log_history if "loss" in row]
     assert losses[-1] < losses[0] / 2
     assert model.posterior.max() > 0.5
-
-
-# The callback.
-
-
-def test_each_copy_is_clipped_on_its_own(tmp_path):
-    torch.manual_seed(0)
-    model = alrao.Alrao(classifier(), COPIES)
-    with torch.no_grad():
-        model.head.weight[0] *= 300  # one is wild
-    before, after = Watch(), Watch()
-    trainer(tmp_path, model, callbacks=[before, AlraoCallback(0.1), after], max_steps=1).train()
-    names = [name for name in before.seen if not name.startswith("classifier")]
-    parts = [(names, slice(None))]
-    parts += [(["classifier.weight", "classifier.bias"], copy) for copy in range(COPIES)]
-    factors = []
-    for names, copy in parts:
-        raw, clipped = (
-            torch.cat([watch.seen[name][copy].flatten() for name in names]) for watch in (before, after)
-        )
-        factors.append(min(1.0, 0.1 / raw.norm().item()))
-        torch.testing.assert_close(clipped, raw * factors[-1], rtol=1e-3, atol=1e-7)
-    assert len(set(factors)) == 1 + COPIES
-
-
-def test_a_gradient_that_is_not_finite_spoils_no_other(tmp_path):
-    def trained(folder, bad):
-        torch.manual_seed(0)
-        model = alrao.Alrao(classifier(), COPIES)
-        dense = model.net.bert.pooler.dense.weight
-        dense.register_hook(lambda grad: grad.index_fill(0, torch.tensor([2]), bad))
-        trainer(folder, model, callbacks=[AlraoCallback()], num_train_epochs=1).train()
-        return model
-
-    expected = trained(tmp_path / "a", 0.0)
-    assert not expected.net.bert.pooler.dense.weight._post_accumulate_grad_hooks  # all removed
-    for i, bad in enumerate((math.inf, math.nan, 1e30)):
-        check_same(trained(tmp_path / str(i), bad), expected)
-
-
-def test_clipping_by_the_trainer_is_refused(tmp_path):
-    model = alrao.Alrao(classifier(), COPIES)
-    before = model.head.weight.clone()
-    with pytest.raises(
-        ValueError, match=r"set max_grad_norm=0 there, and use AlraoCallback\(max_grad_norm=1\.0\)"
-    ):
-        trainer(tmp_path, model, callbacks=[AlraoCallback()], max_grad_norm=1.0).train()
-    assert torch.equal(model.head.weight, before)
-
-
-def texts():
-    return [{"input_ids": row, "labels": row.clone()} for row in tokens()]
-
-
-def test_smoothed_labels_that_the_trainer_would_not_shift_are_refused(tmp_path):
-    net = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TRANSFORMER))
-    model = alrao.Alrao(net, COPIES)
-    optimizer = alrao.AdamW(model)
-    options = {"callbacks": [AlraoCallback()], "data": texts(), "max_steps": 1}
-    with pytest.raises(ValueError, match=r"a LlamaForCausalLM inside.*compute_loss_func"):
-        trainer(tmp_path, model, optimizer, label_smoothing_factor=0.1, **options).train()
-    trainer(tmp_path, model, optimizer, **options).train()
-    model = alrao.Alrao(classifier(), COPIES)  # whose labels are not shifted
-    trainer(tmp_path, model, callbacks=[AlraoCallback()], max_steps=1, label_smoothing_factor=0.1).train()
-
-
-def test_a_plain_model_is_refused(tmp_path):
-    net = classifier()
-    optimizer = torch.optim.AdamW(net.parameters())
-    with pytest.raises(ValueError, match="needs an Alrao model, got BertForSequenceClassification"):
-        trainer(tmp_path, net, optimizer, callbacks=[AlraoCallback()]).train()
-
-
-def test_an_optimizer_of_torch_is_refused(tmp_path):
-    model = alrao.Alrao(classifier(), COPIES)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(ValueError, match=r"got AdamW: pass Trainer\(model, args, optimizers=\(alrao\.Auto"):
-        trainer(tmp_path, model, optimizer, callbacks=[AlraoCallback()]).train()
-
-
-def test_an_optimizer_of_another_model_is_refused(tmp_path):
-    model, other = (alrao.Alrao(classifier(), COPIES) for _ in range(2))
-    with pytest.raises(ValueError, match="built for this model"):
-        trainer(tmp_path, model, alrao.AdamW(other), callbacks=[AlraoCallback()]).train()
-
-
-def test_an_evaluation_without_labels_is_warned_of(tmp_path):
-    model = alrao.Alrao(classifier(), COPIES)
-    fit = trainer(
-        tmp_path, model, callbacks=[AlraoCallback()], max_steps=1, label_names=None, eval_strategy="epoch"
-    )
-    with pytest.warns(UserWarning, match="label_names"):
-        fit.train()
-
-
-@pytest.mark.parametrize("value", [0, -1, "1", True, math.nan])
-def test_a_norm_that_is_none_is_refused(value):
-    with pytest.raises(ValueError, match="max_grad_norm must be a positive number"):
-        AlraoCallback(value)
-
-
-def test_without_transformers_the_import_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", None)
-    monkeypatch.delitem(sys.modules, "alrao.integrations.huggingface")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'alrao\[huggingface\]'"):
-        importlib.import_module("alrao.integrations.huggingface")
-
-
-def test_doctests():
-    assert doctest.testmod(leaf).failed == 0
 
 
 # What comes out.

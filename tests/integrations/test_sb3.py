@@ -179,16 +179,22 @@ def test_acting_learning_and_target_weights_agree():
     assert any("z" in state and not torch.equal(p, state["z"]) for p, state in optimizer.state.items())
 
 
-def test_a_saved_agent_with_auto_goes_on_to_the_same_bits(tmp_path):
-    trained = autos()
-    trained.save(tmp_path / "agent.zip")
-    trained.save_replay_buffer(tmp_path / "replay.pkl")
-    loaded = AlraoDQN.load(tmp_path / "agent.zip", env=Corridor())
-    loaded.load_replay_buffer(tmp_path / "replay.pkl")
+def continued(trained, folder):
+    """Save and load an agent, and train both on."""
+    trained.save(folder / "agent.zip")
+    trained.save_replay_buffer(folder / "replay.pkl")
+    loaded = AlraoDQN.load(folder / "agent.zip", env=Corridor())
+    loaded.load_replay_buffer(folder / "replay.pkl")
     trained.set_env(Corridor())
     for each in (trained, loaded):
         each.set_random_seed(5)
         each.learn(40, reset_num_timesteps=False)
+    return loaded
+
+
+def test_a_saved_agent_with_auto_goes_on_to_the_same_bits(tmp_path):
+    trained = autos()
+    loaded = continued(trained, tmp_path)
     assert loaded.policy.optimizer.search.over
     assert same(trained.policy.state_dict(), loaded.policy.state_dict())
     assert same(trained.policy.optimizer.state_dict(), loaded.policy.optimizer.state_dict())
@@ -262,14 +268,7 @@ def test_save_and_load(tmp_path):
 
 def test_a_loaded_agent_goes_on_as_the_other(tmp_path):
     trained = trained_agent()
-    trained.save(tmp_path / "agent.zip")
-    trained.save_replay_buffer(tmp_path / "replay.pkl")
-    loaded = AlraoDQN.load(tmp_path / "agent.zip", env=Corridor())
-    loaded.load_replay_buffer(tmp_path / "replay.pkl")
-    trained.set_env(Corridor())
-    for each in (trained, loaded):
-        each.set_random_seed(5)
-        each.learn(40, reset_num_timesteps=False)
+    loaded = continued(trained, tmp_path)
     assert loaded.num_timesteps == trained.num_timesteps == 100
     assert same(trained.policy.state_dict(), loaded.policy.state_dict())
 

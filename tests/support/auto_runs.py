@@ -38,3 +38,20 @@ def weights(model):
 
 def equal(one, other):
     return all(map(torch.equal, one, other))
+
+
+def trained(steps=60, **options):
+    model, optimizer = build(**options)
+    train(model, optimizer, 0, steps)
+    return model, optimizer
+
+
+def averages(model, optimizer, beta=0.7):
+    """The averaged weights by their definition, of a model in training mode."""
+    return [(p.detach() - (1 - beta) * optimizer.state[p]["z"]) / beta for p in model.parameters()]
+
+
+def close(one, other):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-6)
+    return True

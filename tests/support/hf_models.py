@@ -51,3 +51,25 @@ def trainer(folder, model, optimizer=None, *, scheduler=None, callbacks=(), data
     )  # fmt: skip
     made.remove_callback(transformers.PrinterCallback)
     return made
+
+
+def texts():
+    return [{"input_ids": row, "labels": row.clone()} for row in tokens()]
+
+
+class Watch(transformers.TrainerCallback):
+    """Remembers the gradients of the first step, as they are when the callbacks before it are done."""
+
+    seen = None
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if self.seen is None:
+            net = model.net if isinstance(model, alrao.Alrao) else model
+            self.seen = {name: p.grad.clone() for name, p in net.named_parameters()}
+
+
+def check_same(found, expected):
+    found, expected = found.state_dict(), expected.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]), name

@@ -2,7 +2,6 @@
 
 import copy
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,8 +18,7 @@ BY_CLASS = torch.linspace(0.5, 2, CLASSES, dtype=torch.float64)
 BY_ROW = torch.linspace(0, 3, ROWS, dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
+def count_as_large(monkeypatch):
     """Take every output for a large one, and two rows for a chunk."""
     monkeypatch.setattr(large, "LARGE", 1)
     monkeypatch.setattr(chunked, "CHUNK", 2 * CLASSES)

@@ -21,17 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import (
-    HUGE,
-    TINY,
-    alive_rows,
-    all_finite,
-    fail,
-    share_among,
-    usable,
-    zero_nonfinite,
-    zero_unusable,
-)
+from .. import finite
 from .mixture import refuse_second_derivative, wide
 
 __all__ = ["Gradients", "backward_of_mixture", "hard_nll", "log_mixture"]
@@ -137,11 +127,11 @@ class _Copies:
             torch.log_softmax(out, -1, out=out)
         else:
             out = F.linear(z, weight, bias).log_softmax(-1, dtype=self._room.dtype)
-        return fail(out, alive_rows(out)) if careful else out
+        return finite.fail(out, finite.alive_rows(out)) if careful else out
 
     def finite_weight(self, j: int) -> Tensor:
         """Return a copy's weights with 0 where they are not finite."""
-        return zero_nonfinite(self.weight[j])
+        return finite.zero_nonfinite(self.weight[j])
 
 
 # Hard targets.
@@ -185,7 +175,7 @@ def _hard_pass(
     gradients: Gradients | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the target's log-probabilities under each copy and under the mixture; fill in the gradients."""
-    healthy = usable(z)
+    healthy = finite.usable(z)
     z = torch.where(healthy, z, 0)
     copies = _Copies(z, weight, bias)
     log_p = torch.empty(len(z), copies.number, dtype=wide(z.dtype), device=z.device)
@@ -209,7 +199,7 @@ def _hard_pass(
                         own.mul_(s)
                     own = own.to(z.dtype)
                     back[j] = check = own @ (copies.finite_weight(j) if careful else copies.weight[j])
-                if careful or all_finite((check.sum().item(), of_target.sum().item())):
+                if careful or finite.all_finite((check.sum().item(), of_target.sum().item())):
                     break
                 suspects[j] = True
             if gradients is not None:
@@ -217,9 +207,9 @@ def _hard_pass(
                 if gradients.bias is not None:
                     gradients.bias[j] -= own.sum(0) if low else s[:, 0] @ own
         alive = log_p[rows] > -torch.inf
-        shares = share_among(alive, a.view(1, -1), 1)
+        shares = finite.share_among(alive, a.view(1, -1), 1)
         joint = log_p[rows] + shares.log()
-        mixed = joint.logsumexp(1).clamp(min=-HUGE)
+        mixed = joint.logsumexp(1).clamp(min=-finite.HUGE)
         log_m[rows] = torch.where(shares.sum(1) > 0, mixed, -log(copies.classes))
         if gradients is not None and gradients.z is not None:
             responsibilities = (joint - log_m[rows, None]).exp() * (-1 if low else -s)
@@ -240,7 +230,7 @@ def log_mixture(
 ) -> Tensor:
     """Return the mixture's log-probabilities of rows, which are in a ``shape``: ``(*shape, classes)``."""
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-        z = zero_unusable(z)
+        z = finite.zero_unusable(z)
         copies = _Copies(z, weight, bias)
         shape = [len(z)] if shape is None else shape
         out = torch.empty(*shape, copies.classes, dtype=wide(z.dtype), device=z.device)
@@ -256,7 +246,7 @@ def _log_mixture_of(copies: _Copies, z: Tensor, a: Tensor, out: Tensor) -> Tenso
         out.zero_()
         for j in range(copies.number):
             out.addcmul_(copies.log_probs(j, z, careful=False).exp_(), a[j])
-        if out.numel() == 0 or out.amin().item() > TINY:
+        if out.numel() == 0 or out.amin().item() > finite.TINY:
             out.log_()
             return torch.ones_like(out[:, :1])
     out.fill_(-torch.inf)
@@ -265,7 +255,7 @@ def _log_mixture_of(copies: _Copies, z: Tensor, a: Tensor, out: Tensor) -> Tenso
         log_p = copies.log_probs(j, z, careful=True)
         left += a[j] * (log_p[:, :1] > -torch.inf)
         torch.logaddexp(out, log_p.add_(a[j].log()), out=out)
-    out.sub_(left.log()).clamp_(min=-HUGE)
+    out.sub_(left.log()).clamp_(min=-finite.HUGE)
     out.masked_fill_(left <= 0, -log(copies.classes))
     return left
 
@@ -275,7 +265,7 @@ def backward_of_mixture(
 ) -> tuple[Gradients, Tensor]:
     """Return the gradients, and the evidence, for any gradient ``g`` by the mixture's log-probabilities."""
     with torch.autocast(z.device.type, enabled=False):
-        healthy = usable(z)
+        healthy = finite.usable(z)
         z = torch.where(healthy, z, 0)
         copies = _Copies(z, weight, bias)
         gradients = Gradients(z, weight, bias, needs)

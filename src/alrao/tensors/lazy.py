@@ -189,19 +189,9 @@ def _follow(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, 
 # Losses.
 
 
-def _cross_entropy(
-    x: LazyLogProbs,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Any:
-    if label_smoothing != 0.0:
-        return NotImplemented
-    return _nll_loss(x, target, weight, size_average, ignore_index, reduce, reduction)
+def _cross_entropy(x: LazyLogProbs, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+    smoothing = args[5] if len(args) > 5 else kwargs.pop("label_smoothing", 0.0)
+    return _nll_loss(x, target, *args[:5], **kwargs) if smoothing == 0.0 else NotImplemented
 
 
 def _nll_loss(

@@ -19,6 +19,7 @@ from torch.nn import _reduction as _Reduction
 
 from . import trail
 from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values, whole
+from .marked import Marked
 from .rows import FLAT, PACK, ROWS, axis_of_written, rows_after, selects_rows
 
 __all__ = ["LogProbs", "joined_axis"]
@@ -27,10 +28,9 @@ _T = torch.Tensor
 _implicit_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # with torch's warning
 
 
-class LogProbs(torch.Tensor):
+class LogProbs(Marked):
     """Log-probabilities of the mixture. ``axis`` is that of the classes, None once that is lost."""
 
-    axis: int | None = None
     flat: int | None = None
     """The number of classes, if the rows stand behind each other without an axis of the classes."""
     rest: Tensor | None = None
@@ -40,10 +40,6 @@ class LogProbs(torch.Tensor):
     def intact(self) -> bool:
         """Whether it still has its meaning."""
         return self.axis is not None
-
-    def as_subclass(self, cls: Any) -> Any:
-        """Return a plain tensor; for the type of another package, which has no meaning here, the output."""
-        return super().as_subclass(cls) if cls is Tensor else self
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None) -> LogProbs:

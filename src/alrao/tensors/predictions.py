@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import trail
 from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values
+from .marked import Marked
 from .outputs import joined_axis
 from .rows import ROWS, rows_after
 
@@ -32,13 +33,12 @@ class Members(NamedTuple):
     likelihood: str
 
 
-class Prediction(torch.Tensor):
+class Prediction(Marked):
     """The mixture's prediction; ``members`` holds those of the copies, in the same shape.
 
     ``axis`` is that of the outputs, None once they are no longer on one axis.
     """
 
-    axis: int | None = None
     members: Members | None = None
     routes: ClassVar[dict[Op, Op]] = {}
     """Replacements for losses of torch; see :mod:`alrao.losses`."""
@@ -47,10 +47,6 @@ class Prediction(torch.Tensor):
     def intact(self) -> bool:
         """Whether it still has its meaning."""
         return self.members is not None
-
-    def as_subclass(self, cls: Any) -> Any:
-        """Return a plain tensor; for the type of another package, which has no meaning here, the output."""
-        return super().as_subclass(cls) if cls is Tensor else self
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int | None, members: Members) -> Prediction:
