@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from math import cos, pi
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ RECALIBRATION = 50
 
 class Learner:
     """A model and its optimizer."""
+
+    recalibrates: ClassVar[bool] = False
+    """Whether other weights are evaluated than the ones that BatchNorm statistics were gathered with."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
@@ -51,15 +54,16 @@ class Learner:
         """Prepare for training steps."""
         self.model.train()
 
+    def evaluated(self) -> nn.Module:
+        """Return the model with the weights to evaluate, in evaluation mode."""
+        return self.model.eval()
+
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        """Provide the model to evaluate, in evaluation mode.
-
-        Args:
-            inputs: training inputs, for BatchNorm statistics that belong to the weights evaluated.
-        """
-        self.model.eval()
-        yield self.model
+        """Provide the model to evaluate; training inputs are for the BatchNorm statistics of its weights."""
+        model = self.evaluated()
+        with recalibrated(model, inputs) if self.recalibrates else nullcontext():
+            yield model
         self.train()
 
     @property
@@ -108,12 +112,7 @@ def _factor(schedule: str, steps: int) -> Callable[[int], float]:
 class AutoLearner(Learner):
     """Auto: the averaged weights take their place in evaluation mode; BatchNorm's statistics are computed."""
 
-    @contextmanager
-    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        self.model.eval()
-        with recalibrated(self.model, inputs) as model:
-            yield model
-        self.train()
+    recalibrates = True
 
 
 class Mechanic(Learner):
@@ -177,9 +176,9 @@ class Averaged(Learner):
         super().step(loss, clip)
         self.averager.step()
 
-    @contextmanager
-    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        yield self.averager.averaged_model.eval()
+    def evaluated(self) -> nn.Module:
+        averaged: nn.Module = self.averager.averaged_model
+        return averaged.eval()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "averager": self.averager.state_dict()}
@@ -192,38 +191,35 @@ class Averaged(Learner):
 class Recalibrated(Averaged):
     """The same average for any method, with the BatchNorm statistics that belong to it."""
 
-    @contextmanager
-    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-        with recalibrated(self.averager.averaged_model, inputs) as model:
-            yield model
+    recalibrates = True
 
 
 class ScheduleFree(Learner):
     """Schedule-Free: the optimizer steps and evaluates at different weights, and must be told which."""
 
+    recalibrates = True
+
     def train(self) -> None:
         super().train()
         self.optimizer.train()  # type: ignore[attr-defined]
 
-    @contextmanager
-    def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
+    def evaluated(self) -> nn.Module:
         self.optimizer.eval()  # type: ignore[attr-defined]
-        with recalibrated(self.model, inputs) as model:
-            yield model
-        self.train()
+        return super().evaluated()
 
 
 @contextmanager
-def recalibrated(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
-    """Provide the model in evaluation mode, with BatchNorm statistics of these inputs for the time being."""
+def recalibrated(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
+    """Give a model in evaluation mode the BatchNorm statistics of these inputs, for the time being."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not norms:
-        yield model.eval()
-        return
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    with torch.random.fork_rng():  # dropout must not move the generator of the training
-        update_bn(islice(inputs, RECALIBRATION), model)
-    model.eval()
-    yield model
+    if norms:
+        some = islice(inputs, RECALIBRATION)
+        with torch.random.fork_rng():  # dropout must not move the generator of the training
+            if isinstance(model, alrao.Alrao):  # under Auto, the training mode of update_bn has other weights
+                alrao.recalibrate(model, some)
+            else:
+                update_bn(some, model)
+    yield
     for norm, buffers in zip(norms, kept, strict=True):
         norm.load_state_dict(buffers, strict=False)
