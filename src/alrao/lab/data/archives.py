@@ -91,15 +91,6 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
             raise _unwritten(archive, folder.parent, error) from error
 
 
-def contents(archive: Path, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the wanted files of an archive, without unpacking it."""
-    with _opened(archive, f"reading {archive.name}") as tar:
-        for member in tar:
-            if member.isfile() and wanted(member.name):
-                file = tar.extractfile(member)
-                yield member.name, b"" if file is None else file.read()
-
-
 @contextmanager
 def _opened(archive: Path, text: str) -> Iterator[tarfile.TarFile]:
     """Open an archive that is then read to its end, which must be there."""

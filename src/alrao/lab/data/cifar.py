@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from ..errors import LabError
 from ..vision import torchvision
-from .archives import contents, is_archive, state_of
+from .archives import is_archive, state_of, unpack
 from .arrays import Arrays, cached
-from .folders import is_image, load_image
+from .folders import is_image, load_image, require_same_classes, scan
 from .places import data_path
 from .progress import track
 
@@ -50,11 +49,8 @@ def _find(place: Path) -> Path:
         return place
     named = ("batches-py", "python.tar.gz", "batches-bin", "binary.tar.gz")
     others = sorted(path for path in place.glob("cifar*10*") if "100" not in path.name)
-    for path in (place, *(place / f"cifar-10-{name}" for name in named), *others):
-        if is_archive(path) or any((path / mark).is_file() for mark in (BATCHES[0], f"{BATCHES[0]}.bin")):
-            return path
-    for path in (*others, place):
-        if (path / "train").is_dir() and (path / "test").is_dir():
+    for path in (*(place / f"cifar-10-{name}" for name in named), *others, place):
+        if is_archive(path) or _is_cifar(path):
             return path
     raise LabError(
         f"no CIFAR-10 in {place}: neither cifar-10-batches-py, cifar-10-batches-bin, their archives "
@@ -76,30 +72,38 @@ def _is_batch(name: str) -> bool:
     return PurePath(name).stem in (*BATCHES, TEST, "batches")
 
 
-def _is_picture(name: str) -> bool:
-    return is_image(name) and PurePath(name).parts[-3:-2] in (("train",), ("test",))
-
-
 def _read(source: Path) -> Arrays:
-    if source.is_dir() and any(_is_batch(path.name) for path in source.iterdir()):
-        return _of_batches(source)
-    images: dict[PurePath, Tensor] = {}
     if source.is_dir():
-        paths = [path for path in _files(source) if is_image(path.name)]
-        images = {path: _pixels(path, str(path)) for path in track(paths, f"reading {source.name}")}
-        return _of_images(source, images)
-    with tempfile.TemporaryDirectory(prefix="alrao-") as folder:
-        for name, content in contents(source, lambda name: _is_batch(name) or _is_picture(name)):
-            if _is_batch(name):
-                Path(folder, PurePath(name).name).write_bytes(content)
-            else:
-                images[PurePath(name)] = _pixels(BytesIO(content), f"{name} in {source}")
-        if images or not any(Path(folder).iterdir()):
-            return _of_images(source, images)
+        return _of_folder(source)
+    with tempfile.TemporaryDirectory(prefix="alrao-") as place:
+        unpack(source, Path(place), lambda name: _is_batch(name) or is_image(name))
         try:
-            return _of_batches(Path(folder))
+            below = (path.parent for path in sorted(Path(place).rglob("*")))
+            return _of_folder(next((path for path in below if _is_cifar(path)), Path(place)))
         except LabError as error:
-            raise LabError(str(error).replace(folder, str(source))) from error
+            raise LabError(str(error).replace(place, str(source))) from error
+
+
+def _is_cifar(folder: Path) -> bool:
+    """Whether a folder has a batch, or folders of images."""
+    batches = any((folder / mark).is_file() for mark in (BATCHES[0], f"{BATCHES[0]}.bin"))
+    return batches or all((folder / part).is_dir() for part in ("train", "test"))
+
+
+def _of_folder(folder: Path) -> Arrays:
+    if any(_is_batch(path.name) for path in folder.iterdir()):
+        return _of_batches(folder)
+    parts = [scan(folder / part) for part in ("train", "test")]
+    for part in parts:
+        if len(part.classes) != len(CLASSES):
+            count = len(part.classes)
+            raise LabError(f"{part.root} has {count} classes, CIFAR-10 has {len(CLASSES)}; {WANTED}")
+    require_same_classes(*parts)
+    tensors: list[Tensor] = []
+    for part in parts:
+        paths = track([part.path(i) for i in range(len(part))], f"reading {part.root.name}")
+        tensors += [torch.stack([_pixels(path) for path in paths]), torch.from_numpy(part.labels)]
+    return Arrays.of(*tensors, classes=parts[0].classes)
 
 
 def _of_batches(folder: Path) -> Arrays:
@@ -149,28 +153,8 @@ def _require(path: Path) -> None:
         raise LabError(f"{path.parent} lacks {path.name}; {WANTED}")
 
 
-def _of_images(source: Path, images: dict[PurePath, Tensor]) -> Arrays:
-    """Images by their paths, which end with ``train/<class>/<name>`` or ``test/<class>/<name>``."""
-    parts: list[Tensor] = []
-    found: dict[str, tuple[str, ...]] = {}
-    for part in ("train", "test"):
-        paths = sorted(path for path in images if path.parts[-3] == part)
-        classes = found[part] = tuple(sorted({path.parts[-2] for path in paths}))
-        if len(classes) != len(CLASSES):
-            raise LabError(
-                f"{source} has images of {len(classes)} classes in {part}/<class>/, CIFAR-10 has "
-                f"{len(CLASSES)}; {WANTED}"
-            )
-        labels = torch.tensor([classes.index(path.parts[-2]) for path in paths])
-        parts += [torch.stack([images[path] for path in paths]), labels]
-    if found["train"] != found["test"]:
-        different = ", ".join(sorted({*found["train"]} ^ {*found["test"]}))
-        raise LabError(f"{source}: these classes are not in both of train and test: {different}")
-    return Arrays.of(*parts, classes=found["train"])
-
-
-def _pixels(file: Path | BytesIO, name: str) -> Tensor:
-    image = load_image(file, name)
+def _pixels(path: Path) -> Tensor:
+    image = load_image(path)
     if image.size != (SIDE, SIDE):
-        raise LabError(f"{name} has {image.width}×{image.height} pixels; CIFAR-10 has {SIDE}×{SIDE}")
+        raise LabError(f"{path} has {image.width}×{image.height} pixels; CIFAR-10 has {SIDE}×{SIDE}")
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)

@@ -6,10 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import PIL.Image
 import torch
 
 from ..errors import LabError
@@ -27,15 +26,12 @@ def is_image(name: str) -> bool:
     return not hidden and reader.has_file_allowed_extension(name, reader.IMG_EXTENSIONS)
 
 
-def load_image(file: Path | BinaryIO, name: str) -> Any:
+def load_image(path: Path) -> Any:
     """Read an image in RGB."""
     try:
-        if isinstance(file, Path):
-            return reader.default_loader(str(file))
-        with PIL.Image.open(file) as image:
-            return image.convert("RGB")
+        return reader.default_loader(str(path))
     except Exception as error:  # the decoders of Pillow raise errors of any type
-        raise LabError(f"{name} is not an image, or damaged ({error}): replace or remove it") from error
+        raise LabError(f"{path} is not an image, or damaged ({error}): replace or remove it") from error
 
 
 @dataclass(frozen=True)

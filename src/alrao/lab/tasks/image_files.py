@@ -90,8 +90,7 @@ class _Images(Dataset[Any]):
         self.listing, self.transform, self.seed = listing, transform, seed
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        path = self.listing.path(number)
-        image = load_image(path, str(path))
+        image = load_image(self.listing.path(number))
         with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
             if self.seed is not None:
                 torch.default_generator.manual_seed(seed_of(*self.seed, number))
