@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from ..errors import LabError, unknown
-from .listing import list_command
 from .paper import params, reproduce, suite
-from .records import keep, report, table
+from .records import keep, list_command, report, table
 from .terminal import warn
 from .training import compare, train, triangle
 

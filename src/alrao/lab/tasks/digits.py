@@ -12,7 +12,7 @@ from ..data.places import shipped, short_digest
 from ..errors import unknown
 from ..seeds import generator
 from ..settings import Settings
-from ..zoo.blocks import scaled
+from ..zoo.small import scaled
 from .examples import Part
 from .images import ImagesInMemory
 from .tables import Numbers

@@ -3,7 +3,6 @@
 ``small`` holds those for two cores, ``paper`` the paper's, and ``vision`` torchvision's classifiers.
 """
 
-from .blocks import scaled
 from .paper import RecurrentLM, googlenet, mobilenet_v2, vgg19
 from .small import (
     Mixer,
@@ -13,6 +12,7 @@ from .small import (
     digits_cnn,
     mlp,
     residual,
+    scaled,
     separable,
     small_cnn,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .blocks import scaled
+from .small import scaled
 
 
 def _convolution(

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import inf
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .blocks import scaled
+from ..errors import LabError
 
 GROUP = 8
 """Channels that GroupNorm normalises together."""
 HEADS = 4
 """Attention heads."""
+
+
+def scaled(channels: int, width: float) -> int:
+    """Return a number of channels times a width multiplier, rounded and at least 1."""
+    if not 0 < width < inf:
+        raise LabError(f"a width multiplies the number of channels and must be positive, got {width}")
+    return max(1, round(channels * width))
 
 
 def mlp(

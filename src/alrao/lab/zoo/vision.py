@@ -7,7 +7,7 @@ from torch import nn
 
 from ..errors import LabError, unknown
 from ..vision import torchvision
-from .blocks import scaled
+from .small import scaled
 
 RESNETS = frozenset({"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"})
 """The models whose width can be changed."""
