@@ -12,7 +12,7 @@ import pandas as pd
 from alrao.lab.methods import METHODS
 from alrao.lab.reading import read_runs
 from alrao.lab.records import SUFFIX
-from alrao.lab.render.cells import behind, is_alrao
+from alrao.lab.render.cells import behind
 from alrao.lab.render.markdown import table
 from alrao.lab.table import Experiment, experiments, historical_note
 
@@ -48,7 +48,7 @@ def lines(results: dict[str, Experiment]) -> list[str]:
                 cells.append("–")
                 continue
             row = experiment.rows.loc[label]
-            name = f"**{label}**" if is_alrao(row) else label
+            name = f"**{label}**" if row["ours"] else label
             seeds = "" if row["seeds"] == USUAL_SEEDS else f" ({row['seeds']})"
             cells.append(gaps[file][label].replace("-", "−") + seeds)
         if name:

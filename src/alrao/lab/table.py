@@ -16,7 +16,7 @@ from .reading import PARTS, Reading, Record
 from .values import MethodSpec
 
 HIGHER_IS_BETTER = ("return", "accuracy")
-TYPED = ["spec", "method", "rate", "fraction", "low", "high", "varied"]
+TYPED = ["spec", "method", "ours", "rate", "fraction", "low", "high", "varied"]
 """The columns of a method and its settings."""
 COLUMNS = ["experiment", "label", *TYPED, "seed", "ended", "diverged", "diverged_at", "seconds", *PARTS]
 COLUMNS += ["historical", "record"]
@@ -32,7 +32,7 @@ def frame(records: Iterable[Record]) -> pd.DataFrame:
     rows = sorted(map(_row, records), key=lambda row: row["order"])
     typed = dict.fromkeys(("rate", "fraction", "low", "high", "seconds", "diverged_at", *PARTS), float)
     found = pd.DataFrame(rows) if rows else pd.DataFrame(columns=COLUMNS)
-    return found.astype(typed)
+    return found.astype({**typed, "ours": bool})
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -54,6 +54,7 @@ def _row(record: Record) -> dict[str, Any]:
         "label": label(settings),
         "spec": spec,
         "method": spec.name,
+        "ours": method is not None and method.ours,
         "rate": rate,
         "fraction": spec.fraction,
         "low": low,

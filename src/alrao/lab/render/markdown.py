@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ..table import Experiment
 from ..values import spelled
-from .cells import behind, cells, columns, is_alrao, row_name
-from .commands import compare_command
+from .cells import behind, cells, columns, compare_command, row_name
 from .reported import HEADS, TABLE_1
 
 HEAD = """# Results
@@ -57,7 +56,7 @@ def _section(experiment: Experiment) -> str:
         heads,
         [
             [
-                f"**{row_name(name, row)}**" if is_alrao(row) else escaped(row_name(name, row)),
+                f"**{row_name(name, row)}**" if row["ours"] else escaped(row_name(name, row)),
                 *cells(row, measures),
                 gaps.get(name, ""),
                 *map(str, (row["seeds"], row["failed"], f"{row['seconds'] / 60:.1f}", row["searched"])),

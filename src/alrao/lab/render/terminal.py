@@ -22,7 +22,7 @@ from ..spread import Spread
 from ..table import Experiment
 from ..training import Moment
 from ..values import spelled
-from .cells import cells, columns, is_alrao, measure_text, row_name, value_text
+from .cells import cells, columns, measure_text, row_name, value_text
 
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
 runs to tune: runs that it takes to find the rate"""
@@ -181,7 +181,7 @@ def comparison_table(experiment: Experiment) -> Table:
         table.add_row(name, *figures, *lost, f"{row['seconds']:.1f}", tuning, style=style)
 
     for name, row in experiment.rows.iterrows():
-        add(row_name(name, row), row, str(row["searched"]), "bold green" if is_alrao(row) else None)
+        add(row_name(name, row), row, str(row["searched"]), "bold green" if row["ours"] else None)
     if len(experiment.grid):
         table.add_section()
     for name, row in experiment.grid.iterrows():

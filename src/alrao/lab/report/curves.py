@@ -9,8 +9,7 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from ..naming import divergence
 from ..reading import Record
-from ..render.cells import is_alrao
-from ..render.commands import compare_command
+from ..render.cells import compare_command
 from ..table import Experiment
 from ..values import MethodSpec
 from .captions import caption
@@ -91,7 +90,7 @@ def _curves(experiment: Experiment, names: list[str], scaled: str, detail: int) 
     tables: dict[str, pd.DataFrame] = {}
     missing: list[str] = []
     dropped = 0
-    for rank, (name, row) in sorted(enumerate(methods.iterrows()), key=lambda item: is_alrao(item[1][1])):
+    for rank, (name, row) in sorted(enumerate(methods.iterrows()), key=lambda item: item[1][1]["ours"]):
         records, look = experiment.records(name), looks[name]
         lines = tables[name] = curves(records, columns)
         default = scaled == "adam" and row["spec"] == MethodSpec("adam")

@@ -8,8 +8,7 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from ..errors import LabError
 from ..reading import Record
-from ..render.cells import is_alrao
-from ..render.commands import compare_command
+from ..render.cells import compare_command
 from ..table import Experiment
 from .captions import caption
 from .figure import BASELINE, FEW, LOG, Figure, ordered, panels, plain
@@ -26,7 +25,7 @@ Layers = tuple[str, Record, list[dict[str, Any]]]
 
 def shown_layers(experiment: Experiment, left_out: list[str]) -> Layers | None:
     """Return what became of the features in the first run of Alrao that recorded it, the default first."""
-    methods = experiment.methods[[is_alrao(row) for _, row in experiment.methods.iterrows()]]
+    methods = experiment.methods[experiment.methods["ours"]]
     for name in methods.sort_values("varied", key=lambda varied: varied != "", kind="stable").index:
         for record in experiment.records(name):
             try:

@@ -12,8 +12,6 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
-from ..render.cells import is_alrao
-
 ALRAO = "#e5383b"
 ADAM = "#d6409f"
 BASELINE = "#8a929c"
@@ -134,7 +132,7 @@ def paint(methods: Any, scaled: str) -> dict[str, dict[str, Any]]:
             lines[name] = {"color": scale[name], "width": 2}
         elif row["method"] in ("auto", "alrao") and not row["varied"]:
             lines[name] = {"color": ALRAO, "width": 4}
-        elif is_alrao(row):
+        elif row["ours"]:
             lines[name] = {"color": ALRAO, "width": 2.5, "dash": DASHES[len(lines) % 4]}
         elif row["method"] in ("adam", "adamw"):
             lines[name] = {"color": ADAM, "width": 2.5}

@@ -7,7 +7,7 @@ from math import log10
 import pandas as pd  # type: ignore[import-untyped]
 
 from ..reading import Record
-from ..render.commands import compare_command
+from ..render.cells import compare_command
 from ..table import Experiment
 from .captions import caption
 from .figure import ALRAO, FEW, Control, Figure, ordered, panels, thinned

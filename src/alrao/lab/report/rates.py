@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from ..methods import METHODS
-from ..render.cells import is_alrao
-from ..render.commands import compare_command, triangle_command
+from ..render.cells import compare_command, triangle_command
 from ..table import Experiment
 from ..values import spelled
 from .captions import caption
@@ -51,7 +50,7 @@ def valley(experiment: Experiment) -> Figure | None:
     if not shown or pd.concat(shown)["value"].isna().all():
         return None
     rates = pd.concat(shown)["rate"]
-    own = every[[is_alrao(row) and not row["varied"] for _, row in every.iterrows()]].dropna(subset="value")
+    own = every[every["ours"] & (every["varied"] == "")].dropna(subset="value")
     for name, row in own.iterrows():
         _across(plot, name, [rates.min(), rates.max()], row)
     found = pd.concat([*shown, own.assign(rate=float("nan"))])
