@@ -1,7 +1,8 @@
 """What the shortcuts of alrao/shortcuts.py save on the MLP of step.py, in percent of a step.
 
 Each shortcut is taken out in turn; ten steps with all of them and ten without each one alternate in one
-process. Time is that of the thread, so that other processes disturb little.
+process, and each ten are compared with the ten with all of them just before. Time is that of the thread, so
+that other processes disturb little.
 Usage: python benchmarks/shortcuts.py [--rounds 10]
 """
 
@@ -23,12 +24,9 @@ from step import BLOCK, WORKLOADS
 from torch.optim import Optimizer
 
 import alrao
-from alrao import averaging
-from alrao import model as models
-from alrao.heads import linear, mixture
-from alrao.optim import optimizer as optimizers
+from alrao.heads import mixture
 
-STEPS = 200
+STEPS = 1000
 """Steps of a run, with or without a shortcut."""
 
 
@@ -54,18 +52,6 @@ def plain_apply() -> Iterator[None]:
         yield
     finally:
         mixture.apply_as = shortcut
-
-
-@contextmanager
-def plain_lookups() -> Iterator[None]:
-    """Let children and buffers of modules be looked up as attributes."""
-    shortcuts = averaging.buffer_of, linear.child_of
-    averaging.buffer_of = linear.child_of = optimizers.child_of = models.child_of = getattr
-    try:
-        yield
-    finally:
-        averaging.buffer_of, linear.child_of = shortcuts
-        optimizers.child_of = models.child_of = shortcuts[1]
 
 
 def timed(model: alrao.Alrao, optimizer: Optimizer, batches) -> list[float]:
@@ -97,20 +83,21 @@ def main() -> None:
         "": (fast, nullcontext),
         "mark_only_if_watched, profiler_is_on": (slow, nullcontext),
         "apply_as": (fast, plain_apply),
-        "child_of, buffer_of": (fast, plain_lookups),
     }
     saved: dict[str, list[float]] = {name: [] for name in ways if name}
     gc.disable()
     for _ in track(range(rounds), description="shortcuts", transient=True):
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(STEPS // BLOCK + 1):
+        ratios: dict[str, list[float]] = {name: [] for name in saved}
+        for _ in range(STEPS // BLOCK):
+            seconds = {}
             for name, (optimizer, without) in ways.items():
                 with without():
-                    seconds[name] += timed(model, optimizer, batches)
+                    seconds[name] = statistics.median(timed(model, optimizer, batches))
+            for name, found in ratios.items():
+                found.append(seconds[name] / seconds[""])
             gc.collect(0)
-        medians = {name: statistics.median(times[BLOCK:]) for name, times in seconds.items()}
         for name, percents in saved.items():
-            percents.append(100 * (medians[name] / medians[""] - 1))
+            percents.append(100 * (statistics.median(ratios[name]) - 1))
     table = Table(title=f"Slower without it, % of a step; {rounds} interleaved runs of {STEPS} steps")
     for column in ("shortcut", "median", "lowest", "highest"):
         table.add_column(column, justify="left" if column == "shortcut" else "right")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from .finite import alive, fail, without_failed
-from .shortcuts import buffer_of
 
 __all__ = ["Averaging", "BayesianAverage", "Switch", "posterior_bar"]
 
@@ -65,7 +64,7 @@ class Averaging(nn.Module):
 
     def column(self, dtype: torch.dtype) -> Tensor:
         """Return a copy of the weights as a column, ``(copies, 1)``."""
-        state = buffer_of(self, "_state")
+        state = self._state
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return state[: self.copies, None].to(dtype, copy=True)
         if self._column is None or self._column.data_ptr() != state.data_ptr():
@@ -95,7 +94,7 @@ class Averaging(nn.Module):
         A copy with ``-inf`` or nan has failed: its weight is exactly 0. If all have, nothing changes.
         """
         numbers: Sequence[float]
-        if isinstance(log_likelihood, Tensor) and not buffer_of(self, "_state").is_cpu:
+        if isinstance(log_likelihood, Tensor) and not self._state.is_cpu:
             self.update_on_device(log_likelihood)
             return
         if isinstance(log_likelihood, Tensor):
@@ -106,7 +105,7 @@ class Averaging(nn.Module):
             raise self._misfit(log_likelihood)
         numbers = without_failed(numbers)
         if max(numbers) > -inf:
-            state = buffer_of(self, "_state")
+            state = self._state
             numbers = self._posterior(state.tolist(), numbers)
             state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
 
@@ -120,7 +119,7 @@ class Averaging(nn.Module):
         """
         if log_likelihood.shape != (self.copies,):
             raise self._misfit(log_likelihood)
-        state = buffer_of(self, "_state")
+        state = self._state
         log_likelihood = fail(log_likelihood.to(state), alive(log_likelihood))
         known = (log_likelihood > -inf).any()
         if counts is not None:

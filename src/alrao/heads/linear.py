@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..averaging import Averaging
 from ..evidence import is_readable
 from ..finite import alive, fail, moderate, without_failed
-from ..shortcuts import child_of, inside_functional_transform
+from ..shortcuts import inside_functional_transform
 from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
 from .base import Head, stacked
 from .exported import MixtureOfClassifiers
@@ -169,7 +169,7 @@ class CategoricalHead(LinearHead):
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.spread:
             return super()._rows(z, weight, bias)
-        a = child_of(self, "averaging").column(wide(z.dtype))
+        a = self.averaging.column(wide(z.dtype))
         mixture = large_mixture if is_large(z, weight) else categorical_mixture
         return mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
 

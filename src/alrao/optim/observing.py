@@ -8,7 +8,6 @@ from torch import Tensor
 
 from .. import evidence as reports
 from ..heads import Head
-from ..shortcuts import child_of
 from .checks import no_likelihood
 from .on_device import Gate, widest
 
@@ -42,7 +41,7 @@ def update_posterior(head: Head, evidence: Any, gate: bool | Gate, of: str) -> N
     if evidence is None:
         return
     log_likelihood = evidence.log_likelihood(of)
-    averaging = child_of(head, "averaging")
+    averaging = head.averaging
     if isinstance(gate, Gate):
         log_likelihood = head.posterior_evidence_on_device(log_likelihood)
         averaging.update_on_device(log_likelihood, evidence.observed & gate.accepted)
