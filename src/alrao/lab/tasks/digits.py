@@ -9,12 +9,10 @@ from torch import nn
 
 from .. import zoo
 from ..data.places import shipped, short_digest
-from ..errors import unknown
 from ..seeds import generator
 from ..settings import Settings
-from ..zoo.small import scaled
 from .examples import Part
-from .images import ImagesInMemory
+from .images import Data, ImageTask
 from .tables import Numbers
 from .task import Budget, Task
 
@@ -29,19 +27,22 @@ LAYERS: dict[str, tuple[int, int, type[nn.Module]]] = {
 """Hidden layers, their units, and the activation of the dense networks."""
 
 
-def digits(settings: Settings) -> tuple[dict[str, Part], str]:
-    """Return the three parts, split by a constant seed or by the run's, and a digest of the whole."""
+def digits(settings: Settings) -> Data:
+    """Read the digits, and split them by a constant seed or by the run's."""
     pixels, labels = shipped("load_digits", return_X_y=True)
     pixels = pixels.astype("uint8")
     everything = Part(torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels).long())
     name = ("digits", "split", settings.seed) if settings.resplit else ("digits", "split")
     order = torch.randperm(len(everything), generator=generator(*name))
     rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
-    digest = short_digest(pixels.tobytes(), labels.tolist())
-    return {name: everything.take(which) for name, which in rows}, digest
+    digest, about = (
+        short_digest(pixels.tobytes(), labels.tolist()),
+        {"source": "scikit-learn", "image": [1, 8, 8]},
+    )
+    return {name: everything.take(which) for name, which in rows}, digest, about
 
 
-class Digits(Task):
+class Digits(ImageTask):
     """1797 images of 8×8 pixels in 17 shades of grey."""
 
     name = "digits"
@@ -53,28 +54,18 @@ class Digits(Task):
     }
     options = frozenset({"resplit", "width"})
 
-    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        parts, identity = digits(settings)
-        return ImagesInMemory(
-            self,
-            parts,
-            lambda: _network(settings.model or self.models[0], settings.width),
-            settings,
-            device,
-            identity=identity,
-            about={"source": "scikit-learn", "classes": 10, "image": [1, 8, 8]},
-        )
+    def read(self, settings: Settings) -> Data:
+        parts, identity, about = digits(settings)
+        return parts, identity, {**about, "classes": 10}
 
-
-def _network(model: str, width: float) -> nn.Module:
-    if model == "cnn":
-        return zoo.digits_cnn(10, width)
-    if model == "vit":
-        return zoo.VisionTransformer(10, image=8, patch=2, channels=1, norm_first=False, width=width)
-    if model not in LAYERS:
-        raise unknown("model", model, Digits.models)
-    layers, units, activation = LAYERS[model]
-    return zoo.mlp(64, 10, hidden=(scaled(units, width),) * layers, activation=activation)
+    def build(self, settings: Settings) -> nn.Module:
+        model, width = settings.model or self.models[0], settings.width
+        if model == "cnn":
+            return zoo.digits_cnn(10, width)
+        if model == "vit":
+            return zoo.VisionTransformer(10, image=8, patch=2, channels=1, norm_first=False, width=width)
+        layers, units, activation = LAYERS[model]
+        return zoo.mlp(64, 10, hidden=(zoo.scaled(units, width),) * layers, activation=activation)
 
 
 class Autoencoder(Task):
@@ -90,12 +81,11 @@ class Autoencoder(Task):
     options = frozenset({"resplit", "width"})
 
     def load(self, settings: Settings, device: torch.device) -> Numbers:
-        images, identity = digits(settings)
+        images, identity, about = digits(settings)
         images["train"] = images["train"].take(slice(settings.train_size))
         pixels = {name: part.inputs.flatten(1).double() for name, part in images.items()}
         mean, deviation = pixels["train"].mean(), pixels["train"].std(correction=0)
         parts = {name: Part(*[((x - mean) / deviation).float()] * 2) for name, x in pixels.items()}
-        about = {"source": "scikit-learn", "image": [1, 8, 8]}
 
         def build() -> nn.Module:
             return zoo.autoencoder(pixels["train"].shape[1], settings.width)

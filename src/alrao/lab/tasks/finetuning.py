@@ -15,8 +15,8 @@ from ..seeds import generator, seed_of
 from ..settings import Settings
 from .digits import digits
 from .examples import Part
-from .images import ImagesInMemory, cifar10
-from .task import Budget, Task
+from .images import Data, ImageTask, cifar10
+from .task import Budget
 
 CLASSES = 5
 """The first five classes are known, the other five are learned."""
@@ -24,7 +24,7 @@ BATCH = 64
 """Images of a step of the first training, which is Adam's at 0.001."""
 
 
-class _Finetuning(Task):
+class _Finetuning(ImageTask):
     """The unknown classes of images, with a network that knows the others; its output layer is new."""
 
     steps: ClassVar[int]
@@ -32,37 +32,33 @@ class _Finetuning(Task):
     trained: ClassVar[dict[str, nn.Module]] = {}
     """The networks after their first training, by the data they were trained on."""
 
+    known: Part
+    """Training images of the first classes; set with the data."""
+    key: str
+
     @abstractmethod
-    def parts(self, settings: Settings) -> tuple[dict[str, Part], str, dict[str, Any]]:
-        """Return the parts with all ten classes, a digest, and what there is to say of the data."""
+    def source(self, settings: Settings) -> Data:
+        """Read the data with all ten classes."""
 
     @abstractmethod
     def fresh(self) -> nn.Sequential:
         """Return the network before its first training."""
 
-    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        parts, identity, about = self.parts(settings)
-        known = parts["train"].take((parts["train"].targets < CLASSES).nonzero().flatten())
+    def read(self, settings: Settings) -> Data:
+        parts, identity, about = self.source(settings)
+        self.known = parts["train"].take((parts["train"].targets < CLASSES).nonzero().flatten())
+        self.key = f"{identity} {settings.seed if settings.resplit else ''}"
         unknown = {}
         for name, part in parts.items():
             rest = part.take((part.targets >= CLASSES).nonzero().flatten())
             unknown[name] = Part(rest.inputs, rest.targets - CLASSES)
-        key = f"{identity} {settings.seed if settings.resplit else ''}"
-        return ImagesInMemory(
-            self,
-            unknown,
-            lambda: self._pretrained(known, key),
-            settings,
-            device,
-            identity=identity,
-            about={**about, "classes": CLASSES},
-        )
+        return unknown, identity, {**about, "classes": CLASSES}
 
-    def _pretrained(self, known: Part, key: str) -> nn.Module:
-        if key not in self.trained:
+    def build(self, settings: Settings) -> nn.Module:
+        if self.key not in self.trained:
             self.trained.clear()
-            self.trained[key] = self._train(known)
-        net: Any = copy.deepcopy(self.trained[key])
+            self.trained[self.key] = self._train(self.known)
+        net: Any = copy.deepcopy(self.trained[self.key])
         net[-1] = nn.Linear(net[-1].in_features, CLASSES)
         return net
 
@@ -95,8 +91,8 @@ class FinetuneDigits(_Finetuning):
     options = frozenset({"resplit"})
     steps = 150
 
-    def parts(self, settings: Settings) -> tuple[dict[str, Part], str, dict[str, Any]]:
-        return *digits(settings), {"source": "scikit-learn", "image": [1, 8, 8]}
+    def source(self, settings: Settings) -> Data:
+        return digits(settings)
 
     def fresh(self) -> nn.Sequential:
         return zoo.digits_cnn(CLASSES)
@@ -114,8 +110,8 @@ class FinetuneCifar10(_Finetuning):
     }
     steps = 200
 
-    def parts(self, settings: Settings) -> tuple[dict[str, Part], str, dict[str, Any]]:
-        return cifar10(settings.data)
+    def source(self, settings: Settings) -> Data:
+        return cifar10(settings)
 
     def fresh(self) -> nn.Sequential:
         return zoo.residual(CLASSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 from .. import zoo
 from ..data.augment import flip_and_frame
-from ..errors import unknown
 from ..seeds import generator
 from ..settings import Settings
 from .examples import InMemory, Part
@@ -58,6 +58,30 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean[:, None, None], deviation[:, None, None]
 
 
+Data = tuple[dict[str, Part], str, dict[str, Any]]
+"""The parts of the data, a digest of all of it, and what there is to say of it."""
+
+
+class ImageTask(Task):
+    """Classification of images in memory."""
+
+    augmented: ClassVar[bool] = False
+
+    @abstractmethod
+    def read(self, settings: Settings) -> Data:
+        """Read the data and split it."""
+
+    @abstractmethod
+    def build(self, settings: Settings) -> nn.Module:
+        """Build the plain network."""
+
+    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
+        parts, identity, about = self.read(settings)
+        augment = flip_and_frame if self.augmented else None
+        options: dict[str, Any] = {"identity": identity, "about": about, "augment": augment}
+        return ImagesInMemory(self, parts, lambda: self.build(settings), settings, device, **options)
+
+
 NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
     "small": lambda classes, width: zoo.small_cnn(3, classes, width),
     "small-nobn": lambda classes, width: zoo.small_cnn(3, classes, width, batch_norm=False),
@@ -73,11 +97,11 @@ NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
 }
 
 
-def cifar10(data: str | None) -> tuple[dict[str, Part], str, dict[str, Any]]:
-    """Return the three parts of CIFAR-10, a digest of the whole, and what there is to say of it."""
+def cifar10(settings: Settings) -> Data:
+    """Read CIFAR-10 and split it."""
     from ..data.cifar import load_cifar10  # which imports torchvision
 
-    arrays, source = load_cifar10(data)
+    arrays, source = load_cifar10(settings.data)
     train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
     order = torch.randperm(len(train), generator=generator("cifar10", "split"))
     held_out = len(train) // 5
@@ -90,7 +114,7 @@ def cifar10(data: str | None) -> tuple[dict[str, Part], str, dict[str, Any]]:
     return parts, arrays.digest, about
 
 
-class Cifar10(Task):
+class Cifar10(ImageTask):
     """CIFAR-10; a fifth of the training images is held out for validation: 40,000, 10,000 and 10,000."""
 
     name = "cifar10"
@@ -102,18 +126,10 @@ class Cifar10(Task):
     }
     options = frozenset({"width"})
 
-    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        model = settings.model or self.models[0]
-        if model not in NETWORKS:
-            raise unknown("model", model, NETWORKS)
-        parts, identity, about = cifar10(settings.data)
-        return ImagesInMemory(
-            self,
-            parts,
-            lambda: NETWORKS[model](about["classes"], settings.width),
-            settings,
-            device,
-            identity=identity,
-            about=about,
-            augment=flip_and_frame,
-        )
+    augmented = True
+
+    def read(self, settings: Settings) -> Data:
+        return cifar10(settings)
+
+    def build(self, settings: Settings) -> nn.Module:
+        return NETWORKS[settings.model or self.models[0]](10, settings.width)
