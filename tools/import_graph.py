@@ -62,8 +62,11 @@ def draw(part: str = "core", *, rooms: bool = False) -> str:
         others = {_room(each, part) if rooms else each for each in needed} - {home}
         lines.setdefault(home, set()).update(others)
     width = max(map(len, lines))
-    shown = (f"{name.ljust(width)}  ->  {', '.join(sorted(needed)) or '-'}" for name, needed in lines.items())
-    return "\n".join(line.replace(".__init__", "") for line in shown)
+    shown = []
+    for name, needed in lines.items():
+        others = ", ".join(sorted(each.removesuffix(".__init__") for each in needed)) or "-"
+        shown.append(f"{name.removesuffix('.__init__').ljust(width)}  ->  {others}")
+    return "\n".join(shown)
 
 
 def _room(name: str, part: str) -> str:
