@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import zoo
 from ..data.augment import flip_and_frame
+from ..errors import unknown
 from ..seeds import generator
 from ..settings import Settings
 from .examples import InMemory, Part
@@ -76,6 +77,8 @@ class ImageTask(Task):
         """Build the plain network."""
 
     def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
+        if settings.model not in (None, *self.models):
+            raise unknown("model", str(settings.model), self.models)
         parts, identity, about = self.read(settings)
         augment = flip_and_frame if self.augmented else None
         options: dict[str, Any] = {"identity": identity, "about": about, "augment": augment}
