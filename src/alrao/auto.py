@@ -236,6 +236,16 @@ class Auto(AveragedOptimizer):
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             self.search = type(self.search)(**group.pop("search"))
+        for group in self.param_groups if not self.search.over else ():
+            for p in group["params"]:
+                self._unpack_start(p, self.state[p], group["follows"])
+
+    def _unpack_start(self, p: Tensor, state: dict[str, Any], follows: bool) -> None:
+        """Take the weights that were saved during the search for those of its start."""
+        start = state.pop("z", None)
+        state.pop("k", None)
+        if start is not None and follows and "u" in state:
+            state["start"] = start.to(p.dtype)
 
 
 class _Step:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from . import evidence as reports
 from .finite import finite_module
 from .heads import LinearHead
+from .shards import plain_class
 from .tensors import LogProbs, Prediction, Spread, trail
 from .warn import warn
 
@@ -42,7 +43,7 @@ def can_be_output(module: nn.Module) -> bool:
     if kind is None or type(module).forward is not kind.forward:
         return kind in (None, nn.Linear) and _computes_a_linear_layer(module)
     # An attention's output projection is used through its weight, not called.
-    if type(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
+    if plain_class(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return False
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return module.groups == 1 and (module.padding_mode == "zeros" or not _looks_further(module))
@@ -65,7 +66,7 @@ def _computes_a_linear_layer(module: nn.Module) -> bool:
     """
     parameters = dict(module.named_parameters())
     weight = parameters.get("weight")
-    if type(module).__module__.startswith("torch.nn.") or weight is None or weight.ndim != 2:
+    if plain_class(module).__module__.startswith("torch.nn.") or weight is None or weight.ndim != 2:
         return False
     if not weight.is_floating_point() or not parameters.keys() <= {"weight", "bias"}:
         return False
@@ -87,7 +88,7 @@ def _computes_a_linear_layer(module: nn.Module) -> bool:
 
 def qualified(module: nn.Module) -> str:
     """Return the full name of a layer's class; torch's own are known without their module."""
-    kind = type(module)
+    kind = plain_class(module)
     return (
         kind.__name__ if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}.{kind.__qualname__}"
     )

@@ -36,6 +36,9 @@ class NoHead:
     def start_alike(self) -> None:
         """Do nothing: there are no copies."""
 
+    def expect_shards(self) -> None:
+        """Do nothing: there are no copies."""
+
 
 class _NoEvidence:
     """In the place of a head's leaf: a device, and never a gradient."""

@@ -19,18 +19,25 @@ if dist.is_available():
     from torch.distributed.tensor import DTensor, Replicate
 
 __all__ = [
+    "fingerprint",
     "highest_of_shards",
     "indices_of_copies",
     "is_shard",
     "local",
     "localized",
     "part_of",
+    "placed",
+    "placements_for",
+    "plain_class",
     "resharded",
     "sharded_as",
     "sharded_modules",
     "sum_over_shards",
     "whole_state",
 ]
+
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_shard(x: Any) -> bool:
@@ -48,7 +55,7 @@ def local(x: Any) -> Any:
         return x.to_local()
 
 
-def placements_for(shape: torch.Size, parameter: Any) -> list[Any]:
+def placements_for(shape: torch.Size, parameter: Any) -> tuple[Any, ...]:
     """Return how a tensor that broadcasts to a sharded parameter is sharded: along the axes that it has."""
 
     def axis_of(placement: Any) -> int | None:
@@ -57,7 +64,7 @@ def placements_for(shape: torch.Size, parameter: Any) -> list[Any]:
     def kept(axis: int | None) -> bool:
         return axis is not None and len(shape) == parameter.ndim and shape[axis] == parameter.shape[axis]
 
-    return [p if kept(axis_of(p)) else Replicate() for p in parameter.placements]
+    return tuple(p if kept(axis_of(p)) else Replicate() for p in parameter.placements)
 
 
 def sharded_as(x: Tensor, parameter: Tensor) -> Tensor:
@@ -72,6 +79,13 @@ def sharded_as(x: Tensor, parameter: Tensor) -> Tensor:
     placements = placements_for(x.shape, parameter)
     sharded: Tensor = whole.redistribute(placements=placements)
     return sharded
+
+
+def placed(value: Any, parameter: Tensor) -> Any:
+    """Return what is kept of a sharded parameter, sharded as it is; whole tensors are cut."""
+    if isinstance(value, dict):
+        return {key: placed(each, parameter) for key, each in value.items()}
+    return sharded_as(value, parameter) if isinstance(value, Tensor) and value.ndim else value
 
 
 def part_of(x: Tensor, shape: torch.Size, parameter: Any) -> Tensor:
@@ -158,12 +172,29 @@ def _reduced(x: Tensor, parameter: Any, op: Any) -> Tensor:
     return x
 
 
+def fingerprint(parameter: Tensor) -> int:
+    """Return a number that is the same for the same bits, on every device, and hardly ever for others."""
+    values = local(parameter).detach().contiguous()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return int(
+        sum_over_shards(values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64), parameter)
+    )
+
+
 # torch's fully_shard.
 
 
-def sharded_modules(model: nn.Module) -> list[Any]:
-    """Return the modules that ``fully_shard`` was applied to."""
-    return [m for m in model.modules() if dist.is_available() and isinstance(m, FSDPModule)]
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module; ``fully_shard`` puts another one in front of it."""
+    kind = type(module)
+    return kind.__mro__[2] if dist.is_available() and isinstance(module, FSDPModule) else kind
+
+
+def sharded_modules(model: Any) -> list[Any]:
+    """Return the modules of a model, or of a view of one, that ``fully_shard`` was applied to."""
+    root: nn.Module = model if isinstance(model, nn.Module) else model.net
+    return [m for m in root.modules() if dist.is_available() and isinstance(m, FSDPModule)]
 
 
 @contextmanager

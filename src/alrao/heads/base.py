@@ -42,6 +42,8 @@ class Head(nn.Module):
     likelihood: str
     remedy: str
     """How the loss must be computed, for the message when it was not."""
+    sharded = False
+    """Whether each process holds a part of the parameters, and gathers them for a forward pass."""
 
     def __init__(self, averaging: Averaging, like: Tensor) -> None:
         super().__init__()
@@ -113,8 +115,17 @@ class Head(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self.evidence = new_leaf(self.copies, next(self.parameters()), self.evidence)
+        self.move_leaf()
         return self
+
+    def expect_shards(self) -> None:
+        """Learn that the parameters are gathered for each pass; torch may have moved them to a device."""
+        self.sharded = True
+        self.move_leaf()
+
+    def move_leaf(self) -> None:
+        """Make the leaf for the evidence again, where the parameters are now."""
+        self.evidence = new_leaf(self.copies, next(self.parameters()), self.evidence)
 
     def evidence_leaf(self, *parameters: Tensor | None) -> Tensor:
         """Return the leaf for the evidence; a head whose parameters are all frozen gathers none."""

@@ -28,16 +28,27 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
     return not torch.compiler.is_compiling()
 
 
-def large_mixture(z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor) -> LogProbs:
+def large_mixture(
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, *, at_once: bool = False
+) -> LogProbs:
     """Return the mixture's log-probabilities for rows ``z``, as in :func:`categorical_mixture`.
 
     They are computed at once where nothing is to be differentiated, and where they are read otherwise. ``z``
     has the type of the matrix products.
+
+    Args:
+        z: inputs of the output layer.
+        weight: stacked weights.
+        bias: stacked biases, or None.
+        a: weights of the copies in the mixture.
+        evidence: leaf whose gradient receives the evidence.
+        at_once: compute them now in any case: the weights are shards, which are gathered only for a while.
     """
     trained = any(x is not None and x.requires_grad for x in (z, weight, bias))
     if not torch.is_grad_enabled() or not trained or weight.is_inference() or z.is_inference():
         return LogProbs.of(log_mixture(z, weight, bias, a), 1)
-    return _Layer(weight, bias, a, evidence).output(z, 1)
+    out = _Layer(weight, bias, a, evidence).output(z, 1)
+    return out.computed() if at_once and isinstance(out, LazyLogProbs) else out
 
 
 class _Layer:

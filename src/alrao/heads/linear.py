@@ -170,8 +170,10 @@ class CategoricalHead(LinearHead):
         if self.spread:
             return super()._rows(z, weight, bias)
         a = self.averaging.column(wide(z.dtype))
-        mixture = large_mixture if is_large(z, weight) else categorical_mixture
-        return mixture(z, weight, bias, a, self.evidence_leaf(weight, bias))
+        leaf = self.evidence_leaf(weight, bias)
+        if is_large(z, weight):
+            return large_mixture(z, weight, bias, a, leaf, at_once=self.sharded)
+        return categorical_mixture(z, weight, bias, a, leaf)
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not self.spread and is_large(z, weight):  # its products cast the weights

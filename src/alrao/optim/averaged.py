@@ -10,26 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..shards import fingerprint, resharded
 from ..warn import warn
 from ..watch import version_of
 from .optimizer import AlraoOptimizer
 
-__all__ = ["AveragedOptimizer", "fingerprint", "wide_dtype"]
-
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+__all__ = ["AveragedOptimizer", "wide_dtype"]
 
 
 def wide_dtype(parameter: Tensor) -> torch.dtype:
     """Return the type in which averages of a parameter are kept: at least float32."""
     return torch.promote_types(parameter.dtype, torch.float32)
-
-
-def fingerprint(parameter: Tensor) -> int:
-    """Return a number that is the same for the same bits, on every device, and hardly ever for others."""
-    values = parameter.detach().contiguous()
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    return int(values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64))
 
 
 class AveragedOptimizer(AlraoOptimizer):
@@ -119,24 +110,26 @@ class AveragedOptimizer(AlraoOptimizer):
     def _enter(self) -> None:
         if self._evaluating:
             return
-        for p, beta in self._averages():
-            average = self._average(p, beta)
-            self.state[p]["y"] = p.detach().clone()
-            p.copy_(average)
-            self._versions[p] = version_of(p)
-            self.model.head.training_weights = False
+        with resharded(self.sharded_modules):
+            for p, beta in self._averages():
+                average = self._average(p, beta)
+                self.state[p]["y"] = p.detach().clone()
+                p.copy_(average)
+                self._versions[p] = version_of(p)
+                self.model.head.training_weights = False
         self._evaluating = True
 
     def _leave(self) -> None:
         if not self._evaluating:
             return
-        for p, state in self.state.items():
-            if "y" not in state:
-                continue
-            if self._versions.get(p) == version_of(p):
-                p.copy_(state.pop("y"))
-            else:  # somebody has put other weights there
-                self._restart(p)
+        with resharded(self.sharded_modules):
+            for p, state in self.state.items():
+                if "y" not in state:
+                    continue
+                if self._versions.get(p) == version_of(p):
+                    p.copy_(state.pop("y"))
+                else:  # somebody has put other weights there
+                    self._restart(p)
         self._versions.clear()
         self._evaluating = False
         self._mark()
@@ -221,6 +214,8 @@ class AveragedOptimizer(AlraoOptimizer):
             return False
         for p in strange:
             self._restart(p)
+        if self._evaluating:
+            self._rebuild()
         if strange:
             warn(
                 f"{len(strange)} parameters are not those that the optimizer's state was saved with, so "
@@ -228,6 +223,13 @@ class AveragedOptimizer(AlraoOptimizer):
             )
         self._settle()
         return True
+
+    def _rebuild(self) -> None:
+        """Compute the training weights that a distributed checkpoint has no room for, from both others."""
+        for p, beta in self._averages():
+            state = self.state[p]
+            if "y" not in state:
+                state["y"] = torch.lerp(state["z"], p.detach().to(wide_dtype(p)), beta).to(p.dtype)
 
     def _are_training_weights(self, found: dict[Tensor, int]) -> bool:
         """Return whether the model was saved in training mode, though the optimizer was not."""
@@ -269,11 +271,14 @@ class AveragedOptimizer(AlraoOptimizer):
         packed = super().state_dict()
         params = [p for group in self.param_groups for p in group["params"]]
         for i, p in enumerate(params):
-            state = self.state.get(p, {})
-            if "z" in state or "start" in state:
+            state = packed["state"][i]
+            if "z" in state or "start" in state or "v" in state:
                 known = self._expected.get(p)
                 mark = fingerprint(p) if known is None else known
-                packed["state"][i] = {**packed["state"][i], "fingerprint": mark}
+                kept = {key: value for key, value in state.items() if key != "start"}
+                if "z" not in kept:  # the same tensors at every moment: what is to be loaded is known then
+                    kept |= {"z": state.get("start", p.detach()).to(wide_dtype(p)), "k": 0}
+                packed["state"][i] = {**kept, "fingerprint": mark}
         packed["param_groups"] = [
             {**group, "evaluating": self._evaluating} for group in packed["param_groups"]
         ]

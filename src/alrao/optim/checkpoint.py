@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,8 +10,19 @@ import torch
 from torch import Tensor
 
 from ..rates import RateDistribution, describe, rebuild
+from ..shards import is_shard, placements_for
 
-__all__ = ["KEY", "VERSION", "broadcasts", "check_shapes", "check_version", "distributions", "settle"]
+__all__ = [
+    "KEY",
+    "VERSION",
+    "Unstepped",
+    "broadcasts",
+    "check_shapes",
+    "check_version",
+    "distributions",
+    "mark_empty",
+    "settle",
+]
 
 KEY = "alrao"
 VERSION = 2
@@ -53,6 +65,7 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
         for key, value in state.get(i, {}).items():
             if not isinstance(value, Tensor) or key == "step":
                 continue
+            _check_processes(key, value, p)
             if not (broadcasts(value.shape, p.shape) if key == "u" else value.shape == p.shape):
                 raise ValueError(
                     f"{key!r} of shape {tuple(value.shape)} does not fit a parameter of shape "
@@ -73,6 +86,46 @@ def settle(groups: list[dict[str, Any]], built: list[dict[str, Any]]) -> None:
             group["lr"] = lr.fill_(group["lr"])
         elif isinstance(group["lr"], Tensor):
             group["lr"] = group["lr"].item()
+
+
+def _check_processes(key: str, value: Any, p: Any) -> None:
+    """Raise a ValueError for a part of a state that was saved by another number of processes."""
+    if not is_shard(value):
+        return
+    here = p.device_mesh.size() if is_shard(p) else 1
+    if (
+        not is_shard(p)
+        or value.device_mesh.size() != here
+        or value.placements != placements_for(value.shape, p)
+    ):
+        raise ValueError(
+            f"{key!r} is this process's part of a state of {value.device_mesh.size()} processes, but the "
+            f"parameter is spread over {here}: save and load with torch.distributed.checkpoint, which shards "
+            "the state again, or gather it first, by get_optimizer_state_dict(model, optimizer, "
+            "options=StateDictOptions(full_state_dict=True))"
+        )
+
+
+class Unstepped(defaultdict[Tensor, dict[str, Any]]):
+    """The state of an optimizer that has not stepped: it is false, though the rates are drawn.
+
+    torch's distributed checkpoints then make a step with gradients of 0 and ``lr`` 0, so that the state has
+    every tensor that there is to load.
+    """
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict,), None, None, iter(self.items())
+
+
+def mark_empty(packed: dict[str, Any]) -> None:
+    """Give every parameter a state: torch's distributed checkpoints take one without it for missing."""
+    for group in packed["param_groups"]:
+        for i in group["params"]:
+            if not packed["state"].get(i):
+                packed["state"][i] = {KEY: VERSION}
 
 
 def broadcasts(shape: torch.Size, to: torch.Size) -> bool:

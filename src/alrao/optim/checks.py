@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..heads import Head
 from ..rates import Constant, LogUniform, RateDistribution
+from ..shards import local
 from ..tensors import trail
 from ..warn import warn
 
@@ -85,7 +86,7 @@ def warn_without_evidence(groups: list[dict[str, Any]], of_head: set[Any]) -> No
     """Warn if there are gradients, but no evidence of where they come from."""
     trained = [p for group in groups for p in group["params"] if p.grad is not None]
     grads: list[Tensor] = [p.grad for p in trained if p in of_head]
-    if any(bool(grad.any()) for grad in grads):
+    if any(bool(local(grad).any()) for grad in grads):
         warn(
             "the copies of the head have gradients but no evidence, so the posterior stays as it is: "
             "compute the gradients with loss.backward(), for all leaves, before each step"

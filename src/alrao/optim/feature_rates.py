@@ -6,7 +6,8 @@ are drawn once; whoever moves an interval changes the distribution, never the pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from ..features import features_of
 from ..rates import Constant, Interval, PerWeight, RateDistribution
-from ..shards import local, sharded_as
+from ..shards import is_shard, local, localized, part_of, sharded_as
 
 __all__ = ["Entry", "FeaturePlaces", "GroupRates", "rate_dtype"]
 
@@ -80,6 +81,12 @@ class Entry(NamedTuple):
             return new
         return new._replace(rate=old.copy_(new.rate))
 
+    def whole_rate(self, u: Tensor | None) -> Tensor:
+        """Return the rates of the whole parameter; ``u`` has the places of its features, if it has any."""
+        p = self.param
+        shape = torch.Size([len(p)] + [1] * (p.ndim - 1)) if u is None else u.shape
+        return part_of(self.rate.clone(), shape, p) if is_shard(p) else self.rate.clone()
+
 
 @dataclass
 class GroupRates:
@@ -112,6 +119,17 @@ class GroupRates:
         """Move the intervals that are given; the entries' rates are then computed again."""
         moved = [None if interval is None else self.drawn.on(interval) for interval in (body, copies)]
         self.body, self.copies = moved[0] or self.body, moved[1] or self.copies
+
+    @contextmanager
+    def of_this_process(self, state: MutableMapping[Tensor, Any]) -> Iterator[None]:
+        """Put this process's part of each parameter into the entries, with its gradient and its state."""
+        entries = self.entries
+        with localized(state, (entry.param for entry in entries)) as parts:
+            self.entries = [e._replace(param=part) for e, part in zip(entries, parts, strict=True)]
+            try:
+                yield
+            finally:
+                self.entries = entries
 
     def of_features(self, u: Tensor | None) -> Any:
         """Return the rates of features at the places ``u``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..rates import (
     describe,
     scaled,
 )
-from ..shards import is_shard, localized, part_of, sharded_as
+from ..shards import is_shard, placed, sharded_as, sharded_modules
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
 from . import checkpoint, processes
@@ -73,6 +74,12 @@ class AlraoOptimizer(Optimizer):
         self.process_group = process_group
         self._lr = as_distribution(lr)
         self._seed = processes.common_seed(generator, process_group)
+        self._alike = False  # not known yet: other processes may train another model
+        self.sharded_modules = sharded_modules(self.model)  # by fully_shard
+        for module in self.sharded_modules:
+            module.reshard()  # the parameters are gathered after an evaluation
+        if self.sharded_modules:
+            self.model.head.expect_shards()
         self._device = self.model.head.evidence.device
         self._refusals = Refusals(self._device)
         self._places = FeaturePlaces(self.model.net)
@@ -84,6 +91,7 @@ class AlraoOptimizer(Optimizer):
         if capturable:
             reports.stay_on_device(self.model.head.evidence)
         super().__init__(self.model.parameters() if params is None else params, defaults)
+        self.state = checkpoint.Unstepped(dict, self.state)
         check_head(self.param_groups, self._head_params)
 
     # Groups and their rates.
@@ -153,15 +161,11 @@ class AlraoOptimizer(Optimizer):
             for entry in rates.entries:
                 if entry.param is parameter:
                     if isinstance(entry.rate, Tensor):
-                        return entry.rate.clone() if not rates.sharded else self._sharded_rates(entry)
+                        u = self.state[parameter].get("u") if rates.sharded else None
+                        return entry.whole_rate(u) if rates.sharded else entry.rate.clone()
                     ones = torch.ones([1] * parameter.ndim, dtype=rate_dtype(parameter))
                     return sharded_as((ones * entry.rate).to(parameter.device), parameter)
         raise KeyError("rates() takes a parameter that this optimizer trains, one of its param_groups")
-
-    def _sharded_rates(self, entry: Entry) -> Tensor:
-        p = entry.param
-        shape = [len(p)] + [1] * (p.ndim - 1) if entry.of_copies else self.state[p]["u"].shape
-        return part_of(entry.rate.clone(), torch.Size(shape), p) if is_shard(p) else entry.rate.clone()
 
     def copy_rates(self, *, initial: bool = False) -> Tensor:
         """Return the rates of the copies of the head, lowest first, without the factor ``lr``.
@@ -251,6 +255,9 @@ class AlraoOptimizer(Optimizer):
         on_device = self.on_device
         if on_device:
             self._raise_refused()
+        if not self._alike:
+            processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
+            self._alike = True
         gradient = None
         if self._head_params:  # not a plain network
             gradient = processes.add_up(head.evidence.grad, head.evidence, self.process_group)
@@ -261,6 +268,11 @@ class AlraoOptimizer(Optimizer):
         for group in self.param_groups:
             if not self._takes_sparse(group):
                 refuse_sparse(group["params"])
+        if type(self.state) is checkpoint.Unstepped:
+            self.state = defaultdict(dict, self.state)
+            if evidence is None and all(group["lr"] == 0 for group in self.param_groups):
+                self._fill_state(gate)
+                return loss
         if isinstance(gate, Gate):
             self._refusals.note(gate.accepted)
         if self._factors is not None and not self._factors.look(self.param_groups):
@@ -272,7 +284,8 @@ class AlraoOptimizer(Optimizer):
                 self._draw_places(rates, group)
                 self._compute_rates(rates, group)
             if rates.sharded:
-                self._step_shards(rates, group, gate)
+                with rates.of_this_process(self.state):
+                    self._step_group(rates, group, gate)
             else:
                 self._step_group(rates, group, gate)
         update_posterior(head, evidence, gate, self.param_groups[0]["evidence"])
@@ -281,6 +294,15 @@ class AlraoOptimizer(Optimizer):
         self.model.finite_statistics.restore(reads=not on_device)
         self.model.notice_step()
         return loss
+
+    def _fill_state(self, gate: bool | Gate) -> None:
+        """Make the state as the first step would, for torch's distributed checkpoints to load into."""
+        for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
+            with rates.of_this_process(self.state):
+                self._step_group(rates, group, gate)
+        for state in self.state.values():
+            if "step" in state:
+                state["step"] *= 0
 
     def _raise_refused(self) -> None:
         """Raise if the news has arrived that the loss of an earlier step was refused."""
@@ -300,16 +322,6 @@ class AlraoOptimizer(Optimizer):
 
     def _end_step(self, evidence: Any, gate: bool | Gate) -> None:
         """Use the evidence of a finished step, in a subclass that needs it beside the posterior."""
-
-    def _step_shards(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
-        """Update this process's part of every parameter."""
-        entries = rates.entries
-        try:
-            with localized(self.state, (entry.param for entry in entries)) as parts:
-                rates.entries = [e._replace(param=part) for e, part in zip(entries, parts, strict=True)]
-                self._step_group(rates, group, gate)
-        finally:
-            rates.entries = entries
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
         params, grads, of_features, of_copies = [], [], [], []
@@ -359,7 +371,10 @@ class AlraoOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as in torch, with the places of the features and the intervals."""
-        return {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
+        packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
+        if type(self.state) is not checkpoint.Unstepped:
+            checkpoint.mark_empty(packed)
+        return packed
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -380,11 +395,14 @@ class AlraoOptimizer(Optimizer):
             for key in self._wide.intersection(of_param):  # torch has rounded it to the parameter's type
                 self.state[p][key] = of_param[key].to(p.device, copy=True)
             self._place_counters(p)
+            self.state[p].pop(checkpoint.KEY, None)
+            if is_shard(p):
+                self.state[p] = placed(self.state[p], p)
         for rates, group, drawn in zip(self.rates_of_groups, self.param_groups, distributions, strict=True):
             rates.drawn = rates.body = rates.copies = drawn
             rates.move(group["interval"], group["copies_interval"])
             self._compute_rates(rates, group)
-        self._seed = self.param_groups[0]["seed"]
+        self._seed, self._alike = self.param_groups[0]["seed"], False
         self._factors = None if self.param_groups[0]["capturable"] else FactorWatch()
 
     def _place_counters(self, p: Tensor) -> None:

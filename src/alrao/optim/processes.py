@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch import distributed as dist
 
-__all__ = ["add_up", "common_seed", "count"]
+from ..shards import fingerprint, is_shard
+
+__all__ = ["add_up", "check_alike", "common_seed", "count"]
 
 DISTRIBUTED = dist.is_available()
 
@@ -35,3 +38,49 @@ def add_up(gradient: Tensor | None, like: Tensor, group: Any) -> Tensor | None:
         gradient = torch.zeros_like(like) if gradient is None else gradient.clone()
         dist.all_reduce(gradient, group=group)
     return gradient
+
+
+def check_alike(group: Any, seed: int, copies: int, groups: Iterable[dict[str, Any]]) -> None:
+    """Raise a ValueError if the processes train different models, or at different rates.
+
+    Args:
+        group: the processes.
+        seed: the seed of this process's rates.
+        copies: the number of copies of its head.
+        groups: its parameter groups; parameters that are not sharded must be the same everywhere.
+    """
+    if count(group) < 2:
+        return
+    params: list[Tensor] = [p for each in groups for p in each["params"]]
+    size = sum(p.numel() for p in params)
+    marks = [fingerprint(p) for p in params if not is_shard(p) and not p.is_meta]
+    found: list[Any] = [None] * count(group)
+    dist.all_gather_object(found, (copies, size, seed, marks), group=group)
+    of_copies, sizes, seeds, all_marks = zip(*found, strict=True)
+    if len(set(of_copies)) > 1:
+        raise ValueError(
+            f"the processes train heads of {_listed(of_copies)} copies, and must all train the same model: "
+            "build Alrao(net, copies=…) with one number in all of them"
+        )
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"the processes train models of {_listed(sizes)} parameters, and must all train the same model: "
+            "build one network in all of them"
+        )
+    if len(set(seeds)) > 1:
+        raise ValueError(
+            f"the {len(found)} processes have drawn different learning rates, from the seeds "
+            f"{_listed(seeds)}: build the optimizer after torch.distributed is initialised, so that they "
+            "share the first one's"
+        )
+    if any(each != marks for each in all_marks):
+        differ = next(i for i, each in enumerate(all_marks) if each != all_marks[0])
+        raise ValueError(
+            f"the weights of processes 0 and {differ} differ, and must be the same in all: call "
+            "torch.manual_seed with one number in all processes before the network is built, load the same "
+            "weights, or wrap the model in DistributedDataParallel, which sends those of the first"
+        )
+
+
+def _listed(values: Iterable[int]) -> str:
+    return " and ".join(map(str, dict.fromkeys(values)))

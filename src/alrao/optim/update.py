@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..finite import alive, zero_nonfinite
+from ..shards import local
 
 __all__ = ["GroupUpdate", "rewind_", "root"]
 
@@ -98,6 +99,7 @@ def root(number: Any) -> Any:
 def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:
     """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
     if p.requires_grad:
+        p, start, part = local(p), local(start), local(part)
         start = start.to(p)
         back = start + zero_nonfinite((p - start) * part)
         p.copy_(torch.where((part < 1) | ~alive(p), back.to(p), p))

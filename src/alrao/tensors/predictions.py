@@ -14,7 +14,7 @@ from .marked import Marked
 from .outputs import joined_axis
 from .rows import ROWS, rows_after
 
-__all__ = ["Members", "Prediction"]
+__all__ = ["Members", "Prediction", "announce"]
 
 _T = torch.Tensor
 
@@ -63,10 +63,14 @@ class Prediction(Marked):
         """Apply to the copies' outputs whatever changes the shape of the prediction."""
         kwargs = kwargs or {}
         source = args[0] if args else None
+        if func is _T._is_view:
+            return False  # torch warns of hooks that are lost with a view: those are with the members
         if func in cls.routes and isinstance(source, Prediction):
             return cls.routes[func](*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
+            if func is _T.register_hook:
+                announce(source, *args[1:])
             if not isinstance(source, Prediction):
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined_predictions(func, result, *args, **kwargs)
@@ -85,6 +89,18 @@ class Prediction(Marked):
             if not torch.compiler.is_compiling():
                 trail.record(func, result)
             return result
+
+
+def announce(source: Any, hook: Any) -> None:
+    """Call a hook by which torch gathers sharded parameters when the copies' outputs get their gradients.
+
+    A loss is computed from those, so that no gradient comes through the prediction itself.
+    """
+    members = getattr(source, "members", None)
+    if members is not None and getattr(hook, "__module__", "").startswith("torch.distributed."):
+        for output in (members.own, members.mixed):
+            if output.requires_grad:
+                output.register_hook(hook)
 
 
 def _follow(

@@ -1,0 +1,99 @@
+"""Several processes train as one does: DDP and FSDP2, every optimizer, every likelihood."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from support.shard_runs import (
+    CHECKPOINTS,
+    CRITERIA,
+    OPTIMIZERS,
+    WAYS,
+    all_cases,
+    case,
+    contract,
+    finish,
+    resumed,
+)
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+
+FAST = [(name, "categorical", "whole") for name in OPTIMIZERS]
+FAST += [("auto", "categorical", "layers"), ("adam", "categorical", "ddp")]
+FAST += [("momentum", likelihood, "layers") for likelihood in CRITERIA]
+
+
+def assert_same(found, expected):
+    # The evidence is summed in float32; all else is in float64.
+    assert found.keys() == expected.keys()
+    for moment, of_moment in expected.items():
+        assert found[moment].keys() == of_moment.keys()
+        for name, value in of_moment.items():
+            torch.testing.assert_close(
+                found[moment][name], value, rtol=1e-5, atol=1e-6, msg=f"{moment}: {name}"
+            )
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What one process ends with."""
+    known = {}
+
+    def of(name, likelihood):
+        if (name, likelihood) not in known:
+            known[name, likelihood] = case(name, likelihood)
+        return known[name, likelihood]
+
+    return of
+
+
+def run(world, folder, what, *args):
+    mp.spawn(what, (world, folder, *args), nprocs=world)
+    return torch.load(folder / "found.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """What two processes end with."""
+    return run(2, folder, contract, FAST)
+
+
+@pytest.mark.parametrize(("name", "likelihood", "way"), FAST)
+def test_two_processes_are_one(two, expected, name, likelihood, way):
+    assert_same(two[name, likelihood, way], expected(name, likelihood))
+
+
+@pytest.mark.parametrize(("name", "at", "training"), CHECKPOINTS)
+@pytest.mark.usefixtures("two")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_checkpoint_of_two_processes_is_resumed_in_one(folder, expected, name, at, training):
+    assert_same(finish(folder, name, at, training), expected(name, "categorical"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_checkpoint_of_two_processes_is_resumed_in_four(folder, two, expected, tmp_path):
+    for (name, *_), ended in run(4, tmp_path, resumed, folder).items():
+        assert_same(ended, expected(name, "categorical"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_whole_contract(tmp_path, expected, world):
+    cases = all_cases(WAYS) if world == 2 else [*FAST, ("auto", "gaussian", "whole")]
+    found = run(world, tmp_path, contract, cases)
+    assert len(found) == len(cases)
+    for (name, likelihood, _), ended in found.items():
+        assert_same(ended, expected(name, likelihood))
+
+
+def test_the_posteriors_are_not_uniform(expected):
+    for likelihood in CRITERIA:
+        a = expected("momentum", likelihood)["train"]["output.averaging._state"][:3]
+        assert a.max() - a.min() > 1e-3
