@@ -1,4 +1,4 @@
-"""A table of the converted network: layers, features, rates, parameters before and after."""
+"""A table of a network: layers, features, rates, parameters before and after conversion."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from torch import nn
 
 from .averaging import posterior_bar
 from .features import features_of
+from .model import DEFAULT_COPIES, Alrao
 from .optim import AlraoOptimizer
-from .trainable import unwrap
+from .output_layer import candidates, choose
+from .trainable import find_alrao, unwrapped
 
 __all__ = ["summary"]
 
@@ -15,20 +17,24 @@ __all__ = ["summary"]
 def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
     """Return a table of the model's layers, with features, rates and parameters, and its posterior.
 
+    Of a plain network, which has no posterior, the last line says what :class:`Alrao` would add.
+
     Args:
-        model: an :class:`Alrao` model.
+        model: an :class:`Alrao` model, or a plain network.
         optimizer: its optimizer, for the rates; without it they are left out.
     """
-    alrao = unwrap(model)
+    alrao = find_alrao(model)
+    net = unwrapped(model) if alrao is None else alrao.net
+    head = None if alrao is None else alrao.head
     trained = {p for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
-    names = {module: name for name, module in alrao.net.named_modules()}
+    names = {module: name for name, module in net.named_modules()}
     rows = [("layer", "type", "features", "rates", "parameters", "with Alrao")]
     before = after = features = 0
-    for module, numbers in features_of(alrao.net):
+    for module, numbers in features_of(net):
         own = [module.get_parameter(name) for name in numbers]
         count = len({int(n) for number in numbers.values() for n in number.flatten().tolist()})
         size = sum(p.numel() for p in own)
-        plain = size // alrao.head.copies if module is alrao.head else size
+        plain = size // head.copies if head is not None and module is head else size
         known = [optimizer.rates(p) for p in own if p in trained and p.numel()] if optimizer else []
         rates = "–"
         if known:
@@ -46,13 +52,33 @@ def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
         )
         before, after, features = before + plain, after + size, features + count
     rows.append(("total", "", str(features), "", f"{before:,}", f"{after:,}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    columns = len(rows[0]) - (alrao is None)  # a plain network has the same parameters "with Alrao"
+    widths = [max(len(row[i]) for row in rows) for i in range(columns)]
     lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in rows
     ]
     rule = "-" * max(map(len, lines))
+    last = _without_copies(net) if alrao is None else _posterior(alrao, optimizer)
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], last])
+
+
+def _posterior(alrao: Alrao, optimizer: AlraoOptimizer | None) -> str:
     bar = f"|{posterior_bar(alrao.posterior)}|"
     if optimizer is not None:
         low, high = optimizer.copy_rates()[[0, -1]].tolist()
         bar = f"{low:.3g} {bar} {high:.3g}"
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], f"posterior of the copies: {bar}"])
+    return f"posterior of the copies: {bar}"
+
+
+def _without_copies(net: nn.Module) -> str:
+    """Return what a plain network lacks, if its loss is a likelihood."""
+    if not candidates(net):
+        return "no copies: a rate for every feature, with any loss"
+    name, layer = choose(net, None)
+    more = (DEFAULT_COPIES - 1) * sum(p.numel() for p in layer.parameters())
+    return (
+        "no copies: a rate for every feature, with any loss. If the loss is a likelihood, alrao.Alrao(net) "
+        f"adds copies of {name!r}, {DEFAULT_COPIES} in all ({more:,} more parameters), whose likelihoods "
+        "tell Auto which rates learn best"
+    )
