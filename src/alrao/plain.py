@@ -14,6 +14,7 @@ from .evidence import is_readable
 from .finite import FiniteStatistics
 from .modes import Followed
 from .warn import warn
+from .watch import version_of
 
 __all__ = ["NoHead", "Plain"]
 
@@ -62,7 +63,7 @@ class Plain:
 
     There is no wrapper, so the mode is that of the modules: training if one of them is in training mode. An
     optimizer that averages is told of ``train()`` and ``eval()`` by :class:`alrao.modes.Followed`. A module's
-    ``training`` that is set without a call is seen at the next ``zero_grad()``, and before a closure.
+    ``training`` that is set without a call is seen before a closure, and warned of after a step.
 
     Args:
         net: a module with all the parameters.
@@ -77,6 +78,7 @@ class Plain:
         self.finite_statistics = FiniteStatistics(net)
         self.training = self._mode() if modules else True
         self._seen = self.training
+        self._stale: list[tuple[nn.Parameter, Tensor, int]] = []
         self._averager: weakref.ref[Any] | None = None
         self._followed: list[Followed] = []
 
@@ -130,6 +132,10 @@ class Plain:
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, if the modules' mode has changed."""
         if self.modules and self._mode() != self._seen:
+            if self._mode():  # gradients that are there already are not those of the training weights
+                self._stale = [
+                    (p, p.grad, version_of(p.grad)) for p in self.parameters() if p.grad is not None
+                ]
             self.hold(self._mode())
             optimizer = None if self._averager is None else self._averager()
             if optimizer is not None:
@@ -144,6 +150,7 @@ class Plain:
         self.finite_statistics.restore()
         self._seen = not self._mode()  # a call counts, whatever the mode was
         self.place_weights()
+        self._stale = []
 
     def _loaded(self) -> None:
         self.head.loads += 1
@@ -152,10 +159,12 @@ class Plain:
         """Learn that the optimizer has stepped; its gradients must be those of the training weights."""
         if self._averager is not None and not self._seen and self._mode():
             self.place_weights()
+        stale, self._stale = self._stale, []
+        if any(p.grad is grad and version_of(grad) == version for p, grad, version in stale):
             warn(
                 "a module was put into training mode without a call of its train(), so this step had the "
                 "gradients at the averaged weights: call net.train() or optimizer.train() before the forward "
-                "pass"
+                "pass; with Lightning, add alrao.integrations.lightning.AlraoCallback"
             )
 
     def _stop(self) -> None:
@@ -165,7 +174,7 @@ class Plain:
         self._averager = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_averager": None, "_followed": []}
+        return {**self.__dict__, "_averager": None, "_followed": [], "_stale": []}
 
     def __del__(self) -> None:
         if "_followed" in self.__dict__:

@@ -10,7 +10,7 @@ from torch import nn
 from ..model import Alrao
 from ..optim import AlraoOptimizer
 
-__all__ = ["models_in", "posterior_scalars", "unprepared"]
+__all__ = ["interval_scalars", "models_in", "posterior_scalars", "unprepared"]
 
 
 def models_in(module: nn.Module) -> dict[str, Alrao]:
@@ -43,8 +43,14 @@ def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> 
     if optimizer is not None:
         rates = optimizer.copy_rates().clamp(min=1e-300)
         scalars["alrao/rate"] = (posterior * rates.log()).sum().exp().item()
-        groups = range(len(optimizer.param_groups))
-        intervals = [each for each in map(optimizer.interval, groups) if each is not None]
-        if intervals:
-            scalars["alrao/interval/low"], scalars["alrao/interval/high"] = intervals[0]
+        scalars |= interval_scalars(optimizer)
     return scalars
+
+
+def interval_scalars(optimizer: AlraoOptimizer, prefix: str = "") -> dict[str, float]:
+    """Return the ends of the interval of the first group that has one."""
+    intervals = map(optimizer.interval, range(len(optimizer.param_groups)))
+    low, high = next((each for each in intervals if each is not None), (None, None))
+    if low is None or high is None:
+        return {}
+    return {f"{prefix}alrao/interval/low": low, f"{prefix}alrao/interval/high": high}

@@ -20,8 +20,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from ..auto import Auto
+from ..model import Alrao
 from ..optim import AlraoOptimizer
-from ._posterior import models_in, posterior_scalars
+from ._posterior import interval_scalars, models_in, posterior_scalars
 
 __all__ = ["AlraoCallback"]
 
@@ -34,7 +35,8 @@ class AlraoCallback(Callback):
     ``alrao/posterior/…``, the posterior of each copy of the head, named after its initial rate;
     ``alrao/rate``, the geometric mean rate under the posterior; and ``alrao/copies``, the effective number of
     copies (the exponential of the posterior's entropy). With several Alrao models in the module, their names
-    come first.
+    come first. Of plain networks it logs the interval, and puts their training weights back after a
+    validation, which manual optimization needs.
 
     ``Trainer(gradient_clip_val=…)`` clips one norm over all gradients, so a diverging copy would scale down
     the whole network; the callback refuses it, except for :class:`alrao.Auto`, whose steps do not depend on
@@ -70,12 +72,13 @@ class AlraoCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that an optimizer of alrao trains each Alrao model, and that the trainer does not clip."""
         name, models = type(pl_module).__name__, models_in(pl_module)
-        if not models:
+        ours = [each for each in trainer.optimizers if isinstance(each, AlraoOptimizer)]
+        if not (models or ours):
             raise MisconfigurationException(
-                f"AlraoCallback needs a LightningModule that contains an Alrao model, and {name} contains "
-                "none: set self.model = alrao.Alrao(net) in its __init__, or remove the callback"
+                f"AlraoCallback needs a LightningModule with an Alrao model or an optimizer of alrao, {name} "
+                "contains none: set self.model = alrao.Alrao(net) in its __init__, or remove the callback"
             )
-        trained = [each.model for each in trainer.optimizers if isinstance(each, AlraoOptimizer)]
+        trained = [each.model for each in ours]
         for place, model in models.items():
             if not any(model is each for each in trained):
                 kinds = ", ".join(type(each).__name__ for each in trainer.optimizers) or "none"
@@ -94,6 +97,14 @@ class AlraoCallback(Callback):
                 f"AlraoCallback(gradient_clip_val={clips!r})"
             )
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Put the training weights back after a validation, which sets the mode without a call."""
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, AlraoOptimizer):
+                optimizer.model.place_weights()
+
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
@@ -109,10 +120,14 @@ class AlraoCallback(Callback):
             return
         models = models_in(pl_module)
         ours = [each for each in trainer.optimizers if isinstance(each, AlraoOptimizer)]
+        plain = [each for each in ours if not isinstance(each.model, Alrao)]
+        for i, optimizer in enumerate(plain):
+            scalars = interval_scalars(optimizer, f"{i}/" if len(plain) > 1 else "")
+            pl_module.log_dict(scalars, on_step=True, on_epoch=False)
         for place, model in models.items():
             prefix = f"{place}/" if len(models) > 1 else ""
-            optimizer = next((each for each in ours if each.model is model), None)
-            scalars = posterior_scalars(model, optimizer)
+            own = next((each for each in ours if each.model is model), None)
+            scalars = posterior_scalars(model, own)
             scalars = {prefix + key: value for key, value in scalars.items()}
             pl_module.log_dict(scalars, on_step=True, on_epoch=False)
 

@@ -246,11 +246,6 @@ class AveragedOptimizer(AlraoOptimizer):
 
     # The step.
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; a plain network gets the weights for its mode before the next forward pass."""
-        super().zero_grad(set_to_none)
-        self.model.place_weights()
-
     def _begin_step(self) -> None:
         self._notice_loads()
         if self._expected:
