@@ -26,6 +26,9 @@ __all__ = ["Auto"]
 LARGEST_FACTOR = 1e6
 """Below this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
+SMALL = 2**20
+"""Weights of a group that are updated all at once by default: what that sets aside is too little to matter."""
+
 
 class Auto(AveragedOptimizer):
     r"""Train without choosing a learning rate, a schedule or a number of steps. Experimental.
@@ -173,6 +176,9 @@ class Auto(AveragedOptimizer):
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
                 _round(p, state["rest"], wide)
+
+    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+        return sum(p.numel() for p in group["params"]) <= SMALL
 
     def _state_of(self, p: Tensor, group: dict[str, Any], searching: bool) -> dict[str, Any]:
         """Return the state of a parameter that is updated now, counted."""

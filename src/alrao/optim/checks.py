@@ -55,7 +55,8 @@ def refuse_strangers(params: list[Tensor]) -> None:
     if params:
         raise ValueError(
             f"{len(params)} parameters, the first of shape {tuple(params[0].shape)}, are not "
-            "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), output=…)"
+            "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), output=…), or "
+            "pass all plain networks, [encoder, decoder]"
         )
 
 

@@ -354,7 +354,7 @@ class AlraoOptimizer(Optimizer):
             self._update(group, part)
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
-        """Return whether an update of all parameters at once needs no more memory than one by one."""
+        """Return whether an update of all parameters at once needs too little memory to matter."""
         return False
 
     @abstractmethod
