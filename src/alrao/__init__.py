@@ -6,6 +6,7 @@ The map:
 - ``averaging`` is the posterior over the copies of the output layer, ``heads`` are those copies, ``tensors``
   what they return, ``model`` puts them in place of the ``output_layer``;
 - ``optim`` trains every feature at its own rate; ``evidence`` is what a backward pass reports to it;
+  ``trainable`` is what it takes: a model, or the ``plain`` networks that train with any loss;
 - ``auto`` is the optimizer with nothing to choose, ``recalibration`` is for BatchNorm under it;
 - ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
 """

@@ -27,7 +27,7 @@ LARGEST_FACTOR = 1e6
 """Below this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
 SMALL = 2**20
-"""Weights of a group that are updated all at once by default: what that sets aside is too little to matter."""
+"""Weights of a group that are updated all at once by default: that sets aside too little to matter."""
 
 
 class Auto(AveragedOptimizer):
@@ -55,7 +55,9 @@ class Auto(AveragedOptimizer):
     only their rates differ. Log :meth:`interval` as the learning rate.
 
     Args:
-        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``.
+        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``. Or, for any loss, a plain
+            network, a list of them, or pairs of a name and a parameter: without copies the search has nothing
+            to follow, and the interval narrows around 1e-3.
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.

@@ -26,7 +26,7 @@ class Adam(AlraoOptimizer):
     :class:`torch.optim.Adam`, to the bit.
 
     Args:
-        model: an :class:`Alrao` model.
+        model: an :class:`Alrao` model or a plain network, as in :class:`SGD`.
         lr: an interval, a distribution or a number, as in :class:`SGD`. Its default differs from SGD's
             because Adam's steps are normalised.
         betas: coefficients of the running averages, as in torch.
@@ -116,7 +116,7 @@ class AdamW(Adam):
     :class:`torch.optim.AdamW`, to the bit.
 
     Args:
-        model: an :class:`Alrao` model.
+        model: an :class:`Alrao` model or a plain network, as in :class:`SGD`.
         lr: an interval, a distribution or a number, as in :class:`Adam`.
         betas: coefficients of the running averages, as in torch.
         eps: term added to the denominator, as in torch.

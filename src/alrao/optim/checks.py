@@ -105,5 +105,5 @@ def no_likelihood(head: Head) -> str:
     where = f". The output last became a plain tensor in {lost[-1]}" if lost else ""
     return (
         "not a negative log-likelihood, linear in the model's output, so the copies cannot be trained with "
-        f"it: {head.remedy}{where}"
+        f"it: {head.remedy}; or train the plain network with any loss, alrao.Auto(net){where}"
     )
