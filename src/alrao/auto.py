@@ -55,9 +55,9 @@ class Auto(AveragedOptimizer):
     only their rates differ. Log :meth:`interval` as the learning rate.
 
     Args:
-        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``. Or, for any loss, a plain
-            network, a list of them, or pairs of a name and a parameter: without copies the search has nothing
-            to follow, and the interval narrows around 1e-3.
+        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
+            loss, a plain network, a list of them, or pairs of a name and a parameter. Without copies the
+            search has nothing to follow, and the interval narrows around 1e-3.
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.

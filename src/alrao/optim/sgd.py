@@ -31,8 +31,8 @@ class SGD(AlraoOptimizer):
     :class:`torch.optim.SGD`, to the bit.
 
     Args:
-        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``. Or, for any loss, a plain
-            network, a list of them, or pairs of a name and a parameter.
+        model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
+            loss, a plain network, a list of them, or pairs of a name and a parameter.
         lr: an interval ``(low, high)`` from which the rates are drawn log-uniformly, a
             :class:`RateDistribution`, or one number for all features.
         momentum: momentum factor, as in torch.
