@@ -18,27 +18,15 @@ import alrao
 from .errors import LabError
 
 COMMIT = re.compile("[0-9a-f]{12}")
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "scikit-learn",
-    "gymnasium",
-    "stable-baselines3",
-    "prodigyopt",
-    "dadaptation",
-    "dog-optimizer",
-    "schedulefree",
-    "prodigy-plus-schedule-free",
-    "mechanic-pytorch",
-)
+PACKAGES = """torch torchvision numpy scikit-learn gymnasium stable-baselines3
+    prodigyopt dadaptation dog-optimizer schedulefree prodigy-plus-schedule-free mechanic-pytorch"""
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
     """Return the part of ``config.json`` that the settings do not determine, taken when the run starts."""
     commit, modified = source_state()
     versions = {"alrao": alrao.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in PACKAGES.split():
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

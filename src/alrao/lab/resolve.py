@@ -9,41 +9,22 @@ from typing import Any
 
 from .errors import LabError, unknown
 from .methods import METHODS, settle
-from .settings import Settings
+from .settings import GROUPS, Settings
 from .tasks import Task, get_task
 from .values import Interval, MethodSpec
 
-POSITIVE = (
-    "copies",
-    "epochs",
-    "batch",
-    "train_size",
-    "patience",
-    "clip",
-    "width",
-    "image_size",
-    "tau",
-    "threads",
-)
-RANGES: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {
-    "positive": ((*POSITIVE, "threads"), lambda value: value > 0),
-    "at least 0": (("seed", "weight_decay"), lambda value: value >= 0),
-    "at least 0 and less than 1": (("dropout", "momentum"), lambda value: 0 <= value < 1),
-    "strictly between 0 and 1": (("theta",), lambda value: 0 < value < 1),
+RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "positive": (
+        "copies epochs batch train_size patience clip width image_size tau threads",
+        lambda value: value > 0,
+    ),
+    "at least 0": ("seed weight_decay", lambda value: value >= 0),
+    "at least 0 and less than 1": ("dropout momentum", lambda value: 0 <= value < 1),
+    "strictly between 0 and 1": ("theta", lambda value: 0 < value < 1),
 }
+"""What holds of the values of some settings."""
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
-OF_SOME_TASKS = (
-    "resplit",
-    "width",
-    "level",
-    "dropout",
-    "dropout_everywhere",
-    "target",
-    "image_size",
-    "tau",
-    "workers",
-)
-OF_ALRAO = ("copies", "averaging", "theta", "evidence")
+OF_SOME_TASKS, OF_ALRAO = GROUPS["For some tasks"].split(), GROUPS["Alrao"].split()
 
 
 def of_alrao(method: MethodSpec) -> bool:
@@ -101,7 +82,7 @@ def _check(task: Task, settings: Settings) -> None:
             apply = ", ".join(sorted(task.options)).replace("_", "-") or "none"
             raise LabError(f"{_flag(name)} does not apply to {task.name}; of such options, these do: {apply}")
     for said, (names, holds) in RANGES.items():
-        for name in names:
+        for name in names.split():
             if (value := getattr(settings, name)) is not None and not holds(value):
                 raise LabError(f"{_flag(name)} must be {said}, got {value}")
 

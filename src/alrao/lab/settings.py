@@ -10,6 +10,16 @@ from typing import Any
 
 from .values import Interval, MethodSpec, Spelled
 
+GROUPS = {
+    "Model and budget": "model budget epochs batch train_size patience seed",
+    "Method": "method lr momentum weight_decay schedule average clip",
+    "Alrao": "copies averaging theta evidence",
+    "For some tasks": "resplit width level dropout dropout_everywhere target image_size tau workers",
+    "Machine and files": """processes jobs backend gpus threads device data tensorboard to_keep
+        experiment out_dir results""",
+}
+"""Headings of the help, and the parameters below them."""
+
 
 def option(
     default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = ()

@@ -12,19 +12,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import click
 
 from ..errors import unknown
-from ..settings import Settings
+from ..settings import GROUPS, Settings
 
 Kind = TypeVar("Kind")
-
-GROUPS = {
-    "Model and budget": "model budget epochs batch train_size patience seed",
-    "Method": "method lr momentum weight_decay schedule average clip",
-    "Alrao": "copies averaging theta evidence",
-    "For some tasks": "resplit width level dropout dropout_everywhere target image_size tau workers",
-    "Machine and files": """processes jobs backend gpus threads device data tensorboard to_keep
-        experiment out_dir results""",
-}
-"""Headings of the help, and the parameters below them."""
 
 
 class Command(click.Command):

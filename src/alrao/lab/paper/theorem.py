@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import alrao
@@ -82,27 +81,16 @@ def _data() -> tuple[Tensor, Tensor]:
     return (features - features.mean(0)) / features.std(0), torch.from_numpy(labels[:ROWS]).long()
 
 
-def _with_ones(x: Tensor) -> NDArray[np.float64]:
-    return np.hstack([x.numpy(), np.ones((len(x), 1))])
-
-
 def _bound(x: Tensor) -> float:
     """λ: the Hessian of the loss in the logits, diag(p) - p p', is at most 1/2."""
-    inputs = _with_ones(x)
-    return float(0.5 * np.linalg.eigvalsh(inputs.T @ inputs / len(inputs)).max())
+    inputs = F.pad(x, (0, 1), value=1.0)
+    return float(0.5 * torch.linalg.eigvalsh(inputs.T @ inputs / len(inputs)).max())
 
 
 def _optimum(x: Tensor, y: Tensor) -> float:
-    from scipy.optimize import minimize  # type: ignore[import-untyped]
+    """The loss at the optimum, by scikit-learn."""
+    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+    from sklearn.metrics import log_loss  # type: ignore[import-untyped]
 
-    inputs, labels = _with_ones(x), np.eye(10)[y.numpy()]
-
-    def loss_and_gradient(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        logits = inputs @ flat.reshape(-1, 10)
-        logits -= logits.max(1, keepdims=True)
-        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        return float(-np.log((p * labels).sum(1)).mean()), (inputs.T @ (p - labels) / len(inputs)).ravel()
-
-    start = np.zeros(inputs.shape[1] * 10)
-    options = {"maxiter": 100_000, "maxfun": 1_000_000, "ftol": 1e-15, "gtol": 1e-10}
-    return float(minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", options=options).fun)
+    found = LogisticRegression(C=inf, tol=1e-10, max_iter=100_000).fit(x.numpy(), y.numpy())
+    return float(log_loss(y.numpy(), found.predict_proba(x.numpy())))
