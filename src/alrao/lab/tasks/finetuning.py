@@ -32,10 +32,6 @@ class _Finetuning(ImageTask):
     trained: ClassVar[dict[str, nn.Module]] = {}
     """The networks after their first training, by the data they were trained on."""
 
-    known: Part
-    """Training images of the first classes; set with the data."""
-    key: str
-
     @abstractmethod
     def source(self, settings: Settings) -> Data:
         """Read the data with all ten classes."""
@@ -46,8 +42,6 @@ class _Finetuning(ImageTask):
 
     def read(self, settings: Settings) -> Data:
         parts, identity, about = self.source(settings)
-        self.known = parts["train"].take((parts["train"].targets < CLASSES).nonzero().flatten())
-        self.key = f"{identity} {settings.seed if settings.resplit else ''}"
         unknown = {}
         for name, part in parts.items():
             rest = part.take((part.targets >= CLASSES).nonzero().flatten())
@@ -55,15 +49,18 @@ class _Finetuning(ImageTask):
         return unknown, identity, {**about, "classes": CLASSES}
 
     def build(self, settings: Settings) -> nn.Module:
-        if self.key not in self.trained:
+        parts, identity, _ = self.source(settings)
+        key = f"{identity} {settings.seed if settings.resplit else ''}"
+        if key not in self.trained:
             self.trained.clear()
-            self.trained[self.key] = self._train(self.known)
-        net: Any = copy.deepcopy(self.trained[self.key])
+            self.trained[key] = self._train(parts["train"])
+        net: Any = copy.deepcopy(self.trained[key])
         net[-1] = nn.Linear(net[-1].in_features, CLASSES)
         return net
 
-    def _train(self, known: Part) -> nn.Module:
+    def _train(self, part: Part) -> nn.Module:
         """Return the network after its first training: the same for every run on this data."""
+        known = part.take((part.targets < CLASSES).nonzero().flatten())
         images = known.inputs.float()
         images = (images - images.mean()) / images.std()
         with torch.random.fork_rng(devices=[]):
