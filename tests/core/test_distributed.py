@@ -64,6 +64,26 @@ def train(model, optimizer, likelihood, rows, ignored=False, scale=1.0, zoom=Non
     return seen
 
 
+def plain(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def train_plain(net, optimizer, rows, evaluates=False):
+    """The weights of a plain network after every step, with a loss that is no likelihood."""
+    seen = []
+    for step in range(STEPS):
+        x, y = (part[rows] for part in batch("gaussian", step))
+        optimizer.zero_grad()
+        F.l1_loss(net(x), y).backward()
+        optimizer.step()
+        if evaluates:
+            net.eval()
+            net.train()
+        seen.append({str(i): p.detach().clone() for i, p in enumerate(net.parameters())})
+    return seen
+
+
 def rates(model, optimizer):
     return [optimizer.rates(p) for p in model.parameters()]
 
@@ -104,6 +124,9 @@ def worker(rank, folder):
     model = DistributedDataParallel(build("categorical", seed=rank))
     optimizer = auto_for(model, rank)
     result["auto"] = train(model, optimizer, "categorical", half, evaluates=rank == 0)
+
+    net = DistributedDataParallel(plain(seed=rank))
+    result["plain"] = train_plain(net, auto_for(net, rank), half, evaluates=rank == 0)
 
     together = dist.new_group([0, 1])
     model = DistributedDataParallel(build("categorical"), process_group=together)
@@ -178,6 +201,15 @@ def test_auto_trains_in_all_processes_as_in_one_while_one_evaluates(ranks):
     expected = train(model, optimizer, "categorical", slice(None))
     assert_same(ranks[0]["auto"], expected, rtol=1e-5, atol=1e-6)
     assert optimizer.state[model.head.weight]["k"] == STEPS - 2
+
+
+def test_auto_trains_a_plain_network_in_all_processes_as_in_one(ranks):
+    net = plain()
+    optimizer = auto_for(net, 0)
+    expected = train_plain(net, optimizer, slice(None))
+    assert_same(ranks[0]["plain"], expected, rtol=1e-9, atol=1e-9)
+    assert_same(ranks[1]["plain"], ranks[0]["plain"], rtol=0, atol=0)
+    assert optimizer.state[net[0].weight]["k"] == STEPS - 2
 
 
 def test_a_process_group_of_both(ranks):
