@@ -92,10 +92,17 @@ def run(task: str, method: str, seed: int, part: float) -> Row:
     return row | {"torch": torch.__version__, "alrao": alrao.__version__}
 
 
+def keep(path: Path, row: Row) -> None:
+    """Append a row, on a line of its own."""
+    cut_off = path.exists() and not path.read_text("utf-8").endswith("\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * cut_off + json.dumps(row) + "\n")
+
+
 def read(path: Path) -> list[Row]:
     """Return the rows of a file; a line that was cut off is left out."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
@@ -187,8 +194,7 @@ def main() -> None:
                 if (task, method, seed, options.part) in done:
                     continue
                 row = run(task, method, seed, options.part)
-                with options.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                keep(options.out, row)
                 print(f"{task} {method} seed {seed}: {row['value']} in {row['seconds']} s", flush=True)
     rows = [row for row in read(options.out) if row["part"] == options.part and row["seed"] < options.seeds]
     print(table(rows, options.tasks, options.seeds))

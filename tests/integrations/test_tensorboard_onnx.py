@@ -130,9 +130,17 @@ def test_doctests():
     assert doctest.testmod(tensorboard).failed == 0
 
 
-def test_a_plain_network_is_refused():
+def test_of_a_plain_network_rates_are_logged_and_no_posterior():
+    net, writer = mlp(), Recorder()
     with pytest.raises(TypeError, match=r"model made by alrao\.Alrao"):
-        tensorboard.log(Recorder(), mlp())
+        tensorboard.log(writer, net)
+    optimizer = alrao.Auto(net)
+    tensorboard.log(writer, net, optimizer, 0)
+    assert [writer.scalars[f"alrao/interval/{end}", 0] for end in ("low", "high")] == list(
+        optimizer.interval()
+    )
+    assert not any("posterior" in name for name, _ in writer.scalars)
+    assert len(writer.histograms) == len(list(net.parameters()))
 
 
 def test_files_can_be_read_back(tmp_path):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ..optim import AlraoOptimizer
-from ..trainable import unwrap
-from ._posterior import posterior_scalars, unprepared
+from ..trainable import find_alrao, unwrap, unwrapped
+from ._posterior import interval_scalars, posterior_scalars, unprepared
 
 __all__ = ["log"]
 
@@ -31,7 +31,8 @@ def log(
     Args:
         writer: a :class:`torch.utils.tensorboard.SummaryWriter`, or anything with its ``add_scalar`` and
             ``add_histogram``.
-        model: an :class:`alrao.Alrao` model; it may be wrapped by DDP or ``torch.compile``.
+        model: an :class:`alrao.Alrao` model; it may be wrapped by DDP or ``torch.compile``. A plain network
+            has no posterior to log.
         optimizer: its optimizer; it may be wrapped by Accelerate or Lightning. Without it the features' rates
             are not logged, and copies are named after their current rates.
         step: the step, passed on to the writer.
@@ -57,12 +58,15 @@ def log(
         alrao/log10 rates/weight 2
         alrao/log10 rates/bias 2
     """
-    alrao, optimizer = unwrap(model), unprepared(optimizer)
-    for name, value in posterior_scalars(alrao, optimizer).items():
+    optimizer = unprepared(optimizer)
+    alrao = unwrap(model) if optimizer is None else find_alrao(model)
+    scalars = {} if optimizer is None else interval_scalars(optimizer)
+    for name, value in (scalars if alrao is None else posterior_scalars(alrao, optimizer)).items():
         writer.add_scalar(name, value, step)
     if optimizer is None:
         return
-    names = {p: name for name, p in alrao.net.named_parameters()}
+    net = unwrapped(model) if alrao is None else alrao.net
+    names = {p: name for name, p in net.named_parameters()}
     for index, group in enumerate(optimizer.param_groups):
         factor = float(group["lr"])
         writer.add_scalar(f"alrao/factor/group {index}", factor, step)
