@@ -72,6 +72,8 @@ class Auto(AveragedOptimizer):
         process_group: the processes that train this model together.
         swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
             training weights in both modes, for a network that acts while it learns.
+        sleep: after the search, leave out copies of the head while their posterior weight is negligible, as
+            in :class:`SGD`. By default where it pays: for a classifier whose copies have a million weights.
 
     Example:
         >>> import torch, alrao
@@ -105,6 +107,7 @@ class Auto(AveragedOptimizer):
         foreach: bool | None = None,
         process_group: Any = None,
         swap: bool = True,
+        sleep: bool | None = None,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
@@ -116,7 +119,7 @@ class Auto(AveragedOptimizer):
         super().__init__(
             model, COPIES, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            evidence="sum", process_group=process_group, swap=swap,
+            evidence="sum", process_group=process_group, swap=swap, sleep=sleep,
         )  # fmt: skip
         self._stepped = False
         self.model.head.start_alike()
@@ -166,7 +169,7 @@ class Auto(AveragedOptimizer):
             z = [state["z"] for state in states]
             moved = y + z
             before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
-            mixing = [_mixing(state["k"]) for state in states]
+            mixing = [_mixing(state["k"], group.get("stands_for", 1)) for state in states]
             for c in set(mixing):  # one, unless parameters have joined later
                 at = [i for i, each in enumerate(mixing) if each == c]
                 torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
@@ -200,6 +203,13 @@ class Auto(AveragedOptimizer):
                 state["k"] = 0
             state["k"] += 1
         return state
+
+    def _may_sleep(self) -> bool:
+        return self.search.over
+
+    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+        beta, beta2 = group["betas"]
+        return {**group, "betas": (beta, beta2**steps), "stands_for": steps}
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
         if self._stepped and not self.search.over:
@@ -284,9 +294,12 @@ class _Step:
             each.sub_(decay, alpha=share)
 
 
-def _mixing(k: int) -> float:
-    """Return k² / (1² + … + k²), the weight of the newest of k points in their average."""
-    return 6 * k / ((k + 1) * (2 * k + 1))
+def _mixing(k: int, newest: int = 1) -> float:
+    """Return k² / (1² + … + k²), the weight of the newest of k points in their average, or of the newest."""
+    if newest == 1:
+        return 6 * k / ((k + 1) * (2 * k + 1))
+    before = max(0, k - newest)
+    return 1 - before * (before + 1) * (2 * before + 1) / (k * (k + 1) * (2 * k + 1))
 
 
 def _round(p: Tensor, rest: Tensor, wide: Tensor) -> None:

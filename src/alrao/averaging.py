@@ -72,6 +72,11 @@ class Averaging(nn.Module):
         column = self._column
         return column.clone() if dtype is column.dtype else column.type(dtype)
 
+    def column_of(self, rows: slice, dtype: torch.dtype) -> Tensor:
+        """Return the weights of some copies as a column; they sum to 1."""
+        some = self.column(dtype)[rows]
+        return some / some.sum().clamp(min=torch.finfo(dtype).tiny)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_column": None}
 

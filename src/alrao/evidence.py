@@ -37,6 +37,7 @@ __all__ = [
     "pack",
     "read",
     "read_on_device",
+    "rows_of",
     "stay_on_device",
 ]
 
@@ -81,6 +82,14 @@ def detached(leaf: Tensor) -> Tensor:
     if hasattr(leaf, "stays_on_device"):
         stay_on_device(copied)
     return copied
+
+
+def rows_of(leaf: Tensor, copies: int, rows: slice) -> Tensor:
+    """Return the leaf as some of the copies fill it in, with its mark; 0 is what the others report."""
+    some = torch.cat([leaf[rows], leaf[copies:]])
+    if hasattr(leaf, "stays_on_device"):
+        stay_on_device(some)
+    return some
 
 
 # What backward fills in.

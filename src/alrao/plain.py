@@ -23,6 +23,8 @@ class NoHead:
     """The head of a plain network: no copies, so no evidence and no posterior."""
 
     copies = 0
+    awake = part = None
+    can_sleep = False
     training_weights = False
     loads = 0
     """How many times weights have been loaded into the network."""

@@ -28,6 +28,7 @@ __all__ = [
     "mark_only_if_watched",
     "profiler_is_on",
     "step_inside",
+    "storage_is_shared",
 ]
 
 P = ParamSpec("P")
@@ -108,3 +109,9 @@ def apply_as(kind: type[T], function: Any, *args: Any) -> T:
 def inside_functional_transform() -> bool:
     """Return whether a transform of torch.func (grad, vmap, jvp) is active: torch has no public test."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def storage_is_shared(tensor: Tensor) -> bool:
+    """Return whether another tensor has the same memory: torch has no public test."""
+    users: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return users > 2  # the tensor, and the storage's own object

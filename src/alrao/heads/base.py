@@ -61,6 +61,23 @@ class Head(nn.Module):
         if self.training_weights and prefix[:-1] in metadata:
             metadata[prefix[:-1]]["training_weights"] = True
 
+    awake: slice | None = None
+    """The copies that are awake, from the first to the last; None: all. An optimizer decides about it."""
+
+    part: slice | None = None
+    """The copies that the next training pass computes: those awake, and sleeping ones that are looked at."""
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether copies of this head can be left out."""
+        return False
+
+    def taking_part(self) -> slice | None:
+        """Return the copies that the present pass computes; None: all, as in every evaluation."""
+        if self.part is None or not self.training or torch.compiler.is_compiling():
+            return None
+        return self.part if torch.is_grad_enabled() else None
+
     _unusable: Tensor | None = None
     """Whether features were not usable in the last evaluation; on the device, to be read later."""
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..averaging import Averaging
-from ..evidence import is_readable
+from .. import evidence as reports
+from ..averaging import Averaging, Switch
 from ..finite import alive, fail, moderate, without_failed
 from ..shortcuts import inside_functional_transform
 from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
+from .awake import GradientRoom, rows_of
 from .base import Head, stacked
 from .exported import MixtureOfClassifiers
 from .large import is_large, large_mixture
@@ -80,7 +81,7 @@ class LinearHead(Head):
                 "torch.func transforms (grad, vmap, jvp) do not apply to an Alrao head, because its gradient "
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
-        weight, bias = self.weight, self.bias
+        weight, bias = self._parameters_taking_part()
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
@@ -102,6 +103,9 @@ class LinearHead(Head):
             out = out.movedim(-1, 1).contiguous()
             return out[0] if unbatched else out
         return out
+
+    def _parameters_taking_part(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, self.bias
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Matrix products in the narrow type, everything else in float32.
@@ -166,17 +170,44 @@ class CategoricalHead(LinearHead):
         "weights and soft targets are fine), or train a plain network with this loss"
     )
 
+    def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
+        super().__init__(layer, averaging, keep=keep)
+        self._rooms = GradientRoom(), GradientRoom()
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether copies of this head can be left out."""
+        plain = type(self.weight) is nn.Parameter and self.window is None
+        several = self.copies > 1 and not self.spread and not self.sharded
+        return plain and several and isinstance(self.averaging, Switch)
+
+    def _parameters_taking_part(self) -> tuple[Tensor, Tensor | None]:
+        weight, bias, rows = self.weight, self.bias, self.taking_part()
+        if rows is None:
+            return weight, bias
+        of_weight, of_bias = self._rooms
+        return rows_of(weight, rows, of_weight), None if bias is None else rows_of(bias, rows, of_bias)
+
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.spread:
             return super()._rows(z, weight, bias)
-        a = self.averaging.column(wide(z.dtype))
-        leaf = self.evidence_leaf(weight, bias)
-        if is_large(z, weight):
+        leaf, rows = self.evidence_leaf(weight, bias), None
+        if len(weight) != self.copies:
+            rows = self.taking_part()
+        if rows is None:
+            a = self.averaging.column(wide(z.dtype))
+        else:
+            a = self.averaging.column_of(rows, wide(z.dtype))
+            leaf = reports.rows_of(leaf, self.copies, rows)
+        if self._is_large(z, weight):
             return large_mixture(z, weight, bias, a, leaf, at_once=self.sharded)
         return categorical_mixture(z, weight, bias, a, leaf)
 
+    def _is_large(self, z: Tensor, weight: Tensor) -> bool:
+        return self.copies > 1 and is_large(z, weight)
+
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not self.spread and is_large(z, weight):  # its products cast the weights
+        if not self.spread and self._is_large(z, weight):  # its products cast the weights
             return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
         return super()._autocast(z, weight, bias)
 
@@ -243,7 +274,7 @@ class BernoulliHead(GaussianHead):
     posterior_evidence_on_device = Head.posterior_evidence_on_device
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        if not (is_readable(self.evidence) and moderate(outputs, a)):
+        if not (reports.is_readable(self.evidence) and moderate(outputs, a)):
             return mixture_logit(outputs, a)
         yes, no = (torch.tensordot(a, x, 1) for x in (outputs.sigmoid(), (-outputs).sigmoid()))
         return yes.log() - no.log()

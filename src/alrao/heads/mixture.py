@@ -86,16 +86,21 @@ class _CategoricalMixture(torch.autograd.Function):
         flat = weight.view(-1, d)
         log_p = _log_softmax_of_copies(z, flat, bias, copies)
         p = log_p.exp()
-        m = (p * a).sum(1)
+        if copies > 1:
+            m, least, limit = (p * a).sum(1), None, TINY
+        else:  # nothing can underflow where no logarithm is taken of a sum
+            m, least, limit = p[:, 0], log_p, -torch.inf
         # Reading a value would split a compiled graph or stall a GPU: take the careful path there always.
-        careful = not reports.is_readable(evidence) or not (m.amin().item() > TINY if m.numel() else True)
+        careful = not reports.is_readable(evidence)
+        if not careful and m.numel():
+            careful = not (m if least is None else least).amin().item() > limit
         if careful:  # a copy or a feature has failed, or a probability underflows
             log_p, m, a = _careful_mixture(z, flat, bias, a)
             p = log_p.exp()
             log_m = m.clone()
         else:
             log_m = m.log() if copies > 1 else log_p[:, 0].clone()  # a single copy: equal to the bit
-        ctx.careful = careful
+        ctx.careful, ctx.room = careful, getattr(weight, "gradient_room", None)
         ctx.save_for_backward(z, flat, bias, a, log_p, p, m)
         return log_m
 
@@ -135,7 +140,9 @@ class _CategoricalMixture(torch.autograd.Function):
             if careful:
                 grad_z = torch.where(healthy, grad_z, 0)
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, -1)
+            # Some copies of a head have room for their gradient inside that of all.
+            room = None if ctx.room is None else ctx.room().view(flat.shape)
+            grad_weight = torch.mm(_flat(own, z.dtype).t(), z, out=room).view(copies, classes, -1)
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
         return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total)

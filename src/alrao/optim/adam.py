@@ -40,6 +40,7 @@ class Adam(AlraoOptimizer):
         capturable: never read anything on the host, as in :class:`SGD`.
         evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
         process_group: the processes that train this model together.
+        sleep: leave out copies of the head while their posterior weight is negligible, as in :class:`SGD`.
     """
 
     _decoupled = False
@@ -62,6 +63,7 @@ class Adam(AlraoOptimizer):
         fused: bool | None = None,
         evidence: str = "mean",
         process_group: Any = None,
+        sleep: bool = False,
     ) -> None:
         check_at_least_0(eps=eps, weight_decay=weight_decay)
         if not all(0.0 <= beta < 1.0 for beta in betas):
@@ -71,7 +73,7 @@ class Adam(AlraoOptimizer):
         super().__init__(
             model, lr, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            capturable=capturable, evidence=evidence, process_group=process_group,
+            capturable=capturable, evidence=evidence, process_group=process_group, sleep=sleep,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -96,6 +98,10 @@ class Adam(AlraoOptimizer):
         torch._foreach_div_(denominators, [root(1 - beta2**step) for step in steps])
         torch._foreach_add_(denominators, group["eps"])
         u.move_ratio(averages, denominators, [1 - beta1**step for step in steps])
+
+    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {**group, "betas": (beta1**steps, beta2**steps)}
 
     def _moments(self, param: Tensor, amsgrad: bool) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]

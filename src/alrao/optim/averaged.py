@@ -38,6 +38,7 @@ class AveragedOptimizer(AlraoOptimizer):
     """
 
     _wide = AlraoOptimizer._wide | {"z", "v"}
+    _starts_as_weights = frozenset({"z"})
 
     def __init__(self, *args: Any, swap: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -38,6 +38,7 @@ from .factor import HIGHEST, FactorWatch
 from .feature_rates import Entry, FeaturePlaces, GroupRates, rate_dtype
 from .observing import look, look_on_device, update_posterior
 from .on_device import Gate, Refusals, widest
+from .sleep import Part, Sleep, missed_steps
 from .update import GroupUpdate
 
 __all__ = ["AlraoOptimizer"]
@@ -54,6 +55,9 @@ class AlraoOptimizer(Optimizer):
     _wide = frozenset({"u"})
     """State that keeps its type when it is loaded, whatever the type of the parameter."""
 
+    _starts_as_weights: frozenset[str] = frozenset()
+    """State that begins as a copy of the weights, and not at zero."""
+
     def __init__(
         self,
         model: Trainable,
@@ -67,6 +71,7 @@ class AlraoOptimizer(Optimizer):
         evidence: str,
         process_group: Any,
         capturable: bool = False,
+        sleep: bool | None = False,
     ) -> None:
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
@@ -85,6 +90,7 @@ class AlraoOptimizer(Optimizer):
         self._places = FeaturePlaces(self.model.net)
         self._head_params = set(self.model.head.parameters())
         self._factors: FactorWatch | None = None if capturable else FactorWatch()
+        self._sleep = Sleep(self.model.head, sleep, on_host=self._device.type == "cpu" and not capturable)
         self.rates_of_groups: list[GroupRates] = []
         defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
         defaults["capturable"] = capturable
@@ -182,6 +188,11 @@ class AlraoOptimizer(Optimizer):
         return (rates.drawn if initial else rates.copies).grid(self.model.head.copies)
 
     @property
+    def sleeps(self) -> bool:
+        """Whether copies of the head may fall asleep."""
+        return self._sleep.wanted
+
+    @property
     def group_of_head(self) -> int:
         """The index of the first parameter group with parameters of the head."""
         groups = enumerate(self.param_groups)
@@ -277,6 +288,7 @@ class AlraoOptimizer(Optimizer):
             self._refusals.note(gate.accepted)
         if self._factors is not None and not self._factors.look(self.param_groups):
             self._factors = None
+        complete = head.awake is None
         self._begin_step()
         for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
             if group["redraws"] is not None:
@@ -288,12 +300,27 @@ class AlraoOptimizer(Optimizer):
                     self._step_group(rates, group, gate)
             else:
                 self._step_group(rates, group, gate)
-        update_posterior(head, evidence, gate, self.param_groups[0]["evidence"])
-        self._end_step(evidence, gate)
+        if self._sleep.wanted and not on_device:
+            self._observe(evidence)
+        else:
+            update_posterior(head, evidence, gate, self.param_groups[0]["evidence"])
+        self._end_step(evidence if complete else None, gate)
         head.evidence.grad = None
         self.model.finite_statistics.restore(reads=not on_device)
         self.model.notice_step()
         return loss
+
+    def _observe(self, evidence: reports.Evidence | None) -> None:
+        """Update the posterior, of which some copies may sleep."""
+        if evidence is not None:
+            log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
+            self._sleep.observe(log_likelihood, self.copy_rates, allowed=self._may_sleep())
+            entries = (entry for rates in self.rates_of_groups for entry in rates.entries)
+            self._sleep.prepare_looks(self.state, entries)
+
+    def _may_sleep(self) -> bool:
+        """Return whether copies may sleep now, in an optimizer that does not allow it always."""
+        return True
 
     def _fill_state(self, gate: bool | Gate) -> None:
         """Make the state as the first step would, for torch's distributed checkpoints to load into."""
@@ -325,6 +352,7 @@ class AlraoOptimizer(Optimizer):
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
         params, grads, of_features, of_copies = [], [], [], []
+        awake, parts = self.model.head.awake, list[Part]()
         for p, rate, theirs in rates.entries:
             grad = p.grad
             if grad is None:
@@ -333,6 +361,9 @@ class AlraoOptimizer(Optimizer):
                 grad = grad * gate.live if isinstance(gate, Gate) else grad
                 self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
                 continue
+            if theirs and awake is not None:
+                parts.append(part := Part(self.state, p, awake))
+                p, grad, rate = part.param, part.of(grad), part.of(rate)
             params.append(p)
             grads.append(grad)
             of_features.append(rate)
@@ -340,18 +371,37 @@ class AlraoOptimizer(Optimizer):
         if not params:
             return
         at_once = group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group))
+        masked = False
         if isinstance(gate, Gate):
             update = gate.update(params, grads, of_features, of_copies, rates.constant, group["lr"])
             at_once = group["foreach"] is not False  # as in torch: fewer launches
         else:
             of_body = [grad for grad, theirs in zip(grads, of_copies, strict=True) if not theirs]
-            if not gate or (of_body and not in_range(of_body)):
+            if masked := not gate or (bool(of_body) and not in_range(of_body)):
                 grads = [zero_unusable(grad) for grad in grads]
             update = GroupUpdate(params, grads, of_features, rates.constant, float(group["lr"]))
-        for part in [update] if at_once else update.one_by_one():
+        for part in parts:
+            part.begin()
+        self._apply(group, [update] if at_once else update.one_by_one())
+        for part in parts:
+            part.end(self._starts_as_weights)
+        if parts and self.model.head.part != awake:
+            for stands_for, part, missed in missed_steps(
+                self._sleep, self.state, rates, update.factor, masked=masked
+            ):
+                part.begin(stands_for)
+                self._apply(self._standing_for(group, stands_for), [missed])
+                part.end(None)
+
+    def _apply(self, group: dict[str, Any], updates: Iterable[GroupUpdate]) -> None:
+        for update in updates:
             if group["maximize"]:
-                part.negate()
-            self._update(group, part)
+                update.negate()
+            self._update(group, update)
+
+    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Return the settings with which one step stands for several: averages forget as much."""
+        return group
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         """Return whether an update of all parameters at once needs too little memory to matter."""
@@ -374,7 +424,7 @@ class AlraoOptimizer(Optimizer):
         packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
         if type(self.state) is not checkpoint.Unstepped:
             checkpoint.mark_empty(packed)
-        return packed
+        return self._sleep.packed_into(packed)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -404,6 +454,7 @@ class AlraoOptimizer(Optimizer):
             self._compute_rates(rates, group)
         self._seed, self._alike = self.param_groups[0]["seed"], False
         self._factors = None if self.param_groups[0]["capturable"] else FactorWatch()
+        self._sleep.unpack(self.param_groups)
 
     def _place_counters(self, p: Tensor) -> None:
         """Move the count of a parameter's steps to where this optimizer counts."""

@@ -50,6 +50,8 @@ class SGD(AlraoOptimizer):
         evidence: what a batch counts for in the posterior: the ``"mean"`` log-likelihood of its observations,
             as in the paper, or their ``"sum"``.
         process_group: the processes that train this model together; by default all.
+        sleep: leave out copies of the head while their posterior weight is negligible. It saves most of the
+            time of a large output layer, on the CPU.
 
     Example:
         >>> import torch, alrao
@@ -80,6 +82,7 @@ class SGD(AlraoOptimizer):
         fused: bool | None = None,
         evidence: str = "mean",
         process_group: Any = None,
+        sleep: bool = False,
     ) -> None:
         check_at_least_0(momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -97,7 +100,7 @@ class SGD(AlraoOptimizer):
         super().__init__(
             model, lr, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
-            capturable=capturable, evidence=evidence, process_group=process_group,
+            capturable=capturable, evidence=evidence, process_group=process_group, sleep=sleep,
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -107,6 +110,12 @@ class SGD(AlraoOptimizer):
         if group["momentum"] != 0:
             grads = self._momentum(group, u, grads)
         u.move(grads)
+
+    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+        momentum = group["momentum"]
+        kept = momentum**steps
+        fresh = (1 - group["dampening"]) * (1 - kept) / (1 - momentum) if momentum != 1 else steps
+        return {**group, "momentum": kept, "dampening": 1 - fresh}
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return self._takes_sparse(group) and not group["maximize"]

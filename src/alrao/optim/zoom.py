@@ -237,6 +237,11 @@ def _check(optimizer: AlraoOptimizer) -> None:
             "Zoom follows the posterior over the copies of the head, and a plain network has none: build the "
             "optimizer for alrao.Alrao(net), or use alrao.Auto(net)"
         )
+    if optimizer.sleeps:
+        raise ValueError(
+            "Zoom follows the posterior over all copies and moves their rates, so none may sleep: leave out "
+            "sleep=True"
+        )
     head = optimizer.group_of_head
     if _initial(optimizer, head) is None:
         raise ValueError(

@@ -1,0 +1,288 @@
+r"""Sleeping copies: those whose posterior weight is negligible are left out of most steps.
+
+Copies are ordered by their rates :math:`\eta_j`. At the end of each cycle of :data:`PERIOD` steps, those
+whose weight has been below :data:`NEGLIGIBLE` fall asleep, and those at or above it wake. The copies awake
+are neighbours, and the next slower one is always among them: it wins once noise decides, which only a copy
+shows that learns from every batch. A sleeping copy is *looked at* now and then: only then it takes part in
+forward and backward, is compared with the others, and is trained.
+
+**The weights.** A copy slower than those awake is looked at every
+:math:`k_j = \min(\eta / 2 \eta_j, 48)` steps, where :math:`\eta` is the highest rate awake. A look stands
+for the :math:`s \le k_j` steps since the last one: the step is taken at the rate :math:`s\,\eta_j < \eta`,
+and averages over time forget as much as in :math:`s` steps. So what it learns is an unbiased, if noisier,
+estimate of what it would have learnt awake, at rates that are known to be stable. This is impossible for
+copies faster than those awake, but they depend less on where they come from: in the last :data:`LOOKS` steps
+of a cycle, the slowest of them is trained at its own rate, from the weights of the fastest copy awake. If it
+wakes, the next one has its turn.
+
+**The posterior.** With the log-likelihoods :math:`\ell_j` that the copies awake give to a batch, that of
+their mixture is :math:`\bar\ell = \log \sum_j a_j e^{\ell_j} - \log \sum_j a_j`. A copy that is looked at
+is given its :math:`\ell_j`, and :math:`d_j = \ell_j - \bar\ell` is kept. A copy that is not is given
+:math:`\bar\ell + d_j`, but no more than makes its weight that of the best copy awake. The recursion itself is
+unchanged, so the weights of those awake are exact given those of the others.
+
+**The mixture** of a training pass is that of the copies that take part, with their weights scaled to sum
+to 1. In evaluation all copies take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..averaging import Switch
+from ..finite import zero_unusable
+from .feature_rates import Entry, GroupRates
+from .update import GroupUpdate
+
+__all__ = ["LOOKS", "NEGLIGIBLE", "PERIOD", "Part", "Sleep", "missed_steps"]
+
+PERIOD = 97
+"""Steps from one decision to the next: a prime, so that looks do not always meet the same batches."""
+
+LOOKS = 4
+"""Steps at the end of a cycle in which the next copy faster than those awake is looked at."""
+
+LONGEST = 48
+"""The most steps between two looks at a copy slower than those awake."""
+
+NEGLIGIBLE = 0.01
+"""A copy falls asleep once its posterior weight has been lower in the second half of a cycle."""
+
+WORTHWHILE = 2**20
+"""How many weights all copies have together from which on sleeping is the default of ``Auto``."""
+
+
+class Sleep:
+    """Decides which copies of a head sleep, and when they are looked at.
+
+    Args:
+        head: the copies.
+        wanted: whether copies may fall asleep; None: where it pays.
+        on_host: whether steps read numbers on the host, as sleeping copies need.
+    """
+
+    def __init__(self, head: Any, wanted: bool | None, *, on_host: bool = True) -> None:
+        if wanted and not on_host:
+            raise ValueError(
+                "sleep=True needs steps that read numbers on the host, which those on other devices than the "
+                "CPU and those with capturable=True do not: leave sleep out"
+            )
+        if wanted and head.copies and not isinstance(head.averaging, Switch):
+            raise ValueError(
+                f"sleep=True needs the switch, under which a copy can come back, the posterior is "
+                f"{type(head.averaging).__name__}: leave sleep out, or leave averaging out of Alrao(net)"
+            )
+        if wanted and not head.can_sleep:
+            raise ValueError(
+                "sleep=True needs several copies of a linear layer of a classifier, the head is a "
+                f"{type(head).__name__} with {head.copies} copies: leave sleep out"
+            )
+        self.head = head
+        pays = on_host and head.can_sleep and sum(p.numel() for p in head.parameters()) >= WORTHWHILE
+        self.wanted = pays if wanted is None else wanted
+        self._restart()
+
+    def _restart(self) -> None:
+        """Begin with a cycle in which all are awake."""
+        self.position = 0
+        """Steps of the present cycle so far."""
+        self.since = [1] * self.head.copies
+        """Steps that the next look at each copy stands for."""
+        self._every = [1] * self.head.copies
+        self._peak: Tensor | None = None
+        self._behind: Tensor | None = None
+        self.head.awake = self.head.part = None
+
+    def observe(self, log_likelihood: list[float], rates: Callable[[], Tensor], *, allowed: bool) -> None:
+        """Update the posterior, decide at the end of a cycle who is awake, and who is looked at next.
+
+        Args:
+            log_likelihood: what each copy gave to the batch; anything for copies that did not take part.
+            rates: returns those of the copies.
+            allowed: whether copies may sleep now.
+        """
+        head, averaging = self.head, self.head.averaging
+        log_likelihood = head.posterior_evidence(log_likelihood)
+        if not (allowed and self.wanted and head.can_sleep):
+            averaging.update(log_likelihood)
+            self._restart()
+            return
+        last = self.position == PERIOD - 1
+        if head.awake is None and not last:
+            averaging.update(log_likelihood)
+        else:
+            averaging.update(self._given(averaging.weights, log_likelihood))
+        if self.position >= PERIOD // 2:
+            weights = averaging.weights
+            self._peak = weights if self._peak is None else self._peak.maximum(weights)
+        self.position += 1
+        if last:
+            self._decide(averaging.weights.tolist(), rates().tolist())
+        if head.awake is not None:
+            self._plan()
+
+    # The posterior.
+
+    def _given(self, weights: Tensor, log_likelihood: list[float]) -> Tensor:
+        """Return the log-likelihoods, with what is known of sleeping copies that did not take part."""
+        head = self.head
+        awake, part = head.awake or slice(None), head.part or slice(None)
+        given = torch.tensor(log_likelihood, dtype=weights.dtype, device=weights.device)
+        given = torch.where(given.isfinite(), given, -torch.inf)
+        joint = weights[awake].log() + given[awake]
+        mixed = joint.logsumexp(0) - weights[awake].sum().log()
+        behind = given - mixed
+        if self._behind is not None:
+            behind = self._behind
+            behind[part] = given[part] - mixed
+        self._behind = behind
+        if mixed.is_cpu and mixed.item() == -torch.inf:  # those awake have failed: the others take over
+            for row in set(range(head.copies)) - set(range(head.copies)[part]):
+                given[row] = 0.0
+            self._restart()
+            return given
+        result = torch.minimum(mixed + behind, joint.amax() - weights.log())
+        result[part] = given[part]
+        return result
+
+    def _decide(self, now: list[float], rates: list[float]) -> None:
+        """Let copies fall asleep and wake: the only place where the posterior is read."""
+        head, copies = self.head, range(self.head.copies)
+        peak = now if self._peak is None else self._peak.tolist()
+        matter = [j for j in copies[head.awake or slice(None)] if peak[j] >= NEGLIGIBLE]
+        matter += [j for j in copies if now[j] >= NEGLIGIBLE]
+        first, last = max(0, min(matter) - 1), max(matter)
+        awake = copies[first : last + 1]
+        self.position, self._peak = 0, None
+        if len(awake) == len(copies):
+            self._restart()
+            return
+        head.awake = slice(first, last + 1)
+        highest = max(rates[j] for j in awake)
+        self._every = [_steps_between_looks(highest, rate) for rate in rates]
+
+    def _plan(self) -> None:
+        """Choose the copies of the next step."""
+        head, copies = self.head, range(self.head.copies)
+        awake, part = copies[head.awake], copies[head.part or slice(None)]
+        self.since = [1 if j in part or j >= awake.stop else self.since[j] + 1 for j in copies]
+        due = [j for j in copies[: awake.start] if self.since[j] >= self._every[j]]
+        stop = min(awake.stop + (self.position >= PERIOD - LOOKS), len(copies))
+        head.part = slice(min(due, default=awake.start), stop)
+
+    # The weights.
+
+    def prepare_looks(self, state: Any, entries: Iterable[Entry]) -> None:
+        """Before the looks at a copy faster than all awake, let it continue from the fastest of those."""
+        awake = self.head.awake
+        if awake is None or self.position != PERIOD - LOOKS:
+            return
+        for p, rate, of_copies in entries:
+            if of_copies and isinstance(rate, Tensor):
+                for value in (p, *state[p].values()):
+                    if isinstance(value, Tensor) and value.shape == p.shape:
+                        value[awake.stop : awake.stop + 1] = value[awake.stop - 1]
+
+    # Checkpoints.
+
+    def packed_into(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of an optimizer with who sleeps, if copies may."""
+        if not self.wanted:
+            return state_dict
+        head = self.head
+        packed = {
+            "position": self.position,
+            "since": self.since,
+            "every": self._every,
+            "awake": None if head.awake is None else [head.awake.start, head.awake.stop],
+            "part": None if head.part is None else [head.part.start, head.part.stop],
+            "peak": None if self._peak is None else self._peak.tolist(),
+            "behind": None if self._behind is None else self._behind.tolist(),
+        }
+        return {**state_dict, "param_groups": [{**g, "sleep": packed} for g in state_dict["param_groups"]]}
+
+    def unpack(self, groups: list[dict[str, Any]]) -> None:
+        """Take out of the loaded groups what :meth:`packed_into` has put there, and continue from it."""
+        of_groups = [group.pop("sleep", None) for group in groups]
+        self._restart()
+        packed = of_groups[0]
+        if packed is None or not self.wanted:
+            return
+        new = self.head.averaging.weights.new_tensor
+        self.position, self.since, self._every = packed["position"], packed["since"], packed["every"]
+        self._peak = None if packed["peak"] is None else new(packed["peak"])
+        self._behind = None if packed["behind"] is None else new(packed["behind"])
+        self.head.awake = None if packed["awake"] is None else slice(*packed["awake"])
+        self.head.part = None if packed["part"] is None else slice(*packed["part"])
+
+
+def _steps_between_looks(highest: float, rate: float) -> int:
+    return max(1, min(LONGEST, int(highest / (2 * rate)))) if rate > 0 else LONGEST
+
+
+class Part:
+    """Some copies of a head's parameter, with their part of the optimizer's state.
+
+    While the part is updated, the state has an entry for it.
+
+    Args:
+        state: the optimizer's state.
+        whole: the parameter.
+        rows: the copies.
+    """
+
+    def __init__(self, state: Any, whole: Tensor, rows: slice) -> None:
+        self.whole, self.rows, self._state = whole, rows, state
+        self.param = whole.detach()[rows]
+        self._given = {key: self.of(value) for key, value in state[whole].items()}
+
+    def of(self, value: Any) -> Any:
+        """Return what belongs to these copies of a value for the parameter."""
+        return value[self.rows] if isinstance(value, Tensor) and len(value.shape) > 1 else value
+
+    def begin(self, stands_for: int | None = None) -> None:
+        """Give the part its state; for a step that stands for several, counted already, with counters."""
+        of_part = dict(self._given)
+        if stands_for is not None:
+            counters = {"step": lambda now: now / stands_for - 1, "k": lambda now: now - 1}
+            of_part.update({key: counters[key](of_part[key]) for key in counters.keys() & of_part.keys()})
+        self._state[self.param] = of_part
+
+    def end(self, starts_as_weights: Collection[str] | None) -> None:
+        """Take the state back. What is new, and the counters, become the parameter's.
+
+        Args:
+            starts_as_weights: state that begins as a copy of the weights; None: the counters stay.
+        """
+        whole = self._state[self.whole]
+        for key, value in self._state.pop(self.param).items():
+            if value is self._given.get(key) or starts_as_weights is None:
+                continue
+            if isinstance(value, Tensor) and value.shape == self.param.shape:
+                start = self.whole.detach() if key in starts_as_weights else torch.zeros_like(self.whole)
+                whole[key] = start.to(value.dtype, copy=True)
+                whole[key][self.rows] = value
+            else:
+                whole[key] = value
+
+
+def missed_steps(
+    sleep: Sleep, state: Any, rates: GroupRates, factor: float, *, masked: bool
+) -> Iterator[tuple[int, Part, GroupUpdate]]:
+    """Return the sleeping copies that took part: how many steps the step stands for, and the step."""
+    head = sleep.head
+    awake, copies = head.awake, range(head.copies)
+    for p, rate, of_copies in rates.entries:
+        if not of_copies or p.grad is None:
+            continue
+        for j in copies[head.part]:
+            if j in copies[awake]:
+                continue
+            part, stands_for = Part(state, p, slice(j, j + 1)), sleep.since[j]
+            at = part.of(rate) * stands_for if isinstance(rate, Tensor) else rate
+            grad = zero_unusable(part.of(p.grad)) if masked else part.of(p.grad)
+            yield stands_for, part, GroupUpdate([part.param], [grad], [at], rates.constant, factor)
