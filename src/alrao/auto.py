@@ -73,7 +73,7 @@ class Auto(AveragedOptimizer):
         swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
             training weights in both modes, for a network that acts while it learns.
         sleep: after the search, leave out copies of the head while their posterior weight is negligible, as
-            in :class:`SGD`. By default where it pays: for a classifier whose copies have a million weights.
+            in :class:`SGD`. None: where it pays, for a classifier whose copies have a million weights together.
 
     Example:
         >>> import torch, alrao
@@ -107,7 +107,7 @@ class Auto(AveragedOptimizer):
         foreach: bool | None = None,
         process_group: Any = None,
         swap: bool = True,
-        sleep: bool | None = None,
+        sleep: bool | None = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):

@@ -86,8 +86,9 @@ def test_no_copy_sleeps_unless_asked_to():
     assert not alrao.SGD(model).sleeps
     assert not alrao.Auto(model).sleeps
     large_model = alrao.Alrao(nn.Linear(128, 1000))
-    assert alrao.Auto(large_model).sleeps
-    assert not alrao.Auto(large_model, sleep=False).sleeps
+    assert not alrao.Auto(large_model).sleeps
+    assert alrao.Auto(large_model, sleep=None).sleeps
+    assert not alrao.Auto(model, sleep=None).sleeps
 
 
 # The posterior.
