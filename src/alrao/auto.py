@@ -73,7 +73,7 @@ class Auto(AveragedOptimizer):
         swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
             training weights in both modes, for a network that acts while it learns.
         sleep: after the search, leave out copies of the head while their posterior weight is negligible, as
-            in :class:`SGD`. None: where it pays, for a classifier whose copies have a million weights together.
+            in :class:`SGD`. None: where it pays, for a classifier whose copies have a million weights.
 
     Example:
         >>> import torch, alrao
