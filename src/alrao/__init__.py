@@ -13,6 +13,7 @@ The map:
 
 from .auto import Auto
 from .averaging import Averaging, BayesianAverage, Switch
+from .copy_parallel import CopyParallel
 from .features import register_features
 from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
@@ -34,6 +35,7 @@ __all__ = [
     "BayesianAverage",
     "Bernoulli",
     "Constant",
+    "CopyParallel",
     "LogUniform",
     "MixtureBCELoss",
     "MixtureMSELoss",

@@ -20,6 +20,7 @@ if dist.is_available():
 
 __all__ = [
     "fingerprint",
+    "gathered",
     "highest_of_shards",
     "indices_of_copies",
     "is_shard",
@@ -53,6 +54,11 @@ def local(x: Any) -> Any:
         return x
     with torch.no_grad():
         return x.to_local()
+
+
+def gathered(x: Any) -> Any:
+    """Return the whole of a tensor, from the parts of all processes; anything else as it is."""
+    return x.full_tensor() if is_shard(x) else x
 
 
 def placements_for(shape: torch.Size, parameter: Any) -> tuple[Any, ...]:

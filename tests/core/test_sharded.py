@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo
 
 FAST = [(name, "categorical", "whole") for name in OPTIMIZERS]
 FAST += [("auto", "categorical", "layers"), ("adam", "categorical", "ddp")]
-FAST += [("momentum", likelihood, "layers") for likelihood in CRITERIA]
+FAST += [("momentum", likelihood, way) for likelihood in CRITERIA for way in ("layers", "copies")]
+FAST += [("auto", "categorical", "copies"), ("per-feature", "gaussian", "copies")]
 
 
 def assert_same(found, expected):

@@ -28,6 +28,7 @@ ORDER = [
     "watch",
     "tensors",
     "heads",
+    "copy_parallel",
     "losses",
 ]
 ORDER += [

@@ -14,8 +14,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import alrao
@@ -78,7 +80,15 @@ def by_layers(model, **kwargs):
     return model
 
 
-WAYS = {"ddp": DistributedDataParallel, "whole": whole, "layers": by_layers}
+def on_devices(model):
+    """Each process holds some of the copies."""
+    parallelize_module(
+        model, init_device_mesh("cpu", (dist.get_world_size(),)), {"output": alrao.CopyParallel()}
+    )
+    return model
+
+
+WAYS = {"ddp": DistributedDataParallel, "whole": whole, "layers": by_layers, "copies": on_devices}
 
 
 def optimizer_for(model, name="momentum", seed=100):
@@ -135,7 +145,7 @@ def case(name, likelihood, way=None, rank=0, world=1, **kwargs):
     model = build(likelihood)
     model = model if way is None else WAYS[way](model)
     optimizer = optimizer_for(model, name)
-    rows = share(rank, world)
+    rows = slice(None) if way == "copies" else share(rank, world)
     train(model, optimizer, likelihood, rows, **kwargs)
     return ended(model, optimizer, batch(likelihood, 0)[0])
 

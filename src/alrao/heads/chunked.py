@@ -24,7 +24,7 @@ from .. import evidence as reports
 from .. import finite
 from .mixture import refuse_second_derivative, wide
 
-__all__ = ["Gradients", "backward_of_mixture", "hard_nll", "log_mixture"]
+__all__ = ["Copies", "Gradients", "backward_of_mixture", "chunks", "hard_nll", "log_mixture"]
 
 CHUNK = 2**23
 """The most numbers of one copy's output that are held at a time."""
@@ -103,7 +103,7 @@ def chunks(rows: int, classes: int) -> Iterator[slice]:
         yield slice(rows * i // number, rows * (i + 1) // number)
 
 
-class _Copies:
+class Copies:
     """The copies' weights in the type of the products, and room for the output of one of them."""
 
     def __init__(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -177,7 +177,7 @@ def _hard_pass(
     """Return the target's log-probabilities under each copy and under the mixture; fill in the gradients."""
     healthy = finite.usable(z)
     z = torch.where(healthy, z, 0)
-    copies = _Copies(z, weight, bias)
+    copies = Copies(z, weight, bias)
     log_p = torch.empty(len(z), copies.number, dtype=wide(z.dtype), device=z.device)
     log_m = torch.empty_like(log_p[:, 0])
     low = z.dtype is not log_p.dtype
@@ -231,7 +231,7 @@ def log_mixture(
     """Return the mixture's log-probabilities of rows, which are in a ``shape``: ``(*shape, classes)``."""
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
         z = finite.zero_unusable(z)
-        copies = _Copies(z, weight, bias)
+        copies = Copies(z, weight, bias)
         shape = [len(z)] if shape is None else shape
         out = torch.empty(*shape, copies.classes, dtype=wide(z.dtype), device=z.device)
         by_row = out.view(len(z), copies.classes)
@@ -240,7 +240,7 @@ def log_mixture(
         return out
 
 
-def _log_mixture_of(copies: _Copies, z: Tensor, a: Tensor, out: Tensor) -> Tensor:
+def _log_mixture_of(copies: Copies, z: Tensor, a: Tensor, out: Tensor) -> Tensor:
     """Fill in the log-probabilities of a chunk; return the weight of the copies left in each row."""
     if copies.reads:
         out.zero_()
@@ -267,7 +267,7 @@ def backward_of_mixture(
     with torch.autocast(z.device.type, enabled=False):
         healthy = finite.usable(z)
         z = torch.where(healthy, z, 0)
-        copies = _Copies(z, weight, bias)
+        copies = Copies(z, weight, bias)
         gradients = Gradients(z, weight, bias, needs)
         scores = torch.zeros(copies.number, dtype=wide(z.dtype), device=z.device)
         positive, seen = scores.new_zeros(()), scores.new_zeros(())

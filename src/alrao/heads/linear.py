@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import evidence as reports
 from ..averaging import Averaging, Switch
 from ..finite import alive, fail, moderate, without_failed
+from ..shards import gathered
 from ..shortcuts import inside_functional_transform
 from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
 from .awake import GradientRoom, rows_of
@@ -20,6 +21,7 @@ from .exported import MixtureOfClassifiers
 from .large import is_large, large_mixture
 from .members import shared_linear
 from .mixture import categorical_mixture, wide
+from .parallel import ParallelCopies
 from .spread import mixture_of_softmaxes
 from .window import Window
 
@@ -49,6 +51,8 @@ class LinearHead(Head):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    parallel: ParallelCopies | None = None
+    """The copies that this process holds, if they are on several devices."""
 
     def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
         weight, bias = layer.weight, layer.bias
@@ -115,7 +119,8 @@ class LinearHead(Head):
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the mixture's output for ``z`` of shape ``(rows, d)``."""
-        return self._mixture(*shared_linear(z, weight, bias))
+        linear = shared_linear if self.parallel is None else self.parallel.linear
+        return self._mixture(*linear(z, weight, bias))
 
     @abstractmethod
     def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
@@ -123,11 +128,15 @@ class LinearHead(Head):
 
     def _members(self, own: Tensor, mixed: Tensor) -> Members:
         a = self.averaging.weights.to(own.dtype, copy=True)
-        return Members(own, mixed, a, self.evidence_leaf(self.weight, self.bias), self.likelihood)
+        leaf = self.evidence_leaf(self.weight, self.bias)
+        if self.parallel is not None:
+            leaf = self.parallel.leaf(leaf)
+        return Members(own, mixed, a, leaf, self.likelihood)
 
     def layer(self, copy: int) -> nn.Module:
         """Return copy number ``copy`` as a linear layer or a convolution."""
-        return self._plain(self.weight[copy], None if self.bias is None else self.bias[copy])
+        weight, bias = gathered(self.weight), gathered(self.bias)
+        return self._plain(weight[copy], None if bias is None else bias[copy])
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         outputs, inputs = weight.shape
@@ -192,6 +201,8 @@ class CategoricalHead(LinearHead):
         if self.spread:
             return super()._rows(z, weight, bias)
         leaf, rows = self.evidence_leaf(weight, bias), None
+        if self.parallel is not None:
+            return self.parallel.mixture(z, weight, bias, self.averaging.column(wide(z.dtype)), leaf)
         if len(weight) != self.copies:
             rows = self.taking_part()
         if rows is None:
@@ -219,7 +230,7 @@ class CategoricalHead(LinearHead):
         """Return the mixture as a layer that returns log-probabilities."""
         self._check_plain_form()
         return MixtureOfClassifiers(
-            self.weight, self.bias, self.averaging.weights, self.likelihood, self.spatial
+            gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
         )
 
 
@@ -259,10 +270,9 @@ class GaussianHead(LinearHead):
         if self.spread:
             self._check_plain_form()
         a = self.averaging.weights
-        weight = self._average(self.weight.detach(), a.to(self.weight))
-        return self._plain(
-            weight, None if self.bias is None else self._average(self.bias.detach(), a.to(self.bias))
-        )
+        weight, bias = gathered(self.weight), gathered(self.bias)
+        mean = self._average(weight.detach(), a.to(weight))
+        return self._plain(mean, None if bias is None else self._average(bias.detach(), a.to(bias)))
 
 
 class BernoulliHead(GaussianHead):
@@ -283,7 +293,7 @@ class BernoulliHead(GaussianHead):
         """Return the mixture as a layer that returns its logit."""
         self._check_plain_form()
         return MixtureOfClassifiers(
-            self.weight, self.bias, self.averaging.weights, self.likelihood, self.spatial
+            gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
         )
 
 

@@ -1,0 +1,57 @@
+"""``CopyParallel``: the copies of a head on several devices, by torch's tensor parallelism."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed as dist
+from torch import nn
+
+from .heads import LinearHead
+from .heads.parallel import ParallelCopies
+
+if TYPE_CHECKING or dist.is_available():
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ParallelStyle
+else:
+    ParallelStyle = object
+
+__all__ = ["CopyParallel"]
+
+
+class CopyParallel(ParallelStyle):
+    """Put the copies of a head on several devices: each process holds and trains its own.
+
+    A plan for :func:`torch.distributed.tensor.parallel.parallelize_module`. All processes of the mesh get the
+    same batch, and the body is the same in all of them. A step with hard targets exchanges
+    ``rows x copies`` numbers and the gradient by the body's output, nothing of the size of the classes. The
+    parameters of the head become ``DTensor`` with the copies sharded; their values are those of the first
+    process. Apply it before the optimizer is built.
+
+    Example::
+
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        model = alrao.Alrao(net, copies=8)
+        parallelize_module(model.head, mesh, alrao.CopyParallel())
+        optimizer = alrao.Auto(model)
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        if not isinstance(module, LinearHead) or module.window is not None:
+            raise ValueError(
+                f"CopyParallel takes the head of an Alrao model whose output layer is linear, got "
+                f"{type(module).__name__}: write parallelize_module(model.head, mesh, CopyParallel())"
+            )
+        if device_mesh.ndim != 1:
+            raise ValueError(
+                f"CopyParallel takes a mesh with one axis, got {device_mesh.ndim}: pass one of its axes, "
+                'mesh["copies"]'
+            )
+        source = getattr(self, "src_data_rank", 0)
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            spread = distribute_tensor(parameter.detach(), device_mesh, [Shard(0)], src_data_rank=source)
+            module.register_parameter(name, nn.Parameter(spread, parameter.requires_grad))
+        module.move_leaf()
+        module.parallel = ParallelCopies(device_mesh.get_group(), module.weight)
+        return module
