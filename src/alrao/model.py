@@ -26,6 +26,7 @@ from .output_layer import (
     verify,
 )
 from .placement import AveragedWrapper
+from .shards import refuse_copy
 from .tensors import trail
 from .warn import warn
 from .watch import StepWatch
@@ -280,6 +281,7 @@ class Alrao(AveragedWrapper):
                 returns what it returned before the conversion (logits, for a classifier). With True, the
                 whole mixture does; a classifier then returns log-probabilities.
         """
+        refuse_copy(self)
         head = self.head
         optimizer = self.averaging_optimizer()
         if optimizer is None:

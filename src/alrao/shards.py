@@ -26,10 +26,14 @@ __all__ = [
     "is_shard",
     "local",
     "localized",
+    "names_of_parameters",
     "part_of",
     "placed",
     "placements_for",
     "plain_class",
+    "refuse_copy",
+    "refuse_flattened",
+    "replaced",
     "resharded",
     "sharded_as",
     "sharded_modules",
@@ -201,6 +205,61 @@ def sharded_modules(model: Any) -> list[Any]:
     """Return the modules of a model, or of a view of one, that ``fully_shard`` was applied to."""
     root: nn.Module = model if isinstance(model, nn.Module) else model.net
     return [m for m in root.modules() if dist.is_available() and isinstance(m, FSDPModule)]
+
+
+def refuse_flattened(model: Any) -> None:
+    """Raise a TypeError for the older FSDP, whose parameters have no features."""
+    if isinstance(model, nn.Module) and any(
+        type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()
+    ):
+        raise TypeError(
+            "FullyShardedDataParallel joins parameters to flat ones, whose features are not known: shard "
+            "with fully_shard(model) of torch.distributed.fsdp (FSDP2), then build the optimizer"
+        )
+
+
+def refuse_copy(model: nn.Module) -> None:
+    """Raise a RuntimeError for a model that ``fully_shard`` was applied to: torch does not copy it."""
+    if sharded_modules(model):
+        raise RuntimeError(
+            "a model sharded by fully_shard cannot be copied: call model.eval(), gather its state by "
+            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)), load that into an "
+            "Alrao model that is not sharded, and collapse this one"
+        )
+
+
+def names_of_parameters(model: Any) -> dict[Tensor, str]:
+    """Return the names of a model's parameters, or of those of a view of one."""
+    root: nn.Module = model if isinstance(model, nn.Module) else model.net
+    return {p: name for name, p in root.named_parameters()}
+
+
+def replaced(model: Any, names: dict[Tensor, str], groups: Iterable[dict[str, Any]]) -> dict[Tensor, Tensor]:
+    """Return the shards that have taken the place of parameters, in the model or in an optimizer's groups.
+
+    Args:
+        model: the model.
+        names: its parameters when the optimizer was built.
+        groups: the optimizer's parameter groups, which a tool may have changed too.
+
+    Raises:
+        RuntimeError: the groups have parameters that are not the model's.
+    """
+    given = [p for group in groups for p in group["params"]]
+    if all(p in names for p in given) and names.keys() == names_of_parameters(model).keys():
+        return {}
+    for module in sharded_modules(model):
+        module.reshard()
+    now = {name: p for p, name in names_of_parameters(model).items()}
+    new = {p: now[name] for p, name in names.items() if is_shard(now.get(name)) and now[name] is not p}
+    strange = [p for p in given if p not in names and all(p is not each for each in now.values())]
+    if strange:
+        raise RuntimeError(
+            "the optimizer was given parameters that are not the model's, the first of shape "
+            f"{tuple(strange[0].shape)}: DeepSpeed's ZeRO and the older FSDP join parameters to flat ones, "
+            "whose features are not known. Shard with fully_shard of torch.distributed.fsdp, or use DDP"
+        )
+    return new
 
 
 @contextmanager

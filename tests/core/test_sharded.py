@@ -8,12 +8,14 @@ from support.shard_runs import (
     CHECKPOINTS,
     CRITERIA,
     OPTIMIZERS,
+    SPECIAL,
     WAYS,
     all_cases,
     case,
     contract,
     finish,
     resumed,
+    special,
 )
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
@@ -31,7 +33,7 @@ def assert_same(found, expected):
         assert found[moment].keys() == of_moment.keys()
         for name, value in of_moment.items():
             torch.testing.assert_close(
-                found[moment][name], value, rtol=1e-5, atol=1e-6, msg=f"{moment}: {name}"
+                found[moment][name], value, rtol=1e-5, atol=1e-6, equal_nan=True, msg=f"{moment}: {name}"
             )
 
 
@@ -98,3 +100,35 @@ def test_the_posteriors_are_not_uniform(expected):
     for likelihood in CRITERIA:
         a = expected("momentum", likelihood)["train"]["output.averaging._state"][:3]
         assert a.max() - a.min() > 1e-3
+
+
+@pytest.mark.parametrize(("what", "way"), SPECIAL)
+def test_special_runs_are_those_of_one_process(two, what, way):
+    assert_same(two[what, way], special(what))
+
+
+def test_copies_on_several_devices_exchange_nothing_of_the_size_of_the_classes(two):
+    assert two["exchanged"] == 8 * 4  # rows times the larger of the head's inputs and the copies
+
+
+def test_a_mixed_precision_policy(two):
+    assert two["policy"]["last"] < two["policy"]["first"] - 0.1
+    assert two["policy"]["dtype"] == two["policy"]["out"] == "torch.float32"
+
+
+@pytest.mark.parametrize(
+    ("what", "texts"),
+    [
+        ("copies", ["heads of 2 and 3 copies", "copies=…"]),
+        ("seeds", ["weights of processes 0 and 1 differ", "torch.manual_seed"]),
+        ("rates", ["different learning rates", "after torch.distributed is initialised"]),
+        ("flattened", ["not the model's", "DeepSpeed", "fully_shard"]),
+        ("older", ["FullyShardedDataParallel", "fully_shard"]),
+        ("muon", ["Adafactor", "NAdam"]),
+        ("part", ["2 processes", "spread over 1", "torch.distributed.checkpoint"]),
+        ("collapse", ["full_state_dict=True"]),
+    ],
+)
+def test_bad_input(two, what, texts):
+    for text in texts:
+        assert text in two["bad_input"][what]

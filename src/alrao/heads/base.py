@@ -138,7 +138,8 @@ class Head(nn.Module):
     def expect_shards(self) -> None:
         """Learn that the parameters are gathered for each pass; torch may have moved them to a device."""
         self.sharded = True
-        self.move_leaf()
+        if self.evidence.device != next(self.parameters()).device:
+            self.move_leaf()
 
     def move_leaf(self) -> None:
         """Make the leaf for the evidence again, where the parameters are now."""

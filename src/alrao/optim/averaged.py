@@ -167,6 +167,11 @@ class AveragedOptimizer(AlraoOptimizer):
         change()
         self._versions = {p: version_of(p) for p in self._versions}
 
+    def _follow(self, new: dict[Tensor, Tensor]) -> None:
+        super()._follow(new)
+        self._expected = {new.get(p, p): mark for p, mark in self._expected.items()}
+        self._versions = {new.get(p, p): version_of(new.get(p, p)) for p in self._versions}
+
     # Weights that came from elsewhere.
 
     def _restart(self, p: Tensor) -> None:

@@ -37,6 +37,10 @@ class FeaturePlaces:
     def __contains__(self, parameter: Tensor) -> bool:
         return parameter in self._numbers
 
+    def follow(self, new: dict[Tensor, Tensor]) -> None:
+        """Take parameters for those whose place they have taken."""
+        self._numbers = {new.get(p, p): numbers for p, numbers in self._numbers.items()}
+
     def draw(self, params: Iterable[Tensor], seed: int, *, per_weight: bool) -> list[Tensor]:
         """Return the places of the features of each parameter; they broadcast to it."""
         places, drawn = [], None

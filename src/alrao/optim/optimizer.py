@@ -22,7 +22,15 @@ from ..rates import (
     describe,
     scaled,
 )
-from ..shards import is_shard, placed, sharded_as, sharded_modules
+from ..shards import (
+    is_shard,
+    names_of_parameters,
+    placed,
+    refuse_flattened,
+    replaced,
+    sharded_as,
+    sharded_modules,
+)
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
 from . import checkpoint, processes
@@ -75,20 +83,18 @@ class AlraoOptimizer(Optimizer):
     ) -> None:
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
+        refuse_flattened(model)
         self.model = trained(model)
         self.process_group = process_group
         self._lr = as_distribution(lr)
         self._seed = processes.common_seed(generator, process_group)
         self._alike = False  # not known yet: other processes may train another model
-        self.sharded_modules = sharded_modules(self.model)  # by fully_shard
-        for module in self.sharded_modules:
-            module.reshard()  # the parameters are gathered after an evaluation
-        if self.sharded_modules:
-            self.model.head.expect_shards()
+        self._look_for_shards()
         self._device = self.model.head.evidence.device
         self._refusals = Refusals(self._device)
         self._places = FeaturePlaces(self.model.net)
         self._head_params = set(self.model.head.parameters())
+        self._names = names_of_parameters(self.model)
         self._factors: FactorWatch | None = None if capturable else FactorWatch()
         self._sleep = Sleep(self.model.head, sleep, on_host=self._device.type == "cpu" and not capturable)
         self.rates_of_groups: list[GroupRates] = []
@@ -99,6 +105,33 @@ class AlraoOptimizer(Optimizer):
         super().__init__(self.model.parameters() if params is None else params, defaults)
         self.state = checkpoint.Unstepped(dict, self.state)
         check_head(self.param_groups, self._head_params)
+
+    # Shards.
+
+    def _look_for_shards(self) -> None:
+        self.sharded_modules = sharded_modules(self.model)  # by fully_shard
+        for module in self.sharded_modules:
+            module.reshard()  # the parameters are gathered after an evaluation
+        if self.sharded_modules:
+            self.model.head.expect_shards()
+
+    def _follow_parameters(self) -> None:
+        """Train the shards that have taken the place of parameters since the optimizer was built."""
+        new = replaced(self.model, self._names, self.param_groups)
+        if new:
+            self._look_for_shards()
+            self._follow(new)
+
+    @torch.no_grad()
+    def _follow(self, new: dict[Tensor, Tensor]) -> None:
+        self._places.follow(new)
+        self._names = {new.get(p, p): name for p, name in self._names.items()}
+        self._head_params = set(self.model.head.parameters())
+        for p in new.keys() & self.state.keys():
+            self.state[new[p]] = placed(self.state.pop(p), new[p])
+        for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
+            group["params"] = [new.get(entry.param, entry.param) for entry in rates.entries]
+            self._compute_rates(rates, group)
 
     # Groups and their rates.
 
@@ -267,6 +300,7 @@ class AlraoOptimizer(Optimizer):
         if on_device:
             self._raise_refused()
         if not self._alike:
+            self._follow_parameters()
             processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
             self._alike = True
         gradient = None
@@ -421,6 +455,7 @@ class AlraoOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as in torch, with the places of the features and the intervals."""
+        self._follow_parameters()
         packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
         if type(self.state) is not checkpoint.Unstepped:
             checkpoint.mark_empty(packed)
@@ -430,6 +465,7 @@ class AlraoOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
         checkpoint.check_version(state_dict)
+        self._follow_parameters()
         params = [p for group in self.param_groups for p in group["params"]]
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         if len(saved) == len(params):

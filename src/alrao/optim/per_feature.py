@@ -56,6 +56,17 @@ class _InnerGroup(GroupRates):
     views: list[_View] = field(init=False)
     """What the optimizer is given of each parameter, in the order of the entries."""
 
+    def view(self, kind: type[Optimizer]) -> None:
+        """Make the views that an optimizer can step on."""
+        apart = kind not in ELEMENTWISE
+        if apart and self.sharded:
+            raise ValueError(
+                f"{kind.__name__} does not update every weight by itself, so it cannot step on shards of "
+                "parameters: use one that does, such as alrao.PerFeature(torch.optim.NAdam, model), or train "
+                "without shards, with DDP"
+            )
+        self.views = [_view(e, apart=apart) for e in self.entries]
+
 
 class PerFeature(AlraoOptimizer):
     r"""Any optimizer of torch, with a learning rate for every feature.
@@ -147,14 +158,7 @@ class PerFeature(AlraoOptimizer):
         if base_lr is None:
             base_lr = default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
         group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
-        apart = kind not in ELEMENTWISE
-        if apart and rates.sharded:
-            raise ValueError(
-                f"{kind.__name__} does not update every weight by itself, so it cannot step on shards of "
-                "parameters: use one that does, such as alrao.PerFeature(torch.optim.NAdam, model), or train "
-                "without shards, with DDP"
-            )
-        rates.views = [_view(e, apart=apart) for e in rates.entries]
+        rates.view(kind)
         seen = [q for view in rates.views for q in view.seen]
         options = self._options if kind is self._kind else {}
         try:
@@ -271,6 +275,14 @@ class PerFeature(AlraoOptimizer):
             if state is not None:
                 states = state if view.of == "copies" else [local(state)]
                 rates.inner.state.update(zip(view.seen, states, strict=True))
+
+    def _follow(self, new: dict[Tensor, Tensor]) -> None:
+        super()._follow(new)
+        for rates in self.rates_of_groups:
+            assert isinstance(rates, _InnerGroup)
+            rates.view(type(rates.inner))
+            rates.inner.param_groups[0]["params"] = [q for view in rates.views for q in view.seen]
+            self._spread(rates)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
