@@ -19,6 +19,7 @@ from alrao.lab.run import pick_device, run
 from alrao.lab.store import RunDirectory
 from alrao.lab.supervised import evaluate
 from alrao.lab.tasks.images import ImagesInMemory
+from alrao.lab.team import Team
 
 CPU = torch.device("cpu")
 
@@ -180,8 +181,8 @@ def test_the_best_weights_give_the_test_figures(tmp_path, changes):
     problem = task.load(resolved, CPU)
     model = learner(problem.network(), resolved, problem).model
     model.load_state_dict(directory.load(CPU)["best"])
-    assert evaluate(problem, model.eval(), "test", CPU) == directory.result["test"]
-    assert evaluate(problem, model, "valid", CPU) == directory.result["valid"]
+    assert evaluate(problem, model.eval(), "test", Team(CPU)) == directory.result["test"]
+    assert evaluate(problem, model, "valid", Team(CPU)) == directory.result["valid"]
 
 
 def test_evaluation_leaves_no_trace_in_training(tmp_path):
@@ -199,7 +200,7 @@ def test_evaluation_leaves_no_trace_in_training(tmp_path):
         weights = [p.clone() for p in made.model.parameters()]
         with made.evaluating(x for x, _ in problem.batches(1)) as model:
             assert not model.training
-            evaluate(problem, model, "valid", CPU)
+            evaluate(problem, model, "valid", Team(CPU))
         assert made.model.training
         assert torch.equal(before, torch.get_rng_state())
         assert all(torch.equal(buffers[name], buffer) for name, buffer in net[2].named_buffers())

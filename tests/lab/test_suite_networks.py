@@ -10,6 +10,7 @@ from alrao.lab.methods import learner
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.supervised import evaluate
+from alrao.lab.team import Team
 
 CPU = torch.device("cpu")
 
@@ -77,7 +78,7 @@ def test_the_autoencoder_is_measured_by_its_pixels():
     net = problem.network().eval()
     with torch.no_grad():
         error = (net(inputs) - targets).numpy()
-    found = evaluate(problem, net, "test", CPU)
+    found = evaluate(problem, net, "test", Team(CPU))
     assert found["loss"] == pytest.approx((error**2).mean(), rel=1e-5)
     assert found["r2"] == pytest.approx(1 - (error**2).mean() / targets.numpy().var(), rel=1e-5)
 
@@ -87,12 +88,12 @@ def test_the_autoencoder_learns(method):
     task, settings = resolve(Settings(task="autoencoder", method=method))
     problem = task.load(settings, CPU)
     trained = learner(problem.network(), settings, problem)
-    before = evaluate(problem, trained.model.eval(), "valid", CPU)["loss"]
+    before = evaluate(problem, trained.model.eval(), "valid", Team(CPU))["loss"]
     trained.train()
     for epoch in (1, 2, 3):
         for inputs, targets in problem.batches(epoch):
             trained.step(problem.loss(trained.model(inputs), targets))
-    after = evaluate(problem, trained.model.eval(), "valid", CPU)["loss"]
+    after = evaluate(problem, trained.model.eval(), "valid", Team(CPU))["loss"]
     assert after < 0.8 * before
 
 

@@ -1,4 +1,4 @@
-"""Scripts that tests run in two processes by torchrun."""
+"""Scripts that tests run in several processes by torchrun."""
 
 import contextlib
 import os
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 
-def torchrun(script, *arguments, timeout=110):
+def torchrun(script, *arguments, processes=2, timeout=110):
     """The exit code and what was written, of a script beside this file; no process outlives the call."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
     command += [str(Path(__file__).parent / script), *map(str, arguments)]
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}

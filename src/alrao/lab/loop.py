@@ -21,6 +21,7 @@ from .settings import Settings
 from .store import RunDirectory
 from .supervised import SupervisedTraining
 from .tasks import Problem, Supervised, Trainable
+from .team import Team
 from .training import Measures, Moment, Training, Watch
 
 CHECKPOINT_SECONDS = 300.0
@@ -47,16 +48,16 @@ def train(
     problem: Problem,
     settings: Settings,
     directory: RunDirectory,
-    device: torch.device,
+    team: Team,
     watch: Watch | None = None,
 ) -> None:
     """Train until the end, from the checkpoint if there is one, and write the result."""
-    config = directory.config
+    config = team.first(directory.config)
     if config is None:
-        config = {"settings": asdict(settings), "data": problem.about, **provenance(device)}
+        config = {"settings": asdict(settings), "data": problem.about, **provenance(team.device)}
         directory.write("config", config)
     torch.set_num_threads(directory.threads(config))  # another number would change the last bits
-    _Loop(problem, settings, directory, device, watch).run()
+    _Loop(problem, settings, directory, team, watch).run()
 
 
 class _Loop:
@@ -67,21 +68,23 @@ class _Loop:
         problem: Problem,
         settings: Settings,
         directory: RunDirectory,
-        device: torch.device,
+        team: Team,
         watch: Watch | None,
     ) -> None:
-        self.problem, self.settings = problem, settings
-        self.directory, self.device, self.watch = directory, device, watch
+        self.problem, self.settings, self.team = problem, settings, team
+        self.directory, self.device, self.watch = directory, team.device, watch
         self.epochs = settings.epochs or 1
-        self.training = _start(problem, settings, device)
+        self.training = _start(problem, settings, team)
         self.movement = Movement(self.training.learner)
         self.progress = _Progress()
         self.best_weights: dict[str, Tensor] | None = None
-        saved = directory.load(device)
+        saved = directory.load(self.device)
         if saved is not None:
             self._restore(saved)
+        team.same(f"{self.progress.total} steps")
         self.lines = directory.metrics(self.progress.epoch - 1)
-        self.events = EventFiles(directory.path, self.lines) if settings.tensorboard else None
+        events = settings.tensorboard and team.rank == 0
+        self.events = EventFiles(directory.path, self.lines) if events else None
         self.began = time.perf_counter()
 
     def run(self) -> None:
@@ -117,7 +120,7 @@ class _Loop:
             progress.total += steps
             if self.watch is not None:
                 self._show(self.watch)
-            if time.perf_counter() - saved > CHECKPOINT_SECONDS:
+            if self.team.first(time.perf_counter() - saved > CHECKPOINT_SECONDS):
                 self._count_time()
                 self._save()
                 saved = self.began = time.perf_counter()
@@ -218,11 +221,11 @@ class _Loop:
             raise self.directory.foreign_checkpoint(error) from error
 
 
-def _start(problem: Problem, settings: Settings, device: torch.device) -> Training:
+def _start(problem: Problem, settings: Settings, team: Team) -> Training:
     if isinstance(problem, Supervised):
-        return SupervisedTraining(problem, settings, device)
+        return SupervisedTraining(problem, settings, team)
     assert isinstance(problem, Trainable)
-    return problem.start(settings, device)
+    return problem.start(settings, team.device)
 
 
 def _trace_posterior(trace: list[Any], updates: int, learner: Learner) -> None:

@@ -16,6 +16,7 @@ from .records import locate
 from .resolve import resolve
 from .settings import Settings
 from .store import Run, RunDirectory
+from .team import Team
 from .training import Watch
 
 
@@ -34,19 +35,27 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def run(settings: Settings, roots: list[Path], watch: Watch | None = None, wait: float = 0.0) -> Run:
+def run(
+    settings: Settings,
+    roots: list[Path],
+    watch: Watch | None = None,
+    wait: float = 0.0,
+    team: Team | None = None,
+) -> Run:
     """Return a finished run: train it, resume it, find it, or wait for the process that trains it."""
     task, settings = resolve(settings)
-    device = pick_device(settings.device)
+    team = team or Team(pick_device(settings.device))
     with _threads(settings.threads):
-        problem = task.load(settings, device)
+        problem = task.load(settings, team.device)
+        team.accept(problem, settings)
         directory = locate(settings, problem.identity, roots)
-        if isinstance(directory, RunDirectory) and directory.result is None:
+        if isinstance(directory, RunDirectory) and team.first(directory.result is None):
             if settings.to_keep:
                 require_clean()
+            directory = team.place(directory)
             with directory.locked(wait):
-                if directory.result is None:  # it may have ended meanwhile
-                    train(problem, settings, directory, device, watch)
+                if team.first(directory.result is None):  # it may have ended meanwhile
+                    train(problem, settings, directory, team, watch)
         elif settings.tensorboard:
             place = roots[0] / directory.name  # of a run that is kept, too
             if not EventFiles.exist(place):

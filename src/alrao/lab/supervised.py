@@ -13,54 +13,63 @@ from .methods import learner as make_learner
 from .seeds import seed_of
 from .settings import Settings
 from .tasks.task import Supervised
+from .team import Team
 from .training import Measures, Training
 
 
 class SupervisedTraining(Training):
     """A supervised problem in training."""
 
-    def __init__(self, problem: Supervised, settings: Settings, device: torch.device) -> None:
+    def __init__(self, problem: Supervised, settings: Settings, team: Team) -> None:
         torch.manual_seed(seed_of(settings.seed, "network"))
-        self.problem, self.device, self.clip = problem, device, settings.clip
-        self.learner = make_learner(problem.network().to(device), settings, problem)
+        self.problem, self.team, self.seed, self.clip = problem, team, settings.seed, settings.clip
+        self.learner = make_learner(team.prepare(problem.network().to(team.device)), settings, problem)
         self.learner.follow(settings.schedule, (settings.epochs or 1) * problem.steps)
         self.learner.train()
+        self.model = team.wrap(self.learner.model)
         self.carry: Any = None
 
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
-        for inputs, targets in self.problem.batches(number, start):
-            outputs, self.carry = self.problem.forward(self.learner.model, inputs.to(self.device), self.carry)
-            loss = self.problem.loss(outputs, targets.to(self.device))
-            value = loss.item()
+        team = self.team
+        for step, batch in enumerate(self.problem.batches(number, start), start):
+            inputs, targets, factor = team.share(*batch)
+            with team.own_random_numbers(self.seed, number, step):
+                outputs, self.carry = self.problem.forward(self.model, inputs.to(team.device), self.carry)
+            loss = self.problem.loss(outputs, targets.to(team.device))
+            if factor != 1:
+                loss = loss * factor
+            value = team.mean(loss.item())
             if isfinite(value):
                 self.learner.step(loss, self.clip)
             yield 1, value
 
     def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
-        valid, test = (evaluate(self.problem, model, part, self.device) for part in ("valid", "test"))
+        valid, test = (evaluate(self.problem, model, part, self.team) for part in ("valid", "test"))
         return valid, test
 
     def calibration(self, epoch: int) -> Iterable[Tensor]:
-        return (inputs.to(self.device) for inputs, _ in self.problem.batches(epoch))
+        parts = (self.team.share(*batch)[0] for batch in self.problem.batches(epoch))
+        return (inputs.to(self.team.device) for inputs in parts)
 
     def end_epoch(self) -> Measures:
         self.carry = None
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"carry": self.carry}
+        return {"carry": self.team.join_carry(self.carry)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.carry = state["carry"]
+        self.carry = self.team.split_carry(state["carry"])
 
 
 @torch.no_grad()
-def evaluate(problem: Supervised, model: nn.Module, part: str, device: torch.device) -> Measures:
+def evaluate(problem: Supervised, model: nn.Module, part: str, team: Team) -> Measures:
     """Return the measures of a model on a part of the data."""
     sums: dict[str, float] = {}
     carry = None
-    for inputs, targets in problem.evaluation(part):
-        outputs, carry = problem.forward(model, inputs.to(device), carry)
-        for name, value in problem.score(outputs, targets.to(device)).items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-    return {**problem.measure(sums)}
+    for batch in problem.evaluation(part):
+        inputs, targets, factor = team.share(*batch)
+        outputs, carry = problem.forward(model, inputs.to(team.device), carry)
+        for name, value in problem.score(outputs, targets.to(team.device)).items():
+            sums[name] = sums.get(name, 0.0) + (float(value) if factor else 0.0)
+    return {**problem.measure(team.add(sums))}

@@ -23,20 +23,42 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("task")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="processes that share every batch; the result is that of one, to rounding",
+)
 @settings_options(skip=["task"])
 @places
-def train(settings: Settings, roots: list[Path]) -> None:
+def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
     """Train one network on TASK.
 
     Run the same command again to resume an interrupted run. A finished run is not repeated.
     """
+    import torch
+
+    from ..records import locate
     from ..render.terminal import TrainingBar, describe
-    from ..resolve import refuse_idle
-    from ..run import run
+    from ..resolve import refuse_idle, resolve
+    from ..run import pick_device, run
+    from ..team import Accelerated, Team, launch, launched, require_share
 
     refuse_idle(settings)
+    count = launched(processes)
+    if count == 1 and processes and processes > 1:
+        task, resolved = resolve(settings)
+        problem = task.load(resolved, torch.device("cpu"))
+        require_share(problem, resolved, processes)
+        if locate(resolved, problem.identity, roots).result is None:
+            launch(processes)
+            return
+    team = (Team if count == 1 else Accelerated)(pick_device(settings.device))
+    if team.rank:
+        run(settings, roots, team=team)
+        return
     with TrainingBar(out) as bar:
-        directory = run(settings, roots, bar)
+        directory = run(settings, roots, bar, team=team)
         lines = directory.metrics()
         if lines:
             bar.epoch(lines[-1])

@@ -1,0 +1,264 @@
+"""Processes that train one run together: each takes its rows of every batch. Accelerate does the rest.
+
+The results are those of one process with the whole batch, to rounding: gradients and losses are means over
+all rows, BatchNorm's statistics are those of all rows. The first process holds the run and writes its files.
+Dropout is drawn by each process on its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from .errors import LabError, missing
+from .seeds import seed_of
+from .settings import Settings
+from .store import Follower, RunDirectory
+from .tasks import Problem, Supervised
+
+Value = TypeVar("Value")
+
+
+class Team:
+    """The processes that train a run; by default only this one, on a device."""
+
+    size, rank = 1, 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def accept(self, problem: Problem, settings: Settings) -> None:
+        """Refuse a run that the processes cannot share."""
+
+    def first(self, value: Value) -> Value:
+        """Return the value that the first process has."""
+        return value
+
+    def place(self, directory: RunDirectory) -> RunDirectory:
+        """Return the run, which only the first process writes."""
+        return directory
+
+    def same(self, value: object) -> None:
+        """Refuse to go on if the processes resume from different states."""
+
+    def prepare(self, net: nn.Module) -> nn.Module:
+        """Return a network whose layers see all rows."""
+        return net
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model to train: its gradients are means over the processes."""
+        return model
+
+    def share(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Return this process's rows of a batch, and the factor that makes a mean of theirs one of all."""
+        return inputs, targets, 1.0
+
+    def own_random_numbers(self, *name: object) -> AbstractContextManager[Any]:
+        """Draw random numbers that the other processes do not draw, and leave the common ones alone."""
+        return nullcontext()
+
+    def mean(self, value: float) -> float:
+        """Return the mean over the processes."""
+        return value
+
+    def add(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the sums over the processes."""
+        return sums
+
+    def join_carry(self, carry: Any) -> Any:
+        """Return the state of all rows, given that of this process's."""
+        return carry
+
+    def split_carry(self, carry: Any) -> Any:
+        """Return the state of this process's rows."""
+        return carry
+
+
+class Accelerated(Team):
+    """Several processes that ``torchrun`` started, or ``--processes``."""
+
+    def __init__(self, device: torch.device) -> None:
+        try:
+            from accelerate import Accelerator  # type: ignore[import-untyped]
+        except ImportError:
+            raise missing("accelerate", "processes", "--processes") from None
+        local, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        if device.type == "cuda" and local > devices:
+            raise LabError(
+                f"{local} processes need a GPU each, and there are {devices}: start fewer processes, "
+                "or add --device cpu"
+            )
+        self.accelerator = Accelerator(cpu=device.type != "cuda")
+        super().__init__(self.accelerator.device)
+        self.size, self.rank = self.accelerator.num_processes, self.accelerator.process_index
+
+    def accept(self, problem: Problem, settings: Settings) -> None:
+        require_share(problem, settings, self.size)
+
+    def first(self, value: Value) -> Value:
+        values = [value]
+        dist.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+    def place(self, directory: RunDirectory) -> RunDirectory:
+        return directory if self.rank == 0 else Follower(directory.path)
+
+    def same(self, value: object) -> None:
+        every = self._gather(value)
+        if any(each != every[0] for each in every):
+            raise LabError(
+                f"the processes found different checkpoints ({every[0]} and {value}): give --out a directory "
+                "on a file system that all of them share"
+            )
+
+    def prepare(self, net: nn.Module) -> nn.Module:
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+                kind = type(module)
+                module.__class__ = type(kind.__name__, (_OverAllRows, kind), {})
+        return net
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        wrapped: nn.Module = self.accelerator.prepare_model(model)
+        return wrapped
+
+    def share(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        rows = len(inputs)
+        low, high = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
+        factor = (high - low) * self.size / rows
+        if low == high:  # there are fewer rows than processes: a row that does not count
+            low, high = 0, 1
+        each = len(targets) // rows  # of a text, a row has many targets
+        return inputs[low:high], targets[low * each : high * each], factor
+
+    def own_random_numbers(self, *name: object) -> AbstractContextManager[Any]:
+        return _Reseeded(seed_of("process", self.rank, *name), self.device)
+
+    def mean(self, value: float) -> float:
+        total = torch.tensor(value, dtype=torch.float64, device=self.device)
+        mean: Tensor = self.accelerator.reduce(total, "mean")
+        return mean.item()
+
+    def add(self, sums: dict[str, float]) -> dict[str, float]:
+        every = self._gather(sums)
+        return {name: sum(each[name] for each in every) for name in sums}
+
+    def join_carry(self, carry: Any) -> Any:
+        every = self._gather(carry and tuple(tensor.cpu() for tensor in carry))
+        return carry and tuple(torch.cat(parts, dim=1) for parts in zip(*every, strict=True))
+
+    def split_carry(self, carry: Any) -> Any:
+        parts = carry and [tensor.tensor_split(self.size, dim=1)[self.rank] for tensor in carry]
+        return parts and tuple(part.to(self.device).contiguous() for part in parts)
+
+    def _gather(self, value: Value) -> list[Value]:
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, value)
+        return every
+
+
+class _Reseeded:
+    """A seed for the time being."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        devices = [device.index] if device.type == "cuda" else []
+        self.seed, self.fork = seed, torch.random.fork_rng(devices)
+
+    def __enter__(self) -> None:
+        self.fork.__enter__()
+        torch.manual_seed(self.seed)
+
+    def __exit__(self, *error: Any) -> None:
+        self.fork.__exit__(*error)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Sum.forward(ctx, gradient.contiguous())
+
+
+class _OverAllRows(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm with the statistics of the rows of all processes; ``nn.SyncBatchNorm`` needs a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        axes, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
+        count = x.new_full((1,), x.numel() / x.shape[1])
+        total = _Sum.apply(torch.cat([x.sum(axes), count]))
+        mean, count = total[:-1] / total[-1], total[-1].detach()
+        centred = x - mean.view(shape)
+        variance = _Sum.apply(centred.square().sum(axes)) / count
+        if self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            part = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.item()
+            self.running_mean.lerp_(mean.detach(), part)
+            self.running_var.lerp_((variance * count / (count - 1)).detach(), part)
+        y = centred * (variance + self.eps).rsqrt().view(shape)
+        return torch.addcmul(self.bias.view(shape), y, self.weight.view(shape)) if self.affine else y
+
+
+def require_share(problem: Problem, settings: Settings, processes: int) -> None:
+    """Refuse a run that so many processes cannot share."""
+    if not isinstance(problem, Supervised):
+        raise LabError(
+            f"--processes {processes} is for tasks with batches of inputs and targets, and {settings.task} "
+            "has none: train it in one process"
+        )
+    batch = settings.batch or 1
+    if batch % processes:
+        nearest = max(1, round(batch / processes)) * processes
+        raise LabError(
+            f"--batch {batch} cannot be divided by {processes} processes: give --batch {nearest}, "
+            "or another number of processes"
+        )
+
+
+def launched(processes: int | None) -> int:
+    """Return how many processes ``torchrun`` started; 1 if this one was started in another way."""
+    count = int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    if count > 1 and processes not in (None, count):
+        raise LabError(f"--processes {processes}, but torchrun started {count}: leave --processes out")
+    return count
+
+
+def launch(processes: int) -> None:
+    """Start the command that this process was started with in several processes, and wait for them."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes report errors
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    config = LaunchConfig(
+        1, 1, processes, run_id="alrao", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "alrao.lab.cli", *sys.argv[1:])
+    except SignalException as signalled:
+        raise SystemExit(128 + signalled.sigval) from None
+    except ChildFailedError as failed:
+        code = failed.get_first_failure()[1].exitcode
+        if code < 0:
+            raise LabError(
+                f"a training process was ended by signal {-code}, perhaps for lack of memory: "
+                "run the same command to resume"
+            ) from None
+        raise SystemExit(code) from None

@@ -1,0 +1,37 @@
+"""Run by `torchrun`: runs of the workbench that several processes train together.
+
+Usage: torchrun --nproc-per-node 2 tests/support/lab_ranks.py runs.json folder [steps before the process dies]
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from alrao.lab import loop
+from alrao.lab.run import run
+from alrao.lab.settings import Settings
+from alrao.lab.team import Accelerated
+
+
+def main(wanted, folder, die=0):
+    torch.set_num_threads(1)
+    team = Accelerated(torch.device("cpu"))
+    loop.CHECKPOINT_SECONDS = -1  # a checkpoint after every step
+    steps = []
+
+    def watch(moment):
+        steps.append(1)
+        if len(steps) == int(die):
+            os._exit(77)
+
+    for settings in json.loads(Path(wanted).read_text()):
+        steps.clear()
+        run(Settings(**settings), [Path(folder)], watch, team=team)
+    team.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
