@@ -96,7 +96,7 @@ class Accelerated(Team):
                 "or add --device cpu"
             )
         self.accelerator = Accelerator(cpu=device.type != "cuda")
-        super().__init__(self.accelerator.device)
+        super().__init__(self.accelerator.device if device.type == "cuda" else torch.device("cpu"))
         self.size, self.rank = self.accelerator.num_processes, self.accelerator.process_index
 
     def accept(self, problem: Problem, settings: Settings) -> None:
@@ -245,7 +245,7 @@ def launch(processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes report errors
+    logging.disable(logging.CRITICAL)  # the processes report their errors themselves
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     config = LaunchConfig(
         1, 1, processes, run_id="alrao", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0

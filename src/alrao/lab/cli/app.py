@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -61,7 +62,8 @@ def run() -> None:
         of_task = isinstance(error, click.MissingParameter) and error.param and error.param.name == "task"
         _fail(error.format_message() + (" `alrao list` shows the tasks." if of_task else ""))
     except (click.Abort, KeyboardInterrupt):
-        warn("interrupted: run the same command to resume")
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # of the processes that train a run, one says so
+            warn("interrupted: run the same command to resume")
         raise SystemExit(130) from None
 
 
