@@ -21,7 +21,7 @@ from alrao.lab.records import find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.run import run
 from alrao.lab.store import RunDirectory
-from alrao.lab.team import Accelerated, launched, require_share
+from alrao.lab.team import Team, launched, require_share
 
 pytest.importorskip("accelerate", reason="several processes need alrao[processes]")
 
@@ -89,8 +89,8 @@ def test_two_processes_are_as_good_as_one(tmp_path, wanted):
 
 def member(rank, size):
     """One of several processes, without the others."""
-    found = object.__new__(Accelerated)
-    found.rank, found.size, found.device = rank, size, CPU
+    found = Team(CPU)
+    found.rank, found.size = rank, size
     return found
 
 
@@ -159,16 +159,23 @@ def test_processes_that_torchrun_started(monkeypatch):
         launched(2)
 
 
+def test_processes_that_do_not_see_the_same_directory(monkeypatch):
+    monkeypatch.setattr(Team, "_gather", lambda self, value: [value, "0 steps", value])
+    Team(CPU).require_same("0 steps")
+    with pytest.raises(LabError, match=r"different checkpoints \(0 steps and 5 steps\): give --out a dir"):
+        Team(CPU).require_same("5 steps")
+
+
 def test_accelerate_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(LabError, match=r"--processes needs the package accelerate, .*'alrao\[processes\]'"):
-        Accelerated(CPU)
+        Team.join(CPU)
 
 
 def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(LabError, match=r"4 processes need a GPU each, and there are \d: start fewer"):
-        Accelerated(torch.device("cuda"))
+        Team.join(torch.device("cuda"))
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ import torch
 from alrao.lab import loop
 from alrao.lab.run import run
 from alrao.lab.settings import Settings
-from alrao.lab.team import Accelerated
+from alrao.lab.team import Team
 
 
 def main(wanted, folder, die=0):
     torch.set_num_threads(1)
-    team = Accelerated(torch.device("cpu"))
+    team = Team.join(torch.device("cpu"))
     loop.CHECKPOINT_SECONDS = -1  # a checkpoint after every step
     steps = []
 
@@ -30,7 +30,7 @@ def main(wanted, folder, die=0):
     for settings in json.loads(Path(wanted).read_text()):
         steps.clear()
         run(Settings(**settings), [Path(folder)], watch, team=team)
-    team.accelerator.end_training()
+    team.leave()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def train(
     config = team.first(directory.config)
     if config is None:
         config = {"settings": asdict(settings), "data": problem.about, **provenance(team.device)}
+        config |= {"processes": team.size} if team.size > 1 else {}
         directory.write("config", config)
     torch.set_num_threads(directory.threads(config))  # another number would change the last bits
     _Loop(problem, settings, directory, team, watch).run()
@@ -81,7 +82,7 @@ class _Loop:
         saved = directory.load(self.device)
         if saved is not None:
             self._restore(saved)
-        team.same(f"{self.progress.total} steps")
+        team.require_same(f"{self.progress.total} steps")
         self.lines = directory.metrics(self.progress.epoch - 1)
         events = settings.tensorboard and team.rank == 0
         self.events = EventFiles(directory.path, self.lines) if events else None
@@ -107,7 +108,7 @@ class _Loop:
 
     def _train_epoch(self) -> None:
         progress = self.progress
-        saved = self.began = time.perf_counter()
+        self.began, saved = time.perf_counter(), self.team.clock()
         for steps, loss in self.training.epoch(progress.epoch, self._step()):
             if loss is not None:
                 if not isfinite(loss):
@@ -120,10 +121,10 @@ class _Loop:
             progress.total += steps
             if self.watch is not None:
                 self._show(self.watch)
-            if self.team.first(time.perf_counter() - saved > CHECKPOINT_SECONDS):
+            if self.team.clock() - saved > CHECKPOINT_SECONDS:
                 self._count_time()
                 self._save()
-                saved = self.began = time.perf_counter()
+                self.began, saved = time.perf_counter(), self.team.clock()
         self._count_time()
 
     def _end_epoch(self) -> None:

@@ -16,7 +16,7 @@ from .records import locate
 from .resolve import resolve
 from .settings import Settings
 from .store import Run, RunDirectory
-from .team import Team
+from .team import Team, require_share
 from .training import Watch
 
 
@@ -47,16 +47,16 @@ def run(
     team = team or Team(pick_device(settings.device))
     with _threads(settings.threads):
         problem = task.load(settings, team.device)
-        team.accept(problem, settings)
+        require_share(problem, settings, team.size)
         directory = locate(settings, problem.identity, roots)
         if isinstance(directory, RunDirectory) and team.first(directory.result is None):
-            if settings.to_keep:
+            if settings.to_keep and team.rank == 0:
                 require_clean()
             directory = team.place(directory)
             with directory.locked(wait):
                 if team.first(directory.result is None):  # it may have ended meanwhile
                     train(problem, settings, directory, team, watch)
-        elif settings.tensorboard:
+        elif settings.tensorboard and team.rank == 0:
             place = roots[0] / directory.name  # of a run that is kept, too
             if not EventFiles.exist(place):
                 EventFiles(place, directory.metrics()).close()

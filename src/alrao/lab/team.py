@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -27,64 +29,19 @@ Value = TypeVar("Value")
 
 
 class Team:
-    """The processes that train a run; by default only this one, on a device."""
+    """The processes that train a run: this one, on a device, or all that torchrun started."""
 
-    size, rank = 1, 0
+    def __init__(self, device: torch.device, accelerator: Any = None) -> None:
+        self.device, self.accelerator = device, accelerator
+        self.size, self.rank = 1, 0
+        if accelerator is not None:
+            self.size, self.rank = accelerator.num_processes, accelerator.process_index
+        self.clock = time.perf_counter
+        """Seconds, the same in all processes."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def accept(self, problem: Problem, settings: Settings) -> None:
-        """Refuse a run that the processes cannot share."""
-
-    def first(self, value: Value) -> Value:
-        """Return the value that the first process has."""
-        return value
-
-    def place(self, directory: RunDirectory) -> RunDirectory:
-        """Return the run, which only the first process writes."""
-        return directory
-
-    def same(self, value: object) -> None:
-        """Refuse to go on if the processes resume from different states."""
-
-    def prepare(self, net: nn.Module) -> nn.Module:
-        """Return a network whose layers see all rows."""
-        return net
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model to train: its gradients are means over the processes."""
-        return model
-
-    def share(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Return this process's rows of a batch, and the factor that makes a mean of theirs one of all."""
-        return inputs, targets, 1.0
-
-    def own_random_numbers(self, *name: object) -> AbstractContextManager[Any]:
-        """Draw random numbers that the other processes do not draw, and leave the common ones alone."""
-        return nullcontext()
-
-    def mean(self, value: float) -> float:
-        """Return the mean over the processes."""
-        return value
-
-    def add(self, sums: dict[str, float]) -> dict[str, float]:
-        """Return the sums over the processes."""
-        return sums
-
-    def join_carry(self, carry: Any) -> Any:
-        """Return the state of all rows, given that of this process's."""
-        return carry
-
-    def split_carry(self, carry: Any) -> Any:
-        """Return the state of this process's rows."""
-        return carry
-
-
-class Accelerated(Team):
-    """Several processes that ``torchrun`` started, or ``--processes``."""
-
-    def __init__(self, device: torch.device) -> None:
+    @staticmethod
+    def join(device: torch.device) -> Team:
+        """Join the processes that torchrun started; each takes a GPU of its own if the device is one."""
         try:
             from accelerate import Accelerator  # type: ignore[import-untyped]
         except ImportError:
@@ -95,41 +52,44 @@ class Accelerated(Team):
                 f"{local} processes need a GPU each, and there are {devices}: start fewer processes, "
                 "or add --device cpu"
             )
-        self.accelerator = Accelerator(cpu=device.type != "cuda")
-        super().__init__(self.accelerator.device if device.type == "cuda" else torch.device("cpu"))
-        self.size, self.rank = self.accelerator.num_processes, self.accelerator.process_index
-
-    def accept(self, problem: Problem, settings: Settings) -> None:
-        require_share(problem, settings, self.size)
+        accelerator = Accelerator(cpu=device.type != "cuda")
+        team = Team(accelerator.device if device.type == "cuda" else torch.device("cpu"), accelerator)
+        team.mean(0.0)  # sets the clock
+        return team
 
     def first(self, value: Value) -> Value:
+        """Return the value that the first process has."""
         values = [value]
-        dist.broadcast_object_list(values, device=self.device)
+        if self.size > 1:
+            dist.broadcast_object_list(values, device=self.device)
         return values[0]
 
     def place(self, directory: RunDirectory) -> RunDirectory:
+        """Return the run, which only the first process writes."""
         return directory if self.rank == 0 else Follower(directory.path)
 
-    def same(self, value: object) -> None:
-        every = self._gather(value)
-        if any(each != every[0] for each in every):
+    def require_same(self, state: str) -> None:
+        """Refuse to go on if the processes resume from different states."""
+        if len(found := set(self._gather(state))) > 1:
             raise LabError(
-                f"the processes found different checkpoints ({every[0]} and {value}): give --out a directory "
-                "on a file system that all of them share"
+                f"the processes found different checkpoints ({' and '.join(sorted(found))}): "
+                "give --out a directory on a file system that all of them share"
             )
 
     def prepare(self, net: nn.Module) -> nn.Module:
-        for module in net.modules():
+        """Return a network whose BatchNorm layers see the rows of all processes."""
+        for module in net.modules() if self.size > 1 else ():
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
                 kind = type(module)
                 module.__class__ = type(kind.__name__, (_OverAllRows, kind), {})
         return net
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        wrapped: nn.Module = self.accelerator.prepare_model(model)
-        return wrapped
+        """Return the model to train: its gradients are means over the processes."""
+        return self.accelerator.prepare_model(model) if self.size > 1 else model
 
     def share(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Return this process's rows of a batch, and the factor that makes a mean of theirs one of all."""
         rows = len(inputs)
         low, high = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
         factor = (high - low) * self.size / rows
@@ -138,45 +98,54 @@ class Accelerated(Team):
         each = len(targets) // rows  # of a text, a row has many targets
         return inputs[low:high], targets[low * each : high * each], factor
 
-    def own_random_numbers(self, *name: object) -> AbstractContextManager[Any]:
-        return _Reseeded(seed_of("process", self.rank, *name), self.device)
+    @contextmanager
+    def own_random_numbers(self, *name: object) -> Iterator[None]:
+        """Draw random numbers that the other processes do not draw, and leave the common ones alone."""
+        if self.size == 1:
+            yield
+            return
+        with torch.random.fork_rng([self.device.index] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed_of("process", self.rank, *name))
+            yield
 
     def mean(self, value: float) -> float:
-        total = torch.tensor(value, dtype=torch.float64, device=self.device)
-        mean: Tensor = self.accelerator.reduce(total, "mean")
-        return mean.item()
+        """Return the mean over the processes, and set the clock."""
+        if self.size == 1:
+            return value
+        both = torch.tensor([value, time.perf_counter()], dtype=torch.float64, device=self.device)
+        value, now = self.accelerator.reduce(both, "mean").tolist()
+        self.clock = lambda: now
+        return value
 
     def add(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return the sums over the processes."""
         every = self._gather(sums)
         return {name: sum(each[name] for each in every) for name in sums}
 
     def join_carry(self, carry: Any) -> Any:
-        every = self._gather(carry and tuple(tensor.cpu() for tensor in carry))
-        return carry and tuple(torch.cat(parts, dim=1) for parts in zip(*every, strict=True))
+        """Return the state of all rows, given that of this process's."""
+        if self.size == 1 or not carry:
+            return carry
+        every = self._gather(tuple(tensor.cpu() for tensor in carry))
+        return tuple(torch.cat(parts, dim=1) for parts in zip(*every, strict=True))
 
     def split_carry(self, carry: Any) -> Any:
-        parts = carry and [tensor.tensor_split(self.size, dim=1)[self.rank] for tensor in carry]
-        return parts and tuple(part.to(self.device).contiguous() for part in parts)
+        """Return the state of this process's rows."""
+        if self.size == 1 or not carry:
+            return carry
+        parts = (tensor.tensor_split(self.size, dim=1)[self.rank] for tensor in carry)
+        return tuple(part.to(self.device).contiguous() for part in parts)
+
+    def leave(self) -> None:
+        """End the connection between the processes."""
+        if self.size > 1:
+            self.accelerator.end_training()
 
     def _gather(self, value: Value) -> list[Value]:
-        every: list[Any] = [None] * self.size
-        dist.all_gather_object(every, value)
+        every: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(every, value)
         return every
-
-
-class _Reseeded:
-    """A seed for the time being."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        devices = [device.index] if device.type == "cuda" else []
-        self.seed, self.fork = seed, torch.random.fork_rng(devices)
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        torch.manual_seed(self.seed)
-
-    def __exit__(self, *error: Any) -> None:
-        self.fork.__exit__(*error)
 
 
 class _Sum(torch.autograd.Function):
@@ -217,6 +186,8 @@ class _OverAllRows(nn.modules.batchnorm._BatchNorm):
 
 def require_share(problem: Problem, settings: Settings, processes: int) -> None:
     """Refuse a run that so many processes cannot share."""
+    if processes == 1:
+        return
     if not isinstance(problem, Supervised):
         raise LabError(
             f"--processes {processes} is for tasks with batches of inputs and targets, and {settings.task} "

@@ -42,7 +42,7 @@ def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
     from ..render.terminal import TrainingBar, describe
     from ..resolve import refuse_idle, resolve
     from ..run import pick_device, run
-    from ..team import Accelerated, Team, launch, launched, require_share
+    from ..team import Team, launch, launched, require_share
 
     refuse_idle(settings)
     count = launched(processes)
@@ -53,12 +53,14 @@ def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
         if locate(resolved, problem.identity, roots).result is None:
             launch(processes)
             return
-    team = (Team if count == 1 else Accelerated)(pick_device(settings.device))
+    team = (Team if count == 1 else Team.join)(pick_device(settings.device))
     if team.rank:
         run(settings, roots, team=team)
+        team.leave()
         return
     with TrainingBar(out) as bar:
         directory = run(settings, roots, bar, team=team)
+        team.leave()
         lines = directory.metrics()
         if lines:
             bar.epoch(lines[-1])
