@@ -239,7 +239,7 @@ def test_a_wrong_loss_changes_nothing():
             TypeError,
             "class of an optimizer first, then the model",
         ),
-        (lambda m: alrao.PerFeature(optim.NAdam, deep_mlp()), TypeError, "model made by alrao.Alrao"),
+        (lambda m: alrao.PerFeature(optim.NAdam, m.parameters()), TypeError, "take the model itself"),
         (
             lambda m: alrao.PerFeature(optim.NAdam, m, beta=1),
             TypeError,
