@@ -335,3 +335,11 @@ def test_the_state_of_another_optimizer_is_refused_with_nothing_changed():
     with pytest.raises(ValueError, match="not the state of an alrao optimizer"):
         optimizer.load_state_dict(torch.optim.Adam(model.parameters()).state_dict())
     assert same(optimizer.state_dict(), before)
+
+
+def test_a_state_before_the_first_step():
+    model, optimizer = build()
+    states = save(model, optimizer)
+    other = build(1)
+    load(*other, states)
+    assert equal(finish(*other, 0), finish(model, optimizer, 0))

@@ -272,7 +272,7 @@ class AveragedOptimizer(AlraoOptimizer):
         packed = super().state_dict()
         params = [p for group in self.param_groups for p in group["params"]]
         for i, p in enumerate(params):
-            state = packed["state"][i]
+            state = packed["state"].get(i, {})
             if "z" in state or "start" in state or "v" in state:
                 known = self._expected.get(p)
                 mark = fingerprint(p) if known is None else known
