@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -20,22 +19,23 @@ def tasks(monkeypatch):
     return importlib.import_module("any_loss_tasks")
 
 
-def run(out, *arguments):
-    command = [
-        sys.executable,
-        "benchmarks/any_loss.py",
-        "--tasks",
-        "equation",
-        "--part",
-        "0.01",
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout
+@pytest.fixture
+def run(tasks, monkeypatch, capsys):
+    """Run the script in this process, and return what it printed."""
+    script = importlib.import_module("any_loss")
+    threads = torch.get_num_threads()
+
+    def run(out, *arguments):
+        argv = ["any_loss.py", "--tasks", "equation", "--part", "0.01", "--out", str(out), *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        script.main()
+        return capsys.readouterr().out
+
+    yield run
+    torch.set_num_threads(threads)
 
 
-def test_runs_are_kept_and_skipped_when_they_are_there(tmp_path):
+def test_runs_are_kept_and_skipped_when_they_are_there(run, tmp_path):
     out = tmp_path / "runs.jsonl"
     run(out, "--seeds", "1", "--methods", "auto", "adam", "prodigy")
     kept = out.read_text("utf-8")
