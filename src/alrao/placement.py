@@ -52,6 +52,9 @@ class AveragedWrapper(Wrapper):
     def hold(self, training: bool) -> None:
         """Ignore a mode that the optimizer is told: the model's own mode selects the weights."""
 
+    def check_gradients(self, averages: bool) -> None:
+        """Accept all gradients: every forward pass has the weights for the mode, and may train in any."""
+
     def warn_of_training_weights(self) -> None:
         """Warn, once, that the averaged weights are not known, if the weights are those of training."""
         if self.head.training_weights:

@@ -65,7 +65,7 @@ class Plain:
 
     There is no wrapper, so the mode is that of the modules: training if one of them is in training mode. An
     optimizer that averages is told of ``train()`` and ``eval()`` by :class:`alrao.modes.Followed`. A module's
-    ``training`` that is set without a call is seen before a closure, and warned of after a step.
+    ``training`` that is set without a call is seen before a closure, and warned of at a step.
 
     Args:
         net: a module with all the parameters.
@@ -134,12 +134,11 @@ class Plain:
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, if the modules' mode has changed."""
         if self.modules and self._mode() != self._seen:
-            if self._mode():  # gradients that are there already are not those of the training weights
-                self._stale = [
-                    (p, p.grad, version_of(p.grad)) for p in self.parameters() if p.grad is not None
-                ]
-            self.hold(self._mode())
             optimizer = None if self._averager is None else self._averager()
+            if self._mode() and optimizer is not None and optimizer.shows_averages:
+                grads = [(p, p.grad) for p in self.parameters() if p.grad is not None]
+                self._stale = [(p, grad, version_of(grad)) for p, grad in grads]
+            self.hold(self._mode())
             if optimizer is not None:
                 optimizer.place(self.training)
 
@@ -157,17 +156,24 @@ class Plain:
     def _loaded(self) -> None:
         self.head.loads += 1
 
-    def notice_step(self) -> None:
-        """Learn that the optimizer has stepped; its gradients must be those of the training weights."""
-        if self._averager is not None and not self._seen and self._mode():
-            self.place_weights()
+    def check_gradients(self, averages: bool) -> None:
+        """Warn before a step whose gradients are those at the averaged weights, though the network trains.
+
+        Args:
+            averages: whether the parameters hold averaged weights.
+        """
+        late = averages and not self.training and (self._mode() or not self.modules)
         stale, self._stale = self._stale, []
-        if any(p.grad is grad and version_of(grad) == version for p, grad, version in stale):
+        if late or any(p.grad is grad and version_of(grad) == version for p, grad, version in stale):
+            self.hold(True)
             warn(
-                "a module was put into training mode without a call of its train(), so this step had the "
-                "gradients at the averaged weights: call net.train() or optimizer.train() before the forward "
-                "pass; with Lightning, add alrao.integrations.lightning.AlraoCallback"
+                "this step has the gradients at the averaged weights, because the mode was set without a "
+                "call of train(), or after optimizer.eval(): call net.train() or optimizer.train() before "
+                "the forward pass; with Lightning, add alrao.integrations.lightning.AlraoCallback"
             )
+
+    def notice_step(self) -> None:
+        """Do nothing: there are no copies that another optimizer may have trained."""
 
     def _stop(self) -> None:
         for each in self._followed:

@@ -149,11 +149,36 @@ def test_gradients_at_the_averaged_weights_give_a_warning():
     net.eval()
     set_mode(net, True)
     net(torch.randn(4, 4)).square().mean().backward()
-    with pytest.warns(UserWarning, match=r"without a call of its train\(\).*optimizer\.train\(\)"):
+    with pytest.warns(UserWarning, match=r"without a call of train\(\).*optimizer\.train\(\)"):
         optimizer.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(net, optimizer, 16, 18)
+    train(net, optimizer, 16, 18)  # without another one
+    assert not equal(weights(net), averages(net, optimizer)), "with the training weights"
+
+
+@pytest.mark.parametrize("given", ["network", "parameters"])
+def test_a_step_after_the_optimizers_eval_gives_a_warning(given):
+    net = small()
+    optimizer = alrao.Auto(net if given == "network" else net.named_parameters(), steps=20)
+    train(net, optimizer)
+    optimizer.eval()
+    with pytest.warns(UserWarning, match=r"after optimizer\.eval\(\)"):
+        train(net, optimizer, 15, 16)
+    train(net, optimizer, 16, 18)
+    assert not equal(weights(net), averages(net, optimizer))
+
+
+def test_a_step_that_has_the_right_gradients_gives_none():
+    """In evaluation mode, before there are averages, and without swap."""
+    for steps, options in ((3, {}), (15, {"swap": False})):
+        net, optimizer = build(**options)
+        train(net, optimizer, 0, steps)
+        optimizer.eval()
+        train(net, optimizer, steps, steps + 1)
+    net, optimizer = trained()
+    net.eval()
+    train(net, optimizer, 15, 17)  # as one trains with frozen statistics
+    x = weights(net)
+    assert not equal(weights(net.train()), x)
 
 
 def test_the_optimizer_places_weights_whatever_the_mode():

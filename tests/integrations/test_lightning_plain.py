@@ -81,7 +81,7 @@ def test_validation_sees_the_average_and_changes_no_training(kind, callbacks):
 
 
 def test_without_the_callback_manual_optimization_warns():
-    with pytest.warns(UserWarning, match=r"without a call of its train\(\).*AlraoCallback"):
+    with pytest.warns(UserWarning, match=r"without a call of train\(\).*AlraoCallback"):
         trainer(3, num_sanity_val_steps=0).fit(Manual(network()), loader(), loader())
 
 

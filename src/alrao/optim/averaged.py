@@ -92,6 +92,11 @@ class AveragedOptimizer(AlraoOptimizer):
             for p, data in replaced:
                 p.data = data
 
+    @property
+    def shows_averages(self) -> bool:
+        """Whether the parameters hold averaged weights, which differ from the training weights."""
+        return self._evaluating and bool(self._versions)
+
     def _averages(self) -> Iterator[tuple[Tensor, float]]:
         """Return the parameters whose average differs from them, with their beta."""
         for group in self.param_groups:
@@ -256,6 +261,7 @@ class AveragedOptimizer(AlraoOptimizer):
         self._notice_loads()
         if self._expected:
             self._recognise(stepping=True)
+        self.model.check_gradients(self.shows_averages)
         self._leave()
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
