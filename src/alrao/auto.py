@@ -16,10 +16,13 @@ from .optim import checkpoint
 from .optim.averaged import AveragedOptimizer, wide_dtype
 from .optim.body import BodyStep
 from .optim.checks import check_at_least_0
+from .optim.climb import ClimbingSearch
+from .optim.feature_rates import GroupRates
 from .optim.search import COPIES, RateSearch
 from .optim.update import GroupUpdate, rewind_
-from .rates import Interval
+from .rates import Interval, RateDistribution
 from .trainable import Trainable
+from .warn import warn
 
 __all__ = ["Auto"]
 
@@ -121,6 +124,8 @@ class Auto(AveragedOptimizer):
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, swap=swap, sleep=sleep,
         )  # fmt: skip
+        if self.model.head.copies == 0:
+            self.search = ClimbingSearch(self.search.steps)
         self._stepped = False
         self.model.head.start_alike()
 
@@ -131,6 +136,20 @@ class Auto(AveragedOptimizer):
         super().add_param_group({**param_group, "follows": follows, "scale": scale})
         if follows:
             self.set_interval(len(self.param_groups) - 1, body=self._interval_of(self.param_groups[-1]))
+
+    def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
+        rates = super()._begin_group(group, distribution)
+        if self.model.head.copies > 0:
+            return rates
+        if rates.sharded:
+            warn(
+                "the search for rates does not see shards of a network without copies, so they stay around "
+                "0.001: convert the network with Alrao(net), or train it with DDP"
+            )
+        for p in group["params"]:
+            if group["follows"] and "u" in self.state[p] and not rates.sharded:
+                self.state[p]["worth"] = torch.zeros_like(self.state[p]["u"])
+        return rates
 
     def _interval_of(self, group: dict[str, Any]) -> Interval:
         """Return where the search has put the interval of a group that follows it."""
@@ -150,8 +169,7 @@ class Auto(AveragedOptimizer):
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
         if searching and self.search.watches_body:
-            index = next(i for i, each in enumerate(self.param_groups) if each is group)
-            self.search.observe_body(BodyStep.of(index, u, states, y, g))
+            self.search.observe_body(BodyStep.of(group["interval"], u, states, y, g))
         v = [state["v"] for state in states]
         torch._foreach_mul_(v, beta2)
         torch._foreach_addcmul_(v, g, g, 1 - beta2)
@@ -213,6 +231,8 @@ class Auto(AveragedOptimizer):
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
         if self._stepped and not self.search.over:
+            if self.search.watches_body:
+                self.search.follow_body()
             self.search.step += 1
             if evidence is not None and evidence.finite:
                 self.search.observe(evidence.log_likelihood("mean"), self.copy_rates().log().tolist())
@@ -233,6 +253,7 @@ class Auto(AveragedOptimizer):
         if self.search.over:
             for state in self.state.values():
                 state.pop("start", None)
+                state.pop("worth", None)
 
     # Checkpoints.
 

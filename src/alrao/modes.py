@@ -22,10 +22,11 @@ class Followed:
     Args:
         module: the module.
         name: the name of the method.
-        report: a bound method to call after it, without arguments; its object is not kept alive.
+        report: a bound method to call after it, with the module and the arguments; its object is not kept
+            alive.
     """
 
-    def __init__(self, module: nn.Module, name: str, report: Callable[[], None]) -> None:
+    def __init__(self, module: nn.Module, name: str, report: Callable[..., None]) -> None:
         self._module = weakref.ref(module)
         self._name = name
         self._report: Callable[[], Any] = weakref.WeakMethod(report)
@@ -41,14 +42,14 @@ class Followed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the method returns, after the report."""
+        module = self._module()
         if self.former is not None:
             result = self.former(*args, **kwargs)
         else:
-            module = self._module()
             result = getattr(type(module), self._name)(module, *args, **kwargs)
         report = self._report()
         if report is not None:
-            report()
+            report(module, *args, **kwargs)
         return result
 
     def __reduce__(self) -> Any:

@@ -147,14 +147,15 @@ class Plain:
         self.training = training
         self._seen = self._mode() if self.modules else training
 
-    def _mode_called(self) -> None:
+    def _mode_called(self, *_: Any, **__: Any) -> None:
         self.finite_statistics.restore()
         self._seen = not self._mode()  # a call counts, whatever the mode was
         self.place_weights()
         self._stale = []
 
-    def _loaded(self) -> None:
-        self.head.loads += 1
+    def _loaded(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any, **__: Any) -> None:
+        if any(prefix + name in state for name, _ in module.named_parameters(recurse=False)):
+            self.head.loads += 1  # buffers alone, such as BatchNorm's statistics, are no weights
 
     def check_gradients(self, averages: bool) -> None:
         """Warn before a step whose gradients are those at the averaged weights, though the network trains.

@@ -107,13 +107,12 @@ def test_every_feature_has_its_rate():
     assert torch.equal(rates[0][:, 0], rates[1]), "a row and its bias share a rate"
 
 
-def test_auto_uses_the_interval_around_the_usual_rate_without_copies():
+def test_auto_starts_around_the_usual_rate_and_narrows_its_interval_without_copies():
     net = deep_mlp()
     optimizer = alrao.Auto(net)
     assert optimizer.interval() == pytest.approx((3e-4, 3e-3))
     train(net, optimizer, 0, 50)
     low, high = optimizer.interval()
-    assert (low * high) ** 0.5 == pytest.approx(1e-3)
     assert high / low == pytest.approx(1.5)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..rates import Interval
 from .update import GroupUpdate
 
 __all__ = ["BodyStep"]
@@ -16,11 +17,11 @@ class BodyStep(NamedTuple):
 
     All lists have an entry for each parameter, a tensor on the parameter's device; nothing was read on the
     host. ``weights`` and ``starts`` change after the call: add up what is needed of them, and keep no
-    reference. Of a sharded parameter they are this process's part.
+    reference. Sharded parameters are not shown.
     """
 
-    group: int
-    """Index into ``param_groups``."""
+    interval: Interval
+    """The interval of the rates."""
     params: list[Tensor]
     """The parameters, to tell them apart."""
     weights: list[Tensor]
@@ -31,6 +32,9 @@ class BodyStep(NamedTuple):
     """The gradients of the loss, which is minimized; finite."""
     places: list[Tensor]
     """The place of each feature in the interval, in [0, 1]; broadcasts to the parameter."""
+    worths: list[Tensor]
+    """What the way of each feature has been worth, in the shape of ``places``: 0 at the start, for the search
+    to change in place, and saved with the optimizer's state."""
     rates: list[Tensor]
     """The rate of each feature at this step, without ``factor``; broadcasts to the parameter."""
     factor: float
@@ -39,21 +43,22 @@ class BodyStep(NamedTuple):
     @classmethod
     def of(
         cls,
-        group: int,
+        interval: Interval,
         update: GroupUpdate,
         states: list[dict[str, Any]],
         weights: list[Tensor],
         grads: list[Tensor],
     ) -> BodyStep:
         """Return what an update is about to move, without parameters that do not follow the search."""
-        at = [i for i, state in enumerate(states) if "start" in state]
+        at = [i for i, state in enumerate(states) if "start" in state and "worth" in state]
         return cls(
-            group,
+            interval,
             [update.params[i] for i in at],
             [weights[i] for i in at],
             [states[i]["start"] for i in at],
             [grads[i] for i in at],
             [states[i]["u"] for i in at],
+            [states[i]["worth"] for i in at],
             [update.rates[i] for i in at],
             update.factor,
         )

@@ -113,6 +113,9 @@ class RateSearch:
         It is called once or several times at each step, with each parameter that follows the search once.
         """
 
+    def follow_body(self) -> None:
+        """Move the centre by what was shown of the body at this step, in a subclass that does."""
+
     def interval(self) -> Interval:
         """Return the body's interval: narrower, and nearer to the centre, with every step."""
         part = min(1.0, self.step / self.steps)

@@ -1,0 +1,169 @@
+"""The search for rates without copies: by a literal reference, and where it goes on known problems."""
+
+import copy
+import math
+
+import pytest
+import torch
+from support.stepping import deep_mlp
+from torch import nn
+
+import alrao
+
+
+def centre(optimizer):
+    low, high = optimizer.interval()
+    return math.sqrt(low * high)
+
+
+class Reference:
+    """The search as its docstring has it, feature by feature."""
+
+    def __init__(self):
+        self.log_centre, self.usual, self.step = math.log(1e-3), 0.0, 0
+        self.worth = {}
+
+    def follow(self, now, log_rates):
+        """Move the centre by the worth now of each feature, and its log-rate."""
+        self.step += 1
+        size = sum(abs(w) for w in now.values()) / len(now)
+        memory = max(1, min(self.step - 1, 20))
+        if self.usual == 0:
+            self.usual = size
+        else:
+            self.usual += (min(size, 6 * self.usual) - self.usual) / memory
+        part = min(1.0, 6 * self.usual / size) if size else 0.0
+        for key, w in now.items():
+            old = self.worth.get(key, 0.0)
+            self.worth[key] = old + (part * w - old) / memory
+        if self.step < 3:
+            return
+        n = len(now)
+        mean_rate = sum(log_rates.values()) / n
+        mean = sum(self.worth.values()) / n
+        spread = sum((log_rates[k] - mean_rate) ** 2 for k in now)
+        slope = sum((log_rates[k] - mean_rate) * self.worth[k] for k in now) / spread
+        squares = sum(
+            ((log_rates[k] - mean_rate) * (self.worth[k] - mean - slope * (log_rates[k] - mean_rate))) ** 2
+            for k in now
+        )
+        error = math.sqrt(squares) / spread
+        pull = (slope + max(0.0, mean) / 2) / (sum(map(abs, self.worth.values())) / n + 2 * error)
+        self.log_centre += 0.1 * min(max(pull, -1.0), 1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_the_search_as_written_down(seed):
+    torch.manual_seed(seed)
+    net = deep_mlp().double()
+    optimizer = alrao.Auto(net)
+    start = {name: p.detach().clone() for name, p in net.named_parameters()}
+    reference = Reference()
+    for step in range(1, 51):
+        x = torch.randn(8, 6, dtype=torch.float64)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x * (30 if step == 20 else 1)), x[:, :3].argmax(1)).backward()
+        now, log_rates = {}, {}
+        for name, p in net.named_parameters():
+            rates = optimizer.rates(p).flatten().tolist()
+            for i, rate in enumerate(rates):
+                now[name, i] = -float((p.grad[i] * (p.detach()[i] - start[name][i])).sum())
+                log_rates[name, i] = math.log(rate)
+        reference.follow(now, log_rates)
+        optimizer.step()
+        assert optimizer.search.centre == pytest.approx(reference.log_centre, rel=1e-9), step
+    assert optimizer.search.over
+    assert centre(optimizer) == pytest.approx(math.exp(reference.log_centre))
+    assert not any("worth" in state for state in optimizer.state.values())
+
+
+def minimize(scale, steps=60, noise=0.0):
+    """Return where the search ends on a regression whose weights are ``scale`` times those of a usual one."""
+    torch.manual_seed(0)
+    net = nn.Linear(20, 50)
+    nn.init.zeros_(net.weight), nn.init.zeros_(net.bias)
+    target = torch.randn(50, 20)
+    optimizer = alrao.Auto(net)
+    for _ in range(steps):
+        x = torch.randn(32, 20)
+        optimizer.zero_grad()
+        (net(x) / scale - x @ target.T).square().mean().backward()
+        optimizer.step()
+    return centre(optimizer)
+
+
+def test_the_centre_rises_where_weights_have_far_to_go():
+    assert minimize(1.0) > 0.01
+
+
+def test_the_centre_falls_where_the_usual_rate_is_far_too_high():
+    assert minimize(1e-4) < 1e-4
+
+
+def test_the_centre_stays_where_the_loss_is_noise():
+    ends = []
+    for seed in range(9):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3))
+        optimizer = alrao.Auto(net)
+        for _ in range(50):
+            optimizer.zero_grad()
+            out = net(torch.randn(8, 6))
+            (out * torch.randn_like(out)).sum().backward()
+            optimizer.step()
+        ends.append(centre(optimizer))
+    assert 1e-4 < min(ends) < sorted(ends)[4] < 3e-3
+    assert sorted(ends)[4] > 3e-4 and max(ends) < 1e-2, ends
+
+
+def test_wild_gradients_move_the_centre_no_further_than_usual_ones():
+    net = deep_mlp()
+    optimizer = alrao.Auto(net)
+    for step in range(50):
+        optimizer.zero_grad()
+        net(torch.randn(8, 6)).square().mean().backward()
+        if step % 7 == 3:
+            for p in net.parameters():
+                p.grad.mul_((1e30, -1e30, float("nan"), float("inf"))[step % 4])
+        optimizer.step()
+        assert math.isfinite(optimizer.search.centre)
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
+    assert 1e-6 <= centre(optimizer) <= 0.1
+
+
+def test_a_search_that_is_saved_half_way_ends_with_the_same_bits():
+    torch.manual_seed(0)
+    net = deep_mlp()
+    optimizer = alrao.Auto(net)
+
+    def train(net, optimizer, steps):
+        for step in steps:
+            x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), x[:, :3].argmax(1)).backward()
+            optimizer.step()
+
+    train(net, optimizer, range(23))
+    weights, state = copy.deepcopy(net.state_dict()), copy.deepcopy(optimizer.state_dict())
+    train(net, optimizer, range(23, 70))
+    twin = deep_mlp()
+    resumed = alrao.Auto(twin)
+    twin.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    train(twin, resumed, range(23, 70))
+    assert resumed.interval() == optimizer.interval()
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def test_with_steps_the_search_is_shorter_and_reaches_as_far():
+    torch.manual_seed(0)
+    net = nn.Linear(20, 50)
+    target = torch.randn(50, 20)
+    optimizer = alrao.Auto(net, steps=50)
+    for _ in range(15):
+        x = torch.randn(32, 20)
+        optimizer.zero_grad()
+        (net(x) - 5 * x @ target.T).square().mean().backward()
+        optimizer.step()
+    assert optimizer.search.over
+    assert centre(optimizer) > 0.01
