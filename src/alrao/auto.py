@@ -60,7 +60,7 @@ class Auto(AveragedOptimizer):
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
             loss, a plain network, a list of them, or pairs of a name and a parameter. Without copies the
-            search has nothing to follow, and the interval narrows around 1e-3.
+            search follows what the ways of the features have been worth: see :class:`ClimbingSearch`.
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.

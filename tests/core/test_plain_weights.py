@@ -333,3 +333,19 @@ def test_optimizers_of_disjoint_parameters_each_place_theirs():
     assert not any(map(torch.equal, weights(net), y))
     net.train()
     assert equal(weights(net), y)
+
+
+def test_loaded_buffers_are_no_new_weights():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = alrao.Auto(net, steps=10)
+    for _ in range(8):
+        optimizer.zero_grad()
+        net(torch.randn(16, 6)).square().mean().backward()
+        optimizer.step()
+    before = {p: state["k"] for p, state in optimizer.state.items()}
+    net[1].load_state_dict({name: buffer.clone() for name, buffer in net[1].named_buffers()}, strict=False)
+    optimizer.zero_grad()
+    net(torch.randn(16, 6)).square().mean().backward()
+    optimizer.step()
+    assert {p: state["k"] for p, state in optimizer.state.items()} == {p: k + 1 for p, k in before.items()}

@@ -62,7 +62,8 @@ class Learner:
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """Provide the model to evaluate; training inputs are for the BatchNorm statistics of its weights."""
         model = self.evaluated()
-        with recalibrated(model, inputs) if self.recalibrates else nullcontext():
+        own = isinstance(self.optimizer, alrao.Auto)
+        with recalibrated(model, inputs, own=own) if self.recalibrates else nullcontext():
             yield model
         self.train()
 
@@ -74,7 +75,7 @@ class Learner:
     @property
     def rates(self) -> list[float] | None:
         """The rates of the copies of an Alrao model."""
-        if not isinstance(self.optimizer, alrao.AlraoOptimizer):
+        if not isinstance(self.model, alrao.Alrao) or not isinstance(self.optimizer, alrao.AlraoOptimizer):
             return None
         return self.optimizer.copy_rates().tolist()
 
@@ -209,14 +210,14 @@ class ScheduleFree(Learner):
 
 
 @contextmanager
-def recalibrated(model: nn.Module, inputs: Iterable[Tensor]) -> Iterator[None]:
+def recalibrated(model: nn.Module, inputs: Iterable[Tensor], *, own: bool) -> Iterator[None]:
     """Give a model in evaluation mode the BatchNorm statistics of these inputs, for the time being."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     if norms:
         some = islice(inputs, RECALIBRATION)
         with torch.random.fork_rng():  # dropout must not move the generator of the training
-            if isinstance(model, alrao.Alrao):  # under Auto, the training mode of update_bn has other weights
+            if own:  # under Auto, the training mode of update_bn has other weights
                 alrao.recalibrate(model, some)
             else:
                 update_bn(some, model)

@@ -127,6 +127,10 @@ def _auto(net: nn.Module, settings: Settings, problem: Problem, *, known: bool =
     return AutoLearner(model, alrao.Auto(model, steps=steps, weight_decay=settings.weight_decay))
 
 
+def _auto_plain(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+    return AutoLearner(net, alrao.Auto(net, weight_decay=settings.weight_decay))
+
+
 def _auto_steps(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     return _auto(net, settings, problem, known=True)
 
@@ -211,6 +215,9 @@ METHODS: dict[str, Method] = {
     ),
     "auto-steps": Method(
         "Auto (steps)", "Auto, given the number of steps", _auto_steps, "none", "never", ours=True
+    ),
+    "auto-plain": Method(
+        "Auto (plain)", "Auto on the network without copies", _auto_plain, "none", "never", ours=True
     ),
     "alrao": Method(
         "Alrao", "the paper's method: SGD with a random rate for every feature", _alrao, "never", ours=True

@@ -48,8 +48,10 @@ class ClimbingSearch(RateSearch):
     .. math:: 0.1 \cdot \frac{b + \max(0, \bar w) / 2}{\overline{|w|} + 2 \sigma},
         \qquad \text{at most 0.1 up or down.}
 
-    While rates are too low, a way is worth in proportion to its rate, and the centre rises. Where the loss is
-    noise the slope is small beside its error, and the centre stays.
+    times the steadiness of the worth of all features together: its running mean, without the sign, over the
+    running mean of its size. While rates are too low, a way is worth in proportion to its rate, and the
+    centre rises. Where the loss is noise, the sign of the worth changes from step to step, and the centre
+    stays.
 
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023, and Cutkosky et
     al., "Mechanic: A Learning Rate Tuner", 2023, for the same worth of the whole network's way.
@@ -59,6 +61,10 @@ class ClimbingSearch(RateSearch):
 
     usual: float = 0.0
     """The running mean of a feature's worth at a step, without its sign."""
+    total: float = 0.0
+    """The running mean of all features' worth together."""
+    total_size: float = 0.0
+    """The same, without its sign at each step."""
 
     def __post_init__(self) -> None:
         self._shown: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -84,10 +90,14 @@ class ClimbingSearch(RateSearch):
         part = min(1.0, LARGEST_STEP * self.usual / size) if size else 0.0
         for each, worth, _ in shown:
             worth.lerp_(each * part, 1 / memory)
-        if self.seen >= FIRST:
+        total = part * float(now.mean())
+        self.total += (total - self.total) / memory
+        self.total_size += (abs(total) - self.total_size) / memory
+        if self.seen >= FIRST and self.total_size > 0:
             worth = torch.cat([worth.flatten() for _, worth, _ in shown]).double()
             log_rate = torch.cat([rate.flatten() for _, _, rate in shown]).double()
-            pull = min(max(float(_pull(worth, log_rate)), -1.0), 1.0)
+            steady = abs(self.total) / self.total_size
+            pull = min(max(steady * float(_pull(worth, log_rate)), -1.0), 1.0)
             centre = self.centre + pull * SPEED * LONGEST / self.steps
             self.centre = min(max(centre, log(COPIES[0])), log(COPIES[1]))
 

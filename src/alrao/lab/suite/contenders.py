@@ -75,6 +75,7 @@ CONTENDERS: dict[str, Contender] = {
         Contender("adamw-cosine", "adamw", "warmup", _decades(1e-4, 1e-2)),
         Contender("auto", "auto"),
         Contender("auto-steps", "auto-steps"),
+        Contender("auto-plain", "auto-plain"),
         Contender("prodigy", "prodigy", "cosine"),
         Contender("schedulefree", "schedulefree"),
         Contender("adamw-0.001", "adamw", "warmup"),
