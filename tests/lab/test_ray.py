@@ -44,6 +44,12 @@ def test_options():
     assert pick_spread("ray", 8, 2) == Ray(8, 2.0)
 
 
+@pytest.mark.parametrize("command", ["compare digits", "triangle digits", "suite", "reproduce theorem"])
+def test_commands_that_take_a_backend(command):
+    with pytest.raises(LabError, match=r"--gpus 0.25 is for --backend ray"):
+        cli.main([*command.split(), "--gpus", "0.25"], standalone_mode=False)
+
+
 def test_ray_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     message = r"--backend ray needs the package ray, which is not installed: pip install 'alrao\[ray\]'"

@@ -82,7 +82,7 @@ class Ray(Spread):
     def run(
         self, wanted: Sequence[Settings], roots: list[Path], wait: float
     ) -> Iterator[tuple[int, Outcome]]:
-        wanted = [replace(each, data=_place(each.data), threads=each.threads or 1) for each in wanted]
+        wanted = [self._reserving(each) for each in wanted]
         ray = self._connected(max(each.threads or 1 for each in wanted))
         train = ray.remote(_run_on_node)
         roots = [root.absolute() for root in roots]
@@ -111,6 +111,13 @@ class Ray(Spread):
             for task in pending:
                 ray.cancel(task, force=True)
             sign.unlink(missing_ok=True)
+
+    def _reserving(self, settings: Settings) -> Settings:
+        """The settings of a run that uses what it reserves, and finds the data in any working directory."""
+        device = "cpu" if settings.device == "auto" and not self.gpus else settings.device
+        data = settings.data or os.environ.get("ALRAO_DATA")
+        data = data and str(Path(data).expanduser().absolute())
+        return replace(settings, device=device, data=data, threads=settings.threads or 1)
 
     def _connected(self, threads: int) -> Any:
         try:
@@ -150,12 +157,6 @@ def pick_spread(backend: str = "joblib", jobs: int | None = None, gpus: float | 
     if gpus is not None:
         raise LabError(f"--gpus {gpus:g} is for --backend ray: add it, or use --device cuda --jobs N instead")
     return Processes(jobs)
-
-
-def _place(data: str | None) -> str | None:
-    """Where the data is, whatever directory and environment a node starts a run with."""
-    data = data or os.environ.get("ALRAO_DATA")
-    return data and str(Path(data).expanduser().absolute())
 
 
 def _versions() -> str:
