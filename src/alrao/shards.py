@@ -209,9 +209,10 @@ def sharded_modules(model: Any) -> list[Any]:
 
 def refuse_flattened(model: Any) -> None:
     """Raise a TypeError for the older FSDP, whose parameters have no features."""
-    if isinstance(model, nn.Module) and any(
-        type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()
-    ):
+    if not isinstance(model, nn.Module):
+        return
+    wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+    if wrapped or any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
         raise TypeError(
             "FullyShardedDataParallel joins parameters to flat ones, whose features are not known: shard "
             "with fully_shard(model) of torch.distributed.fsdp (FSDP2), then build the optimizer"

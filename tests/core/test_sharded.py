@@ -124,6 +124,7 @@ def test_a_mixed_precision_policy(two):
         ("rates", ["different learning rates", "after torch.distributed is initialised"]),
         ("flattened", ["not the model's", "DeepSpeed", "fully_shard"]),
         ("older", ["FullyShardedDataParallel", "fully_shard"]),
+        ("inside", ["FullyShardedDataParallel", "fully_shard"]),
         ("muon", ["Adafactor", "NAdam"]),
         ("part", ["2 processes", "spread over 1", "torch.distributed.checkpoint"]),
         ("collapse", ["full_state_dict=True"]),

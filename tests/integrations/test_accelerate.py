@@ -107,6 +107,22 @@ def test_a_schedule_and_a_state_that_is_resumed(auto, evaluates, tmp_path):
 
 
 @pytest.mark.slow
+def test_two_shards_are_one_process(tmp_path):
+    code, written = torchrun("accelerate_shards.py", tmp_path)
+    assert code == 0, written[-3000:]
+    found = torch.load(tmp_path / "0.pt", weights_only=True)
+    for kind in ("sgd", "auto"):
+        model, optimizer = made()
+        if kind == "auto":
+            torch.manual_seed(5)
+            optimizer = alrao.Auto(model, steps=8)
+        plainly(model, optimizer, data(8))
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(found[kind][name], value, rtol=1e-5, atol=1e-6)
+            assert torch.equal(found[f"{kind} resumed"][name], found[f"{kind} later"][name])
+
+
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
     code, written = torchrun("accelerate_ranks.py", tmp_path)
     assert code == 0, written[-3000:]

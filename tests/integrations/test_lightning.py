@@ -389,3 +389,18 @@ def test_two_processes_are_one(tmp_path):
     trainer(3).fit(alone, loader(16))
     for name, value in alone.model.state_dict().items():
         torch.testing.assert_close(first["model"][name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_shards_are_one_process(tmp_path):
+    code, written = torchrun("lightning_shards.py", tmp_path)
+    assert code == 0, written[-3000:]
+    found = torch.load(tmp_path / "0.pt", weights_only=True)
+    kinds = {"sgd": (alrao.SGD, {"lr": (1e-2, 1.0), "momentum": 0.5}), "auto": (alrao.Auto, {"steps": 9})}
+    for name, (kind, options) in kinds.items():
+        torch.manual_seed(7)
+        alone = Module(optimizer=kind, **options)
+        torch.manual_seed(9)
+        trainer(3).fit(alone, loader(16))
+        for key, value in alone.model.state_dict().items():
+            torch.testing.assert_close(found[name][key], value, rtol=1e-5, atol=1e-6)

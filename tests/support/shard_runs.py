@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -332,9 +332,12 @@ def bad_input(rank, world):
         step(model, optimizer)
 
     def older():
-        from torch.distributed.fsdp import FullyShardedDataParallel
-
         alrao.SGD(FullyShardedDataParallel(build(), device_id=torch.device("cpu"), use_orig_params=True))
+
+    def inside():  # as Lightning's FSDPStrategy does
+        model = build()
+        FullyShardedDataParallel(nn.Sequential(model), device_id=torch.device("cpu"), use_orig_params=True)
+        alrao.SGD(model)
 
     def muon():
         net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 3, bias=False))
@@ -350,7 +353,8 @@ def bad_input(rank, world):
     def collapse():
         whole(build()).collapse()
 
-    return {do.__name__: message(do) for do in (copies, seeds, rates, flattened, older, muon, part, collapse)}
+    bad = (copies, seeds, rates, flattened, older, inside, muon, part, collapse)
+    return {do.__name__: message(do) for do in bad}
 
 
 def policy(rank, world):
