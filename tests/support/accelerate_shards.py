@@ -15,7 +15,7 @@ from support.hf_models import accelerate
 
 def full(model):
     return {
-        name: value.full_tensor() if isinstance(value, DTensor) else value
+        name: value.full_tensor() if isinstance(value, DTensor) else value.clone()
         for name, value in model.state_dict().items()
     }
 
