@@ -40,10 +40,8 @@ class Pendulum(_Control):
 
     name = "pendulum"
     summary = "gymnasium's Pendulum-v1 with five torques, deep Q-learning"
-    budgets: ClassVar = {
-        "mini": Budget(epochs=20, batch=64, seeds=3, train=1000, valid=10, test=100),
-        "paper": Budget(epochs=100, batch=64, seeds=10, train=2000, valid=20, test=100),
-    }
+    mini = Budget(epochs=20, batch=64, seeds=3, train=1000, valid=10, test=100)
+    paper = Budget(epochs=100, batch=64, seeds=10, train=2000, valid=20, test=100)
     recipe = Recipe("Pendulum-v1", levels=5, reward_scale=0.02, gamma=0.98, warmup=500)
 
 
@@ -52,8 +50,6 @@ class LunarLander(_Control):
 
     name = "lunarlander"
     summary = "gymnasium's LunarLander-v3, deep Q-learning"
-    budgets: ClassVar = {
-        "mini": Budget(epochs=20, batch=128, seeds=3, train=6000, valid=10, test=100),
-        "paper": Budget(epochs=100, batch=128, seeds=10, train=10_000, valid=20, test=100),
-    }
+    mini = Budget(epochs=20, batch=128, seeds=3, train=6000, valid=10, test=100)
+    paper = Budget(epochs=100, batch=128, seeds=10, train=10_000, valid=20, test=100)
     recipe = Recipe("LunarLander-v3", reward_scale=0.02, train_every=2, exploration=0.3)

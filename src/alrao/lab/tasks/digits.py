@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 
@@ -48,10 +46,8 @@ class Digits(ImageTask):
     name = "digits"
     summary = "scikit-learn's handwritten digits, 8×8 pixels; no download"
     models = ("mlp", "cnn", "sigmoid", "deep", "deep-tanh", "deep-sigmoid", "vit")
-    budgets: ClassVar = {
-        "mini": Budget(epochs=30, batch=32, seeds=3),
-        "paper": Budget(epochs=100, batch=32, seeds=10),  # not in the paper
-    }
+    mini = Budget(epochs=30, batch=32, seeds=3)
+    paper = Budget(epochs=100, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
 
     def read(self, settings: Settings) -> Data:
@@ -74,10 +70,8 @@ class Autoencoder(Task):
     name = "autoencoder"
     summary = "scikit-learn's digits through a bottleneck of twelve numbers; no download"
     models = ("mlp",)
-    budgets: ClassVar = {
-        "mini": Budget(epochs=60, batch=32, seeds=3),
-        "paper": Budget(epochs=300, batch=32, seeds=10),  # not in the paper
-    }
+    mini = Budget(epochs=60, batch=32, seeds=3)
+    paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
 
     def load(self, settings: Settings, device: torch.device) -> Numbers:

@@ -81,10 +81,8 @@ class FinetuneDigits(_Finetuning):
     name = "finetune-digits"
     summary = "digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download"
     models = ("cnn",)
-    budgets: ClassVar = {
-        "mini": Budget(epochs=15, batch=16, seeds=3, train=100),
-        "paper": Budget(epochs=100, batch=16, seeds=10, train=100),  # not in the paper
-    }
+    mini = Budget(epochs=15, batch=16, seeds=3, train=100)
+    paper = Budget(epochs=100, batch=16, seeds=10, train=100)  # not in the paper
     options = frozenset({"resplit"})
     steps = 150
 
@@ -101,10 +99,8 @@ class FinetuneCifar10(_Finetuning):
     name = "finetune-cifar10"
     summary = "five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)"
     models = ("resnet-gn",)
-    budgets: ClassVar = {
-        "mini": Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000),
-        "paper": Budget(epochs=100, batch=32, seeds=10, train=500),  # not in the paper
-    }
+    mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
+    paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
     steps = 200
 
     def source(self, settings: Settings) -> Data:

@@ -68,10 +68,8 @@ class ImageNet(FolderTask):
     name = "imagenet"
     summary = "ImageNet, or any folder or tar with train/<class>/ and val/<class>/ (--data)"
     models = ("alexnet", "resnet50", "densenet121", "*")
-    budgets: ClassVar = {
-        "mini": Budget(epochs=2, batch=32, seeds=1, train=2_000, valid=500, test=1_000),
-        "paper": Budget(epochs=200, batch=256, seeds=1),  # early stopping comes first
-    }
+    mini = Budget(epochs=2, batch=32, seeds=1, train=2_000, valid=500, test=1_000)
+    paper = Budget(epochs=200, batch=256, seeds=1)  # early stopping comes first
     remedy = (
         "get the ILSVRC 2012 images from https://www.image-net.org, sort them into train/<class>/ and "
         "val/<class>/, and name the folder with --data or ALRAO_DATA"
@@ -126,10 +124,8 @@ class ImageFolder(FolderTask):
     name = "imagefolder"
     summary = "your own images: a folder or tar with a folder per class (--data)"
     models = ("resnet18", "*")
-    budgets: ClassVar = {
-        "mini": Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000),
-        "paper": Budget(epochs=200, batch=64, seeds=3),  # not in the paper
-    }
+    mini = Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000)
+    paper = Budget(epochs=200, batch=64, seeds=3)  # not in the paper
     remedy = (
         "sort images into folders <class>/, or train/<class>/ and test/<class>/, and name the folder that "
         "holds them, or a tar of it, with --data or ALRAO_DATA"

@@ -123,10 +123,8 @@ class Cifar10(ImageTask):
     name = "cifar10"
     summary = "CIFAR-10 with the paper's augmentation (--data)"
     models = tuple(NETWORKS)
-    budgets: ClassVar = {
-        "mini": Budget(epochs=6, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000),
-        "paper": Budget(epochs=500, batch=32, seeds=10),  # early stopping comes first
-    }
+    mini = Budget(epochs=6, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000)
+    paper = Budget(epochs=500, batch=32, seeds=10)  # early stopping comes first
     options = frozenset({"width"})
 
     augmented = True

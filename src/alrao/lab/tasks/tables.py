@@ -113,10 +113,8 @@ class Regression(_Rows):
 
     name = "regression"
     summary = "scikit-learn's diabetes, or your own CSV file (--data FILE --target COLUMN)"
-    budgets: ClassVar = {
-        "mini": Budget(epochs=100, batch=32, seeds=3),
-        "paper": Budget(epochs=300, batch=32, seeds=10),  # not in the paper
-    }
+    mini = Budget(epochs=100, batch=32, seeds=3)
+    paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "target", "width"})
 
     def read(self, settings: Settings) -> Data:
@@ -134,10 +132,8 @@ class Regression(_Rows):
 
 class _Labelled(_Rows):
     kind = Classes
-    budgets: ClassVar = {
-        "mini": Budget(epochs=50, batch=16, seeds=3),
-        "paper": Budget(epochs=200, batch=16, seeds=10),  # not in the paper
-    }
+    mini = Budget(epochs=50, batch=16, seeds=3)
+    paper = Budget(epochs=200, batch=16, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
     source: ClassVar[str]
     """The function of scikit-learn that loads it."""
@@ -170,10 +166,8 @@ class Wine(_Labelled):
 class _Pixels(_Rows):
     """Something to regress from a picture."""
 
-    budgets: ClassVar = {
-        "mini": Budget(epochs=16, batch=256, seeds=3),
-        "paper": Budget(epochs=100, batch=256, seeds=10),  # not in the paper
-    }
+    mini = Budget(epochs=16, batch=256, seeds=3)
+    paper = Budget(epochs=100, batch=256, seeds=10)  # not in the paper
     options = frozenset({"width"})
     file: ClassVar[str]
 

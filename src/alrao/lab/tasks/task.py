@@ -120,7 +120,8 @@ class Task(ABC):
     """A line for ``alrao list``."""
     models: ClassVar[tuple[str, ...]]
     """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
-    budgets: ClassVar[Mapping[str, Budget]]
+    mini: ClassVar[Budget]
+    paper: ClassVar[Budget]
     interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
     """Alrao's default interval of rates."""
     adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
@@ -131,6 +132,11 @@ class Task(ABC):
     """Their default values."""
     unit: ClassVar[str] = ""
     """Of ``train`` in the budgets, if it is not a number of examples."""
+
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """How much it trains, by the name of the budget."""
+        return {"mini": self.mini, "paper": self.paper}
 
     def interval_of(self, method: str) -> tuple[float, float]:
         """Return the default interval of rates of an Alrao method."""

@@ -100,10 +100,8 @@ class TextProblem(Classification):
 
 class _TextTask(Task):
     models = ("lstm", "transformer", "gru", "rnn")
-    budgets: ClassVar = {
-        "mini": Budget(epochs=8, batch=20, seeds=3),
-        "paper": Budget(epochs=200, batch=20, seeds=5),
-    }
+    mini = Budget(epochs=8, batch=20, seeds=3)
+    paper = Budget(epochs=200, batch=20, seeds=5)
     interval = (1e-3, 100.0)
     copies = 6
     options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
