@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from math import sqrt
+from math import log, sqrt
 from operator import index
 from typing import Any
 
@@ -14,12 +14,17 @@ from torch import Generator, Tensor
 from .finite import keep_finite_, zero_nonfinite_
 from .optim import checkpoint
 from .optim.averaged import AveragedOptimizer, wide_dtype
+from .optim.averaging_step import averaging_step, on_host
 from .optim.body import BodyStep
 from .optim.checks import check_at_least_0
 from .optim.climb import ClimbingSearch
+from .optim.climb_on_device import ClimbOnDevice
 from .optim.feature_rates import GroupRates
+from .optim.moving import MovingInterval
+from .optim.on_device import DeviceUpdate, Gate, counter, widest
 from .optim.search import COPIES, RateSearch
-from .optim.update import GroupUpdate, rewind_
+from .optim.search_on_device import SearchOnDevice
+from .optim.update import GroupUpdate, rewind_, rewind_if_
 from .rates import Interval, RateDistribution
 from .trainable import Trainable
 from .warn import warn
@@ -77,6 +82,7 @@ class Auto(AveragedOptimizer):
             training weights in both modes, for a network that acts while it learns.
         sleep: after the search, leave out copies of the head while their posterior weight is negligible, as
             in :class:`SGD`. None: where it pays, for a classifier whose copies have a million weights.
+        capturable: never read anything on the host, as in :class:`SGD`.
 
     Example:
         >>> import torch, alrao
@@ -111,22 +117,25 @@ class Auto(AveragedOptimizer):
         process_group: Any = None,
         swap: bool = True,
         sleep: bool | None = False,
+        capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps!r}")
-        self.search = RateSearch.of(_whole(steps))
+        self.search: RateSearch | SearchOnDevice = RateSearch.of(_whole(steps))
         defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             model, COPIES, defaults,
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, swap=swap, sleep=sleep,
+            capturable=capturable,
         )  # fmt: skip
         if self.model.head.copies == 0:
             self.search = ClimbingSearch(self.search.steps)
         self._stepped = False
+        self._place_search()
         self.model.head.start_alike()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -157,6 +166,21 @@ class Auto(AveragedOptimizer):
         scale = group.get("scale", 1.0)
         return low * scale, high * scale
 
+    def _place_search(self) -> None:
+        """Continue the search where this optimizer computes: in tensors, or in numbers."""
+        if not self.on_device:
+            return
+        search = self.search.read() if isinstance(self.search, SearchOnDevice) else self.search
+        rates = self.copy_rates() if self.model.head.copies else torch.ones(0)
+        device = self.model.head.evidence.device
+        log_rates = rates.to(device, widest(device)).log()
+        on_device = ClimbOnDevice if isinstance(search, ClimbingSearch) else SearchOnDevice
+        self.search = on_device(search, log_rates)  # type: ignore[arg-type]
+        for i, group in enumerate(self.param_groups):
+            if group["follows"]:
+                ends = torch.tensor(self.interval(i), dtype=torch.float64).log().to(self.search.log_rates)
+                self.move_interval(i, body=ends)
+
     # The step.
 
     def _begin_step(self) -> None:
@@ -164,6 +188,9 @@ class Auto(AveragedOptimizer):
         self._stepped = any(p.grad is not None for group in self.param_groups for p in group["params"])
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        if isinstance(self.search, SearchOnDevice):
+            self._update_on_device(group, u)
+            return
         (beta, beta2), searching = group["betas"], not self.search.over
         states = [self._state_of(p, group, searching) for p in u.params]
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
@@ -203,6 +230,42 @@ class Auto(AveragedOptimizer):
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
 
+    def _update_on_device(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        assert isinstance(u, DeviceUpdate)
+        assert isinstance(self.search, SearchOnDevice)
+        for p in u.params:
+            self._new_state(p, group)
+        states = [self.state[p] for p in u.params]
+        y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
+        g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
+        if isinstance(self.search, ClimbOnDevice):
+            groups = zip(self.rates_of_groups, self.param_groups, strict=True)
+            body = next(rates.body for rates, each in groups if each is group)
+            if isinstance(body, MovingInterval):
+                self.search.observe_body(states, y, g, body.ends)
+        averaging_step(u, states, y, g, group, self.search.searching)
+        for p, state, wide in zip(u.params, states, y, strict=True):
+            if "rest" in state:
+                _round(p, state["rest"], wide)
+
+    def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
+        if "v" not in self.state[p]:
+            self.state[p]["v"] = torch.zeros_like(p, dtype=wide_dtype(p))
+            if wide_dtype(p) != p.dtype:
+                self.state[p]["rest"] = torch.zeros_like(p)
+            self._place_counters(p)
+
+    def _place_counters(self, p: Tensor) -> None:
+        state = self.state.get(p, {})
+        if "v" not in state:
+            return
+        if self.on_device:
+            state["step"], state["k"] = (
+                counter(p, on_device=True).fill_(state.get(key, 0)) for key in ("step", "k")
+            )
+            start = state.pop("start", p.detach())  # beside z, which is not needed before it
+            state["z"] = state.get("z", start).to(wide_dtype(p), copy=True)
+
     def _state_of(self, p: Tensor, group: dict[str, Any], searching: bool) -> dict[str, Any]:
         """Return the state of a parameter that is updated now, counted."""
         state: dict[str, Any] = self.state[p]
@@ -230,7 +293,10 @@ class Auto(AveragedOptimizer):
         return {**group, "betas": (beta, beta2**steps), "stands_for": steps}
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
-        if self._stepped and not self.search.over:
+        if isinstance(self.search, SearchOnDevice):
+            if self._stepped:
+                self._search_on_device(self.search, evidence, gate)
+        elif self._stepped and not self.search.over:
             if self.search.watches_body:
                 self.search.follow_body()
             self.search.step += 1
@@ -239,6 +305,34 @@ class Auto(AveragedOptimizer):
             if self.search.due:
                 self._move()
         super()._end_step(evidence, gate)
+
+    def _search_on_device(self, search: SearchOnDevice, evidence: Any, gate: Gate) -> None:
+        searching = search.searching & gate.accepted
+        if isinstance(search, ClimbOnDevice):
+            search.follow_body(searching)
+        search.count(searching.to(gate.live.dtype))
+        if evidence is not None:
+            search.observe(evidence.log_likelihood("mean"), searching & evidence.observed & evidence.finite)
+        if not (self.param_groups[0]["capturable"] or search.may_be_due):
+            return
+        moved = searching & search.due
+        for i, (rates, group) in enumerate(zip(self.rates_of_groups, self.param_groups, strict=True)):
+            if not group["follows"]:
+                continue
+            entries = [e for e in rates.entries if not e.of_copies and "z" in self.state.get(e.param, {})]
+            before = [entry.rate.clone() for entry in entries]
+            self.move_interval(i, body=search.ends() + log(group.get("scale", 1.0)), where=moved)
+            for entry, rate in zip(entries, before, strict=True):
+                if entry.param.requires_grad:
+                    rewind_if_(entry.param, self.state[entry.param]["z"], entry.rate / rate, moved)
+
+    def _raise_refused(self) -> None:
+        try:
+            super()._raise_refused()
+        except RuntimeError:
+            if isinstance(self.search, SearchOnDevice):
+                self.search.calls = self.search.read().step  # a refused step was none
+            raise
 
     def _move(self) -> None:
         """Move the body's interval, and take back what features with a lower rate have moved too far."""
@@ -260,8 +354,13 @@ class Auto(AveragedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the search and the mode that the weights in the model are in."""
         packed = super().state_dict()
-        search = dataclasses.asdict(self.search)
-        packed["param_groups"] = [{**group, "search": search} for group in packed["param_groups"]]
+        search = self.search.read() if isinstance(self.search, SearchOnDevice) else self.search
+        if search is not self.search:
+            params = [p for group in self.param_groups for p in group["params"]]
+            for i, state in packed["state"].items():
+                packed["state"][i] = on_host(state, params[i], searching=not search.over)
+        kept = dataclasses.asdict(search)
+        packed["param_groups"] = [{**group, "search": kept} for group in packed["param_groups"]]
         return packed
 
     @torch.no_grad()
@@ -274,10 +373,13 @@ class Auto(AveragedOptimizer):
             )
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            self.search = type(self.search)(**group.pop("search"))
-        for group in self.param_groups if not self.search.over else ():
-            for p in group["params"]:
-                self._unpack_start(p, self.state[p], group["follows"])
+            kind = RateSearch if self.model.head.copies else ClimbingSearch
+            self.search = kind(**group.pop("search"))
+        self._place_search()
+        if isinstance(self.search, RateSearch) and not self.search.over:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self._unpack_start(p, self.state[p], group["follows"])
 
     def _unpack_start(self, p: Tensor, state: dict[str, Any], follows: bool) -> None:
         """Take the weights that were saved during the search for those of its start."""

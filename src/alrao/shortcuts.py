@@ -46,6 +46,8 @@ def mark_only_if_watched(func: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(func)
     def step(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
         optimizer = cast(Optimizer, args[0])
         watched = (
             profiler_is_on()

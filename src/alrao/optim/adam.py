@@ -83,7 +83,9 @@ class Adam(AlraoOptimizer):
                 u.shrink(group["weight_decay"])
             else:
                 grads = u.penalised(group["weight_decay"])
-        states = [self._moments(p, group["amsgrad"]) for p in params]
+        for p in params:
+            self._new_state(p, group)
+        states: list[dict[str, Tensor]] = [self.state[p] for p in params]
         averages = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
         u.mix_(averages, grads, 1 - beta1)
@@ -95,23 +97,22 @@ class Adam(AlraoOptimizer):
             squares = highest
         steps = u.count([state["step"] for state in states])
         denominators = list(torch._foreach_sqrt(squares))
-        torch._foreach_div_(denominators, [root(1 - beta2**step) for step in steps])
+        torch._foreach_div_(denominators, [root(each) for each in u.unbias(beta2, steps)])
         torch._foreach_add_(denominators, group["eps"])
-        u.move_ratio(averages, denominators, [1 - beta1**step for step in steps])
+        u.move_ratio(averages, denominators, u.unbias(beta1, steps))
 
     def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1**steps, beta2**steps)}
 
-    def _moments(self, param: Tensor, amsgrad: bool) -> dict[str, Tensor]:
+    def _new_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state: dict[str, Tensor] = self.state[param]
         if "exp_avg" not in state:
             state["step"] = counter(param, self.on_device)
             state["exp_avg"] = torch.zeros_like(param)
             state["exp_avg_sq"] = torch.zeros_like(param)
-        if amsgrad and "max_exp_avg_sq" not in state:
+        if group["amsgrad"] and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = torch.zeros_like(param)
-        return state
 
 
 class AdamW(Adam):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shards import fingerprint, resharded
+from ..shards import fingerprint, resharded, sharded_as
 from ..warn import warn
 from ..watch import version_of
 from .optimizer import AlraoOptimizer
@@ -101,12 +101,15 @@ class AveragedOptimizer(AlraoOptimizer):
         """Return the parameters whose average differs from them, with their beta."""
         for group in self.param_groups:
             for p in group["params"]:
-                if self.state.get(p, {}).get("k", 0) > 0:
+                k = self.state.get(p, {}).get("k", 0)
+                if isinstance(k, Tensor) or k > 0:  # a tensor is not read: the average may be the weights
                     yield p, group["betas"][0]
 
     def _average(self, p: Tensor, beta: float) -> Tensor:
         state = self.state[p]
-        return torch.lerp(state["z"], self.training_weights(p, state), 1 / beta)
+        y, k = self.training_weights(p, state), state["k"]
+        x = torch.lerp(state["z"], y, 1 / beta)
+        return torch.where(sharded_as(k > 0, p), x, y) if isinstance(k, Tensor) else x
 
     def training_weights(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         """Return a parameter at the precision of its average; the parameter itself, if it has that."""
@@ -187,7 +190,7 @@ class AveragedOptimizer(AlraoOptimizer):
             state["start"] = p.detach().clone()
         if "z" in state:
             state["z"] = p.detach().to(wide_dtype(p), copy=True)
-            state["k"] = 0
+            state["k"] = torch.zeros_like(state["k"]) if isinstance(state.get("k"), Tensor) else 0
         if "rest" in state:
             state["rest"].zero_()
 
@@ -240,7 +243,10 @@ class AveragedOptimizer(AlraoOptimizer):
         for p, beta in self._averages():
             state = self.state[p]
             if "y" not in state:
-                state["y"] = torch.lerp(state["z"], p.detach().to(wide_dtype(p)), beta).to(p.dtype)
+                x, k = p.detach().to(wide_dtype(p)), state["k"]
+                y = torch.lerp(state["z"], x, beta)
+                y = torch.where(sharded_as(k > 0, p), y, x) if isinstance(k, Tensor) else y
+                state["y"] = y.to(p.dtype)
 
     def _are_training_weights(self, found: dict[Tensor, int]) -> bool:
         """Return whether the model was saved in training mode, though the optimizer was not."""

@@ -14,7 +14,7 @@ from ..rates import Interval
 from .body import BodyStep
 from .search import BODY, COPIES, LONGEST, WIDTH, RateSearch
 
-__all__ = ["ClimbingSearch"]
+__all__ = ["ClimbingSearch", "pull_of"]
 
 SPEED = 0.1
 """How far the logarithm of the centre moves in a step at most, in a search of the usual length."""
@@ -97,7 +97,7 @@ class ClimbingSearch(RateSearch):
             worth = torch.cat([worth.flatten() for _, worth, _ in shown]).double()
             log_rate = torch.cat([rate.flatten() for _, _, rate in shown]).double()
             steady = abs(self.total) / self.total_size
-            pull = min(max(steady * float(_pull(worth, log_rate)), -1.0), 1.0)
+            pull = min(max(steady * float(pull_of(worth, log_rate)), -1.0), 1.0)
             centre = self.centre + pull * SPEED * LONGEST / self.steps
             self.centre = min(max(centre, log(COPIES[0])), log(COPIES[1]))
 
@@ -110,7 +110,7 @@ class ClimbingSearch(RateSearch):
         return exp(centre - width / 2), exp(centre + width / 2)
 
 
-def _pull(worth: Tensor, log_rate: Tensor) -> Tensor:
+def pull_of(worth: Tensor, log_rate: Tensor) -> Tensor:
     """Return where the centre is drawn to: 1 is up, where features of a higher rate are worth more."""
     tiny = torch.finfo(worth.dtype).tiny
     away = log_rate - log_rate.mean()

@@ -6,7 +6,7 @@ are drawn once; whoever moves an interval changes the distribution, never the pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from ..features import features_of
 from ..rates import Constant, Interval, PerWeight, RateDistribution
 from ..shards import is_shard, local, localized, part_of, sharded_as
+from .moving import moved
 
 __all__ = ["Entry", "FeaturePlaces", "GroupRates", "rate_dtype"]
 
@@ -81,9 +82,12 @@ class Entry(NamedTuple):
     def updated(self, new: Entry) -> Entry:
         """Return a new entry, with its rates in the memory of this one: captured graphs read that."""
         old = self.rate
-        if self.param is not new.param or not isinstance(old, Tensor) or old.shape != new.rate.shape:
+        if self.param is not new.param or not isinstance(old, Tensor) or not isinstance(new.rate, Tensor):
             return new
-        return new._replace(rate=old.copy_(new.rate))
+        if old.shape != new.rate.shape or old.device != new.rate.device:
+            return new
+        old.copy_(new.rate)
+        return self
 
     def whole_rate(self, u: Tensor | None) -> Tensor:
         """Return the rates of the whole parameter; ``u`` has the places of its features, if it has any."""
@@ -134,6 +138,71 @@ class GroupRates:
                 yield
             finally:
                 self.entries = entries
+
+    def move_on_device(
+        self,
+        body: Tensor | None,
+        copies: Tensor | None,
+        where: Tensor | None,
+        state: Mapping[Tensor, Any],
+        number: int,
+    ) -> None:
+        """Move the intervals that are given, as logarithms of their ends, and compute the rates again.
+
+        Args:
+            body: the ends for the body's features, or None.
+            copies: those for the copies of the head, or None.
+            where: whether to move at all, a single Boolean.
+            state: of each parameter, its features' places ``"u"``.
+            number: how many copies there are.
+        """
+        if body is not None:
+            self.body = moved(self.body, self.drawn, body, where)
+        if copies is not None:
+            self.copies = moved(self.copies, self.drawn, copies, where)
+        for entry in self.entries:
+            if copies is not None and entry.of_copies:
+                entry.rate.copy_(self.of_copies(entry.param, number))
+            elif body is not None and not entry.of_copies:
+                entry.rate.copy_(self.of_features(state[entry.param]["u"]))
+
+    def compute(
+        self,
+        params: list[Tensor],
+        of_head: Container[Tensor],
+        state: Mapping[Tensor, Any],
+        number: int,
+        *,
+        in_place: bool,
+    ) -> None:
+        """Compute the rates of all parameters.
+
+        Args:
+            params: the parameters of the group.
+            of_head: those of the head among them.
+            state: of each parameter, its features' places ``"u"``.
+            number: how many copies there are.
+            in_place: put the rates into the memory of the former ones, which captured graphs read.
+        """
+        self.sharded = any(is_shard(p) for p in params)
+        before, entries = self.entries, []
+        for p in params:
+            if p in of_head:
+                entries.append(Entry(p, self.of_copies(p, number), of_copies=True))
+            else:
+                u = state[p]["u"] if self.constant is None else None
+                entries.append(Entry(p, self.of_features(u), of_copies=False))
+        if in_place and len(before) == len(entries):
+            entries = [was.updated(now) for was, now in zip(before, entries, strict=True)]
+        self.entries = entries
+
+    def of_entry(self, entry: Entry, state: Mapping[Tensor, Any]) -> Tensor:
+        """Return the rates of a parameter, sharded as it is; they broadcast to the parameter."""
+        p, rate = entry.param, entry.rate
+        if not isinstance(rate, Tensor):
+            ones = torch.ones([1] * p.ndim, dtype=rate_dtype(p))
+            return sharded_as((ones * rate).to(p.device), p)
+        return entry.whole_rate(state[p].get("u")) if self.sharded else rate.clone()
 
     def of_features(self, u: Tensor | None) -> Any:
         """Return the rates of features at the places ``u``."""

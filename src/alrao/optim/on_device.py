@@ -135,9 +135,16 @@ class DeviceUpdate(GroupUpdate):
         torch._foreach_add_(kept, new, alpha=part)
 
     def count(self, steps: list[Any]) -> list[Any]:
-        """Count this update in tensors, and return the numbers, here in the widest type."""
+        """Count this update in tensors, and return them."""
         torch._foreach_add_(steps, [self.live] * len(steps))
-        return [step.to(self.live.dtype) for step in steps]
+        return steps
+
+    def unbias(self, beta: float, steps: list[Any]) -> list[Any]:
+        """Return what a running average must be divided by after some steps; 1 - beta after none."""
+        powers = list(torch._foreach_pow(beta, torch._foreach_clamp_min(steps, 1.0)))
+        torch._foreach_mul_(powers, -1)
+        torch._foreach_add_(powers, 1)
+        return powers
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -146,8 +153,10 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def counter(parameter: Tensor, on_device: bool) -> Tensor:
-    """Return a count of 0 where it is needed: beside the parameter, or on the host."""
-    return torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+    """Return a count of 0 where it is needed: beside the parameter in its device's widest type, or here."""
+    if on_device:
+        return torch.zeros((), dtype=widest(parameter.device), device=parameter.device)
+    return torch.tensor(0.0)
 
 
 class Kept:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.optim import Optimizer
 
 from .. import evidence as reports
 from ..finite import in_range, zero_unusable
@@ -28,7 +27,6 @@ from ..shards import (
     placed,
     refuse_flattened,
     replaced,
-    sharded_as,
     sharded_modules,
 )
 from ..shortcuts import mark_only_if_watched, profiler_is_on
@@ -43,16 +41,17 @@ from .checks import (
     warn_without_evidence,
 )
 from .factor import HIGHEST, FactorWatch
-from .feature_rates import Entry, FeaturePlaces, GroupRates, rate_dtype
+from .feature_rates import FeaturePlaces, GroupRates
 from .observing import look, look_on_device, update_posterior
-from .on_device import Gate, Refusals, widest
+from .on_device import Gate, Refusals, counter, widest
+from .rated import RatedOptimizer
 from .sleep import Part, Sleep, missed_steps
 from .update import GroupUpdate
 
 __all__ = ["AlraoOptimizer"]
 
 
-class AlraoOptimizer(Optimizer):
+class AlraoOptimizer(RatedOptimizer):
     """Base class of the optimizers: every feature of the model has its own learning rate.
 
     ``param_groups[…]["lr"]`` is a factor on all rates of a group, 1.0 at the start, for schedulers to change.
@@ -65,6 +64,9 @@ class AlraoOptimizer(Optimizer):
 
     _starts_as_weights: frozenset[str] = frozenset()
     """State that begins as a copy of the weights, and not at zero."""
+
+    makes_state_early = True
+    """Whether ``capturable`` makes all state with the optimizer, so that a compiled step is one graph."""
 
     def __init__(
         self,
@@ -88,7 +90,8 @@ class AlraoOptimizer(Optimizer):
         self.process_group = process_group
         self._lr = as_distribution(lr)
         self._seed = processes.common_seed(generator, process_group)
-        self._alike = False  # not known yet: other processes may train another model
+        # Not known yet: other processes may train another model.
+        self._alike = capturable and processes.count(process_group) < 2
         self._look_for_shards()
         self._device = self.model.head.evidence.device
         self._refusals = Refusals(self._device)
@@ -97,13 +100,15 @@ class AlraoOptimizer(Optimizer):
         self._names = names_of_parameters(self.model)
         self._factors: FactorWatch | None = None if capturable else FactorWatch()
         self._sleep = Sleep(self.model.head, sleep, on_host=self._device.type == "cpu" and not capturable)
-        self.rates_of_groups: list[GroupRates] = []
+        self.rates_of_groups = []
         defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
         defaults["capturable"] = capturable
         if capturable:
             reports.stay_on_device(self.model.head.evidence)
+            self.model.notice_step()  # now: a compiled step would be compiled again
         super().__init__(self.model.parameters() if params is None else params, defaults)
-        self.state = checkpoint.Unstepped(dict, self.state)
+        if not (capturable and self.makes_state_early):
+            self.state = checkpoint.Unstepped(dict, self.state)
         check_head(self.param_groups, self._head_params)
 
     # Shards.
@@ -172,7 +177,13 @@ class AlraoOptimizer(Optimizer):
         group["redraws"] = 0 if isinstance(distribution, Redrawn) else None
         self._draw_places(rates, group)
         self._compute_rates(rates, group)
+        for p in group["params"]:
+            if group["capturable"] and p.requires_grad:  # before a graph is compiled or captured
+                self._new_state(p, group)
         return rates
+
+    def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
+        """Prepare what is kept of a parameter, in a subclass that keeps anything, unless it is there."""
 
     def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
         if rates.constant is None:
@@ -182,65 +193,14 @@ class AlraoOptimizer(Optimizer):
                 self.state[p]["u"] = u
 
     def _compute_rates(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        rates.sharded = any(is_shard(p) for p in group["params"])
-        before, entries = rates.entries, []
-        for p in group["params"]:
-            if p in self._head_params:
-                entries.append(Entry(p, rates.of_copies(p, self.model.head.copies), of_copies=True))
-            else:
-                u = self.state[p]["u"] if rates.constant is None else None
-                entries.append(Entry(p, rates.of_features(u), of_copies=False))
-        if self.on_device and len(before) == len(entries):
-            entries = [was.updated(now) for was, now in zip(before, entries, strict=True)]
-        rates.entries = entries
-
-    def rates(self, parameter: Tensor) -> Tensor:
-        """Return the rates of a parameter, without the factor ``lr``; they broadcast to the parameter."""
-        for rates in self.rates_of_groups:
-            for entry in rates.entries:
-                if entry.param is parameter:
-                    if isinstance(entry.rate, Tensor):
-                        u = self.state[parameter].get("u") if rates.sharded else None
-                        return entry.whole_rate(u) if rates.sharded else entry.rate.clone()
-                    ones = torch.ones([1] * parameter.ndim, dtype=rate_dtype(parameter))
-                    return sharded_as((ones * entry.rate).to(parameter.device), parameter)
-        raise KeyError("rates() takes a parameter that this optimizer trains, one of its param_groups")
-
-    def copy_rates(self, *, initial: bool = False) -> Tensor:
-        """Return the rates of the copies of the head, lowest first, without the factor ``lr``.
-
-        Args:
-            initial: those at the start, wherever the interval has moved since.
-        """
-        if not self._head_params:
-            raise ValueError(
-                "a plain network has no copies, so there are no copy_rates(): interval() has the ends of its "
-                "features' rates, rates(parameter) each of them"
-            )
-        rates = self.rates_of_groups[self.group_of_head]
-        return (rates.drawn if initial else rates.copies).grid(self.model.head.copies)
+        rates.compute(
+            group["params"], self._head_params, self.state, self.model.head.copies, in_place=self.on_device
+        )
 
     @property
     def sleeps(self) -> bool:
         """Whether copies of the head may fall asleep."""
         return self._sleep.wanted
-
-    @property
-    def group_of_head(self) -> int:
-        """The index of the first parameter group with parameters of the head."""
-        groups = enumerate(self.param_groups)
-        return next(i for i, group in groups if not self._head_params.isdisjoint(group["params"]))
-
-    def interval(self, group: int = 0, *, copies: bool = False, initial: bool = False) -> Interval | None:
-        """Return the interval of a group's rates, or None if its distribution has none.
-
-        Args:
-            group: index into ``param_groups``.
-            copies: the interval of the copies of the head instead of the body's features.
-            initial: the interval at the start, wherever it has moved since.
-        """
-        rates = self.rates_of_groups[group]
-        return (rates.drawn if initial else rates.copies if copies else rates.body).interval
 
     @torch.no_grad()
     def set_interval(
@@ -255,7 +215,8 @@ class AlraoOptimizer(Optimizer):
         """
         rates, settings = self.rates_of_groups[group], self.param_groups[group]
         rates.move(body, copies)
-        settings["interval"], settings["copies_interval"] = rates.body.interval, rates.copies.interval
+        if not settings["capturable"]:  # compiled steps are guarded by what is in the groups
+            settings["interval"], settings["copies_interval"] = rates.body.interval, rates.copies.interval
         self._compute_rates(rates, settings)
 
     # The step.
@@ -304,7 +265,7 @@ class AlraoOptimizer(Optimizer):
             processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
             self._alike = True
         gradient = None
-        if self._head_params:  # not a plain network
+        if head.copies:  # not a plain network
             gradient = processes.add_up(head.evidence.grad, head.evidence, self.process_group)
             if gradient is None:
                 warn_without_evidence(self.param_groups, self._head_params)
@@ -386,7 +347,8 @@ class AlraoOptimizer(Optimizer):
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
         params, grads, of_features, of_copies = [], [], [], []
-        awake, parts = self.model.head.awake, list[Part]()
+        awake = self.model.head.awake
+        parts: list[Part] = []
         for p, rate, theirs in rates.entries:
             grad = p.grad
             if grad is None:
@@ -457,6 +419,8 @@ class AlraoOptimizer(Optimizer):
         """Return the state as in torch, with the places of the features and the intervals."""
         self._follow_parameters()
         packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
+        for i, group in enumerate(packed["param_groups"]):
+            group["interval"], group["copies_interval"] = self.interval(i), self.interval(i, copies=True)
         if type(self.state) is not checkpoint.Unstepped:
             checkpoint.mark_empty(packed)
         return self._sleep.packed_into(packed)
@@ -496,7 +460,7 @@ class AlraoOptimizer(Optimizer):
         """Move the count of a parameter's steps to where this optimizer counts."""
         step = self.state.get(p, {}).get("step")
         if isinstance(step, Tensor):
-            self.state[p]["step"] = step.to(p.device if self.on_device else "cpu")
+            self.state[p]["step"] = counter(p, self.on_device).copy_(step)
 
     def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
         checkpoint.check_shapes(params, state)

@@ -12,6 +12,7 @@ from ..finite import zero_unusable
 from ..rates import Rate
 from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
+from .on_device import DeviceUpdate, counter
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate
 
@@ -121,6 +122,8 @@ class SGD(AlraoOptimizer):
         return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
+        if isinstance(u, DeviceUpdate):
+            return self._momentum_on_device(group, u, grads)
         buffers, moved = [], []
         for p, grad in zip(u.params, grads, strict=True):
             state = self.state[p]
@@ -136,6 +139,34 @@ class SGD(AlraoOptimizer):
         if group["nesterov"]:
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         return buffers
+
+    def _momentum_on_device(
+        self, group: dict[str, Any], u: DeviceUpdate, grads: list[Tensor]
+    ) -> list[Tensor]:
+        for p in u.params:
+            self._new_state(p, group)
+        states = [self.state[p] for p in u.params]
+        buffers = [state["momentum_buffer"] for state in states]
+        moved = grads
+        if group["dampening"] != 0:  # not of the first gradient
+            parts = [1 - group["dampening"] * (state["step"] > 0) for state in states]
+            moved = list(torch._foreach_mul(grads, parts))
+            u.count([state["step"] for state in states])
+        u.scale_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, moved)
+        if group["nesterov"]:
+            return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
+        return buffers
+
+    def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
+        if group["momentum"] != 0:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p)
+                if group["dampening"] != 0:
+                    state["step"] = counter(p, on_device=True)
+            elif group["dampening"] != 0 and "step" not in state:  # of a state that does not count
+                state["step"] = counter(p, on_device=True) + 1
 
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return group["weight_decay"] == 0 and group["momentum"] == 0

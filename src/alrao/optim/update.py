@@ -13,7 +13,7 @@ from torch import Tensor
 from ..finite import alive, zero_nonfinite
 from ..shards import local
 
-__all__ = ["GroupUpdate", "rewind_", "root"]
+__all__ = ["GroupUpdate", "rewind_", "rewind_if_", "root"]
 
 
 @dataclass
@@ -90,6 +90,10 @@ class GroupUpdate:
             step += 1
         return [step.item() for step in steps]
 
+    def unbias(self, beta: float, steps: list[Any]) -> list[Any]:
+        """Return what a running average must be divided by after some steps."""
+        return [1 - beta**step for step in steps]
+
 
 def root(number: Any) -> Any:
     """Return the square root of a number, or of a tensor."""
@@ -99,7 +103,14 @@ def root(number: Any) -> Any:
 def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:
     """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
     if p.requires_grad:
-        p, start, part = local(p), local(start), local(part)
-        start = start.to(p)
-        back = start + zero_nonfinite((p - start) * part)
-        p.copy_(torch.where((part < 1) | ~alive(p), back.to(p), p))
+        rewind_if_(p, start, part, None)
+
+
+def rewind_if_(p: Tensor, start: Tensor, part: Tensor, moved: Tensor | None) -> None:
+    """Do so where ``moved``, a single Boolean, is true."""
+    p, start, part = local(p), local(start), local(part)
+    start = start.to(p)
+    back = start + zero_nonfinite((p - start) * part)
+    too_far = (part < 1) | ~alive(p)
+    rewound = torch.where(too_far if moved is None else too_far & moved, back.to(p), p)
+    torch._foreach_copy_([p], [rewound])

@@ -118,8 +118,9 @@ class Zoom(LRScheduler):
         self.steps, self.width, self.copies, self.memory, self.every = steps, width, copies, memory, every
         self.follow = follow
         low, high = _initial(optimizer, optimizer.group_of_head) or (1.0, 1.0)
-        self._centre = (log(low) + log(high)) / 2  # of the interval, at the next move
-        self._placed, self._moved = self._centre, 0  # the centre at the last move, and the step of it
+        self._centre: Any = (log(low) + log(high)) / 2  # of the interval, at the next move
+        self._placed: Any = self._centre  # the centre at the last move
+        self._moved = 0  # the step of it
         self._start: list[list[Tensor]] = []  # the weights of each group, until the interval is narrow
         # The start is the first step, not now: until then weights may be loaded or broadcast.
         self._first = optimizer.register_step_pre_hook(self._remember) if rewind else None
@@ -143,7 +144,7 @@ class Zoom(LRScheduler):
     def interval(self) -> Interval:
         """The lowest and the highest rate that a feature can have now."""
         low, high = self._ends(self.optimizer.group_of_head, self.width)
-        return exp(low), exp(high)
+        return exp(low), exp(high)  # reads the device, where the ends are tensors
 
     def get_lr(self) -> list[Any]:
         """Return the factors as they are: Zoom moves the rates behind them."""
@@ -157,23 +158,30 @@ class Zoom(LRScheduler):
             return
         self._end_of_start()
         head = self.optimizer.group_of_head
+        if self.optimizer.on_device:
+            like = self.optimizer.model.head.averaging.weights
+            self._centre, self._placed = (like.new_zeros(()) + each for each in (self._centre, self._placed))
         low, high = self._ends(head, self.copies)
         pull = low + self._place() * (high - low) - self._centre
         low, high = self._ends(head, self.width)
-        if self._moved < self.steps or abs(pull) > EDGE * (high - low):
-            self._centre += pull / self.memory
+        follows = True if self._moved < self.steps else abs(pull) > EDGE * (high - low)
+        self._centre = self._centre + pull * follows / self.memory
         if self.last_epoch % self.every == 0 or self.last_epoch == self.steps:
             self._placed, self._moved = self._centre, self.last_epoch
             self._move()
 
-    def _place(self) -> float:
+    def _place(self) -> Any:
         """Return where the posterior's centre is among the copies: 0 is the lowest rate, 1 the highest."""
+        if self.optimizer.on_device:
+            posterior = self.optimizer.model.head.averaging.weights
+            places = torch.linspace(0, 1, len(posterior), dtype=posterior.dtype, device=posterior.device)
+            return (posterior * places).sum() if self.follow == "mean" else places[posterior.argmax()]
         weights = self.optimizer.model.head.averaging.weights.tolist()
         mean = sum(j * weight for j, weight in enumerate(weights))
         mode = weights.index(max(weights))
         return (mean if self.follow == "mean" else mode) / (len(weights) - 1)
 
-    def _ends(self, group: int, ratio: float) -> tuple[float, float]:
+    def _ends(self, group: int, ratio: float) -> tuple[Any, Any]:
         """Return the ends, on the logarithmic scale, of a group's interval that shrinks to this ratio.
 
         A group with another interval than the copies has its centre at the same relative place.
@@ -184,7 +192,11 @@ class Zoom(LRScheduler):
         last = min(high - low, log(ratio))
         width = high - low + (last - (high - low)) * min(1.0, self._moved / self.steps)
         centre = low + (self._placed - least) / (most - least) * (high - low)
-        centre = min(max(centre, low + width / 2), high - width / 2)
+        lowest, highest = low + width / 2, high - width / 2
+        if isinstance(centre, Tensor):
+            centre = centre.clamp(lowest, highest)
+        else:
+            centre = min(max(centre, lowest), highest)
         return centre - width / 2, centre + width / 2
 
     def _move(self) -> None:
@@ -194,13 +206,19 @@ class Zoom(LRScheduler):
             if _initial(optimizer, i) is None:
                 continue
             ends = [self._ends(i, ratio) for ratio in (self.width, self.copies)]
-            body, copies = ((exp(low), exp(high)) for low, high in ends)
-            if (body, copies) == (optimizer.interval(i), optimizer.interval(i, copies=True)):
-                continue
+            on_device = isinstance(ends[0][0], Tensor)
+            if not on_device:
+                body, copies = ((exp(low), exp(high)) for low, high in ends)
+                if (body, copies) == (optimizer.interval(i), optimizer.interval(i, copies=True)):
+                    continue
             start = self._start[i] if i < len(self._start) else []
             moving = group["params"] if start else []
             before = [optimizer.rates(p) for p in moving]
-            optimizer.set_interval(i, body=body, copies=copies)
+            if on_device:
+                of_body, of_copies = (torch.stack(each) for each in ends)
+                optimizer.move_interval(i, body=of_body, copies=of_copies)
+            else:
+                optimizer.set_interval(i, body=body, copies=copies)
             for p, origin, rate in zip(moving, start, before, strict=True):
                 rewind_(p, origin, optimizer.rates(p) / rate)
         if self._moved >= self.steps:
@@ -215,7 +233,8 @@ class Zoom(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as in torch; the rates are in the optimizer's."""
-        return {key: value for key, value in super().state_dict().items() if key != "_first"}
+        numbers = {"_centre": float(self._centre), "_placed": float(self._placed)}
+        return {**{key: value for key, value in super().state_dict().items() if key != "_first"}, **numbers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, as in torch."""
