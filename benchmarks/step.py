@@ -2,7 +2,8 @@
 
 All methods take turns in one process, ten steps each, so that whatever else the machine does hits them alike.
 *The limit* is SGD on the network whose output layer has copies x classes units: the same arithmetic without
-the bookkeeping. Usage: python benchmarks/step.py [--rounds 300] [--threads 1] [--workloads mlp,cnn]
+the bookkeeping. Usage:
+python benchmarks/step.py [--rounds 300] [--threads 1] [--workloads mlp,cnn] [--processor]
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
         "Adam": plain(lambda net: torch.optim.Adam(net.parameters())),
         "Alrao-Adam": with_alrao(lambda model: alrao.Adam(model, lr=(1e-6, 1e-2))),
         "Auto": with_alrao(alrao.Auto),
+        "Auto, plain network": plain(alrao.Auto),
     }
     try:
         from dadaptation import DAdaptSGD
@@ -133,7 +135,7 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
     return found
 
 
-def measure(workload: Workload, rounds: int) -> dict[str, float]:
+def measure(workload: Workload, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
     """The median seconds of a step of each method."""
     torch.manual_seed(0)
     running = methods(workload)
@@ -144,13 +146,13 @@ def measure(workload: Workload, rounds: int) -> dict[str, float]:
         for name, (model, optimizer) in running.items():
             for i in range(BLOCK):
                 x, y = batches[i % len(batches)]
-                start = time.perf_counter()
+                start = clock()
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(x), y)
                 loss.backward()
                 optimizer.step()
                 if turn > 0:
-                    times[name].append(time.perf_counter() - start)
+                    times[name].append(clock() - start)
             gc.collect(0)
     gc.enable()
     return {name: statistics.median(seconds) for name, seconds in times.items()}
@@ -164,13 +166,16 @@ def main() -> None:
         "--rounds", type=int, default=300, help="steps of each method (fewer for slow workloads)"
     )
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--processor", action="store_true", help="measure processor time, on a busy machine")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    clock = time.process_time if args.processor else time.perf_counter
     table: Table | None = None
     for key in args.workloads.split(","):
         workload = WORKLOADS[key]
-        seconds = measure(workload, args.rounds if key in ("mlp", "lstm") else max(20, args.rounds // 4))
+        rounds = args.rounds if key in ("mlp", "lstm") else max(20, args.rounds // 4)
+        seconds = measure(workload, rounds, clock)
         if table is None:
             title = f"Step time in units of plain SGD; {args.threads} thread(s) of {os.cpu_count()} cores"
             caption = f"{date.today()}, torch {torch.__version__}, Python {platform.python_version()}"
