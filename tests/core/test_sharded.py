@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from support.processes import torchrun
 from support.shard_runs import (
     CHECKPOINTS,
     CRITERIA,
@@ -17,11 +18,13 @@ from support.shard_runs import (
     resumed,
     special,
 )
+from support.tools import ROOT
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 
 FAST = [(name, "categorical", "whole") for name in OPTIMIZERS]
-FAST += [("auto", "categorical", "layers"), ("adam", "categorical", "ddp")]
+FAST += [("auto", "categorical", way) for way in ("layers", "resharded", "kept")]
+FAST += [("adam", "categorical", "ddp")]
 FAST += [("momentum", likelihood, way) for likelihood in CRITERIA for way in ("layers", "copies")]
 FAST += [("auto", "categorical", "copies"), ("per-feature", "gaussian", "copies")]
 
@@ -91,9 +94,8 @@ def test_a_checkpoint_of_two_processes_is_resumed_in_four(folder, two, expected,
 def test_the_whole_contract(tmp_path, expected, world):
     cases = all_cases(WAYS) if world == 2 else [*FAST, ("auto", "gaussian", "whole")]
     found = run(world, tmp_path, contract, cases)
-    assert len(found) == len(cases)
-    for (name, likelihood, _), ended in found.items():
-        assert_same(ended, expected(name, likelihood))
+    for name, likelihood, way in cases:
+        assert_same(found[name, likelihood, way], expected(name, likelihood))
 
 
 def test_the_posteriors_are_not_uniform(expected):
@@ -133,3 +135,11 @@ def test_a_mixed_precision_policy(two):
 def test_bad_input(two, what, texts):
     for text in texts:
         assert text in two["bad_input"][what]
+
+
+@pytest.mark.slow
+def test_the_code_on_the_page_runs_in_two_processes(tmp_path):
+    code, written = torchrun("run_page.py", tmp_path, ROOT / "docs/how-to/scale.md")
+    assert code == 0, written[-3000:]
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert first == second

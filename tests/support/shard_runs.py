@@ -1,6 +1,7 @@
 """Training on several processes and on one: the cases of the contract, and what they end with."""
 
 from datetime import timedelta
+from functools import partial
 from itertools import product
 
 import torch
@@ -9,10 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
+    set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -21,7 +25,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import alrao
+from alrao.heads import large
 
+LARGE = large.LARGE
 COPIES, ROWS, STEPS = 3, 8, 5
 
 CRITERIA = {
@@ -88,7 +94,14 @@ def on_devices(model):
     return model
 
 
-WAYS = {"ddp": DistributedDataParallel, "whole": whole, "layers": by_layers, "copies": on_devices}
+WAYS = {
+    "ddp": DistributedDataParallel,
+    "whole": whole,
+    "layers": by_layers,
+    "resharded": partial(by_layers, reshard_after_forward=True),
+    "kept": partial(by_layers, reshard_after_forward=False),
+    "copies": on_devices,
+}
 
 
 def optimizer_for(model, name="momentum", seed=100):
@@ -242,8 +255,6 @@ def special(what, way=None, rank=0, world=1):
         shards = None
     elif what == "columns" and way:
         shards = on_columns
-    elif what == "large":
-        model.head.large = True
     elif what == "plain":
         model, shards = plain_net(), way
     model = model if shards is None else (WAYS[shards] if isinstance(shards, str) else shards)(model)
@@ -256,6 +267,7 @@ def special(what, way=None, rank=0, world=1):
     else:
         name = {"late": "per-feature", "plain": "auto"}.get(what, "momentum")
         optimizer = optimizer_for(model, name)
+    large.LARGE = 1 if what == "large" and way else LARGE
     criterion = smooth if what == "smooth" else F.cross_entropy
     for step in range(STEPS):
         x, y = (part[rows] for part in batch("categorical", step))
@@ -264,11 +276,23 @@ def special(what, way=None, rank=0, world=1):
         if "clip" in rest:
             optimizer.model.clip_grad_norm_(rest["clip"])
         optimizer.step()
+    large.LARGE = LARGE
+    if what == "gathered" and way:
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        states = get_state_dict(model, optimizer, options=options)
+        model = whole(build(seed=1))
+        optimizer = optimizer_for(model, seed=101)
+        set_state_dict(
+            model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options
+        )
+    if what == "gathered":
+        train(model, optimizer, rows=rows, first=STEPS)
     return {"train": weights(model)}
 
 
 SPECIAL = [("clip", "layers"), ("clip", "copies"), ("late", "layers"), ("columns", "whole")]
 SPECIAL += [("smooth", "copies"), ("failed", "copies"), ("plain", "whole"), ("smooth", "layers")]
+SPECIAL += [("large", "layers"), ("gathered", "layers")]
 
 
 def exchanged(rank, world):

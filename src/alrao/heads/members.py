@@ -36,7 +36,7 @@ class _SharedLinear(torch.autograd.Function):
     def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         copies, outputs, _ = weight.shape
         flat = F.linear(z, weight.flatten(0, 1), None if bias is None else bias.flatten())
-        out = flat.view(-1, copies, outputs).transpose(0, 1).to(wide(z.dtype)).contiguous()
+        out = flat.view(len(z), copies, outputs).transpose(0, 1).to(wide(z.dtype)).contiguous()
         ctx.save_for_backward(z, weight)
         ctx.has_bias = bias is not None
         return out, out.clone()

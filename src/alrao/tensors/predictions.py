@@ -14,9 +14,12 @@ from .marked import Marked
 from .outputs import joined_axis
 from .rows import ROWS, rows_after
 
-__all__ = ["Members", "Prediction", "announce"]
+__all__ = ["BASE", "Members", "Prediction", "announce"]
 
 _T = torch.Tensor
+
+BASE = _T._base.__get__  # type: ignore[union-attr]
+"""The tensor that another one is a view of."""
 
 
 class Members(NamedTuple):
@@ -63,8 +66,8 @@ class Prediction(Marked):
         """Apply to the copies' outputs whatever changes the shape of the prediction."""
         kwargs = kwargs or {}
         source = args[0] if args else None
-        if func is _T._is_view:
-            return False  # torch warns of hooks that are lost with a view: those are with the members
+        if func == BASE:
+            return None  # torch warns of hooks that are lost with a view: those are with the members
         if func in cls.routes and isinstance(source, Prediction):
             return cls.routes[func](*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .axes import KEEP, Op, axis_after, changes_values
 from .means import mean_of_copies, mixture_logit
-from .predictions import Members, Prediction, announce
+from .predictions import BASE, Members, Prediction, announce
 from .watched import watched
 
 __all__ = ["Spread"]
@@ -59,8 +59,8 @@ class Spread(Prediction):
         """Apply an operation to the outputs of each copy; make the mixture in a softmax."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if func is _T._is_view:
-            return False
+        if func == BASE:
+            return None
         if name in _PLAIN or (name == "__get__" and func not in KEEP):
             with torch._C.DisableTorchFunctionSubclass():
                 if func is _T.register_hook:
