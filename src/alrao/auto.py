@@ -195,7 +195,7 @@ class Auto(AveragedOptimizer):
         states = [self._state_of(p, group, searching) for p in u.params]
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
-        if searching and self.search.watches_body:
+        if searching and self.search.watches_body and group["follows"]:
             self.search.observe_body(BodyStep.of(group["interval"], u, states, y, g))
         v = [state["v"] for state in states]
         torch._foreach_mul_(v, beta2)

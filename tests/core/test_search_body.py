@@ -78,20 +78,17 @@ def test_groups_with_their_own_rates_are_not_shown():
     assert sorted(optimizer.search.sums) == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
-def test_what_the_search_adds_up_is_saved_with_it():
+def test_what_the_search_has_seen_is_saved_with_it():
     net = nn.Linear(6, 3)
     optimizer = alrao.Auto(net)
-    optimizer.search = Rewards(20)
-    Rewards.names = {p: name for name, p in net.named_parameters()}
-    for _ in range(3):
+    for _ in range(4):
         optimizer.zero_grad()
         net(torch.ones(2, 6)).square().mean().backward()
         optimizer.step()
-    saved = optimizer.state_dict()
     twin = alrao.Auto(net)
-    twin.search = Rewards(20)
-    twin.load_state_dict(saved)
-    assert isinstance(twin.search, Rewards)
-    for name, total in optimizer.search.sums.items():
-        assert torch.equal(twin.search.sums[name], total)
-        assert total.abs().sum() > 0
+    twin.load_state_dict(optimizer.state_dict())
+    assert twin.search == optimizer.search
+    assert twin.search.usual > 0
+    for p in net.parameters():
+        assert torch.equal(twin.state[p]["worth"], optimizer.state[p]["worth"])
+        assert twin.state[p]["worth"].abs().sum() > 0
