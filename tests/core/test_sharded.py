@@ -5,19 +5,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from support.processes import torchrun
-from support.shard_runs import (
-    CHECKPOINTS,
-    CRITERIA,
-    OPTIMIZERS,
-    SPECIAL,
-    WAYS,
-    all_cases,
-    case,
-    contract,
-    finish,
-    resumed,
-    special,
-)
+from support.shard_cases import SPECIAL, contract, resumed, special
+from support.shard_runs import CHECKPOINTS, CRITERIA, OPTIMIZERS, WAYS, all_cases, case, finish
 from support.tools import ROOT
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")

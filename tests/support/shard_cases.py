@@ -1,0 +1,253 @@
+"""Special runs on several processes, and what is refused: more of the contract of :mod:`shard_runs`."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+
+import alrao
+from alrao.heads import large
+from support.shard_runs import (
+    CHECKPOINTS,
+    COPIES,
+    ROWS,
+    STEPS,
+    WAYS,
+    Net,
+    batch,
+    begin,
+    build,
+    by_layers,
+    case,
+    finish,
+    full,
+    optimizer_for,
+    save_part,
+    share,
+    train,
+    weights,
+    whole,
+)
+
+LARGE = large.LARGE
+
+
+def smooth(out, y):
+    return F.cross_entropy(out, y, label_smoothing=0.1)
+
+
+def late(model, name="momentum"):
+    """A model that is sharded after its optimizer is built."""
+    optimizer = optimizer_for(model, name)
+    by_layers(model)
+    return optimizer
+
+
+def on_columns(model):
+    """Parameters are sharded along their last axis, where torch can."""
+    fully_shard(model, shard_placement_fn=lambda p: Shard(0 if p.shape[-1] % 2 else p.ndim - 1))
+    return model
+
+
+def fail_copy(model):
+    """The second copy has weights that are not finite."""
+    with torch.no_grad():
+        weight = model.head.weight
+        full(weight)  # all processes take part
+        part = weight.to_local() if isinstance(weight, DTensor) else weight
+        numbers = range(COPIES) if part is weight else model.head.parallel.own.tolist()
+        for j, number in enumerate(numbers):
+            if number == 1:
+                part[j] = torch.inf
+    return model
+
+
+def plain_net(way=None):
+    torch.manual_seed(0)
+    net = Net().double()
+    return net if way is None else way(net)
+
+
+def special(what, way=None, rank=0, world=1):
+    """A run of the contract with something special; the same in one process and in many."""
+    rows, rest, shards = share(rank, world), {}, way
+    model = build()
+    if what == "clip":
+        rest["clip"] = 1e-2
+    elif what == "late" and way:
+        shards = None
+    elif what == "columns" and way:
+        shards = on_columns
+    elif what == "plain":
+        model, shards = plain_net(), way
+    model = model if shards is None else (WAYS[shards] if isinstance(shards, str) else shards)(model)
+    if way == "copies":
+        rows = slice(None)
+    if what == "failed":
+        fail_copy(model)
+    if what == "late" and way:
+        optimizer = late(model, "per-feature")
+    else:
+        name = {"late": "per-feature", "plain": "auto"}.get(what, "momentum")
+        optimizer = optimizer_for(model, name)
+    large.LARGE = 1 if what == "large" and way else LARGE
+    criterion = smooth if what == "smooth" else F.cross_entropy
+    for step in range(STEPS):
+        x, y = (part[rows] for part in batch("categorical", step))
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        if "clip" in rest:
+            optimizer.model.clip_grad_norm_(rest["clip"])
+        optimizer.step()
+    large.LARGE = LARGE
+    if what == "gathered" and way:
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        states = get_state_dict(model, optimizer, options=options)
+        model = whole(build(seed=1))
+        optimizer = optimizer_for(model, seed=101)
+        set_state_dict(
+            model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options
+        )
+    if what == "gathered":
+        train(model, optimizer, rows=rows, first=STEPS)
+    return {"train": weights(model)}
+
+
+SPECIAL = [("clip", "layers"), ("clip", "copies"), ("late", "layers"), ("columns", "whole")]
+SPECIAL += [("smooth", "copies"), ("failed", "copies"), ("plain", "whole"), ("smooth", "layers")]
+SPECIAL += [("large", "layers"), ("gathered", "layers")]
+
+
+def exchanged(rank, world):
+    """The largest tensor that a step with copies on several devices exchanges; there are 300 classes."""
+    torch.manual_seed(0)
+    model = alrao.Alrao(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 300)), COPIES)
+    mesh = init_device_mesh("cpu", (world,))
+    parallelize_module(model.head, mesh, alrao.CopyParallel())
+    optimizer = alrao.SGD(model)
+    x, y = torch.randn(ROWS, 5), torch.randint(300, (ROWS,))
+    sizes, before = [], dist.all_reduce
+    dist.all_reduce = lambda x, *args, **kwargs: (sizes.append(x.numel()), before(x, *args, **kwargs))[1]
+    try:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    finally:
+        dist.all_reduce = before
+    plain = model.collapse()  # every process takes part
+    assert type(plain[1]) is nn.Linear
+    return max(sizes)
+
+
+def message(do):
+    try:
+        do()
+    except (RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    return "no error"
+
+
+def bad_input(rank, world):
+    """The messages of errors, each raised in all processes."""
+    x, y = batch("categorical", 0)
+
+    def step(model, optimizer):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    def copies():
+        torch.manual_seed(0)
+        model = alrao.Alrao(Net().double(), 2 + rank)
+        step(model, alrao.SGD(model))
+
+    def seeds():
+        model = build(seed=rank)
+        step(model, alrao.SGD(model))
+
+    def rates():
+        model = build()
+        alone = [dist.new_group([each]) for each in range(world)][rank]
+        torch.manual_seed(rank)
+        optimizer = alrao.SGD(model, process_group=alone)
+        optimizer.process_group = None
+        step(model, optimizer)
+
+    def flattened():
+        model = build()
+        optimizer = alrao.SGD(model)
+        for group in optimizer.param_groups:  # as DeepSpeed's ZeRO does
+            group["params"] = [nn.Parameter(torch.cat([p.flatten() for p in group["params"]]))]
+        step(model, optimizer)
+
+    def older():
+        alrao.SGD(FullyShardedDataParallel(build(), device_id=torch.device("cpu"), use_orig_params=True))
+
+    def inside():  # as Lightning's FSDPStrategy does
+        model = build()
+        FullyShardedDataParallel(nn.Sequential(model), device_id=torch.device("cpu"), use_orig_params=True)
+        alrao.SGD(model)
+
+    def muon():
+        net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 3, bias=False))
+        alrao.PerFeature(torch.optim.Adafactor, whole(alrao.Alrao(net, COPIES)))
+
+    def part():
+        model = whole(build())
+        optimizer = optimizer_for(model)
+        step(model, optimizer)
+        plain = build()
+        optimizer_for(plain).load_state_dict(optimizer.state_dict())
+
+    def collapse():
+        whole(build()).collapse()
+
+    bad = (copies, seeds, rates, flattened, older, inside, muon, part, collapse)
+    return {do.__name__: message(do) for do in bad}
+
+
+def policy(rank, world):
+    """A mixed precision policy: the losses of the first and the last step, and the types."""
+    torch.manual_seed(0)
+    model = alrao.Alrao(Net(), COPIES)
+    by_layers(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    optimizer = alrao.SGD(model, lr=(1e-2, 1.0))
+    losses = []
+    for _ in range(30):
+        x, y = (each[share(rank, world)] for each in batch("categorical", 0))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {
+        "first": losses[0],
+        "last": losses[-1],
+        "dtype": str(next(model.parameters()).dtype),
+        "out": str(model(x).dtype),
+    }
+
+
+def contract(rank, world, folder, cases):
+    """Run cases in a process of many; the first one keeps what they ended with."""
+    begin(rank, world, folder)
+    found = {key: case(*key, rank=rank, world=world) for key in cases}
+    for each in CHECKPOINTS:
+        save_part(folder, *each, rank, world)
+    found |= {key: special(*key, rank, world) for key in SPECIAL}
+    found |= {do.__name__: do(rank, world) for do in (exchanged, policy, bad_input)}
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
+
+
+def resumed(rank, world, folder, source):
+    """Resume the checkpoints in another number of processes."""
+    begin(rank, world, folder)
+    found = {key: finish(source, *key, rank, world) for key in CHECKPOINTS}
+    if rank == 0:
+        torch.save(found, f"{folder}/found.pt")
+    dist.destroy_process_group()
