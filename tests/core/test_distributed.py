@@ -38,6 +38,15 @@ def auto_for(model, rank):
     return alrao.Auto(model, steps=8)  # two steps of search, then averages
 
 
+def asleep_for(model, rank):
+    """An optimizer two of whose four copies sleep: one is looked at every three steps."""
+    optimizer = optimizer_for(model, rank, sleep=True)
+    optimizer.model.head.awake = optimizer.model.head.part = slice(1, 3)
+    optimizer._sleep._every = [3, 1, 1, 1]
+    optimizer._sleep._behind = [0.0] * 4
+    return optimizer
+
+
 def batch(likelihood, step):
     generator = torch.Generator().manual_seed(step)
     x, y = torch.randn(2, 12, 4, dtype=torch.float64, generator=generator)
@@ -125,6 +134,9 @@ def worker(rank, folder):
     optimizer = auto_for(model, rank)
     result["auto"] = train(model, optimizer, "categorical", half, evaluates=rank == 0)
 
+    model = DistributedDataParallel(build("categorical", seed=rank))
+    result["asleep"] = train(model, asleep_for(model, rank), "categorical", half)
+
     net = DistributedDataParallel(plain(seed=rank))
     result["plain"] = train_plain(net, auto_for(net, rank), half, evaluates=rank == 0)
 
@@ -168,7 +180,7 @@ def test_rates_are_the_same_although_the_seeds_differ(ranks, likelihood):
     assert all(torch.equal(a, b) for a, b in zip(ranks[0][key], ranks[1][key], strict=True))
 
 
-@pytest.mark.parametrize("what", [*CRITERIA, "ignored", "group", "zoom", "auto"])
+@pytest.mark.parametrize("what", [*CRITERIA, "ignored", "group", "zoom", "auto", "asleep"])
 def test_ranks_stay_in_step_to_the_bit(ranks, what):
     assert_same(ranks[0][what], ranks[1][what], rtol=0, atol=0)
 
@@ -201,6 +213,16 @@ def test_auto_trains_in_all_processes_as_in_one_while_one_evaluates(ranks):
     expected = train(model, optimizer, "categorical", slice(None))
     assert_same(ranks[0]["auto"], expected, rtol=1e-5, atol=1e-6)
     assert optimizer.state[model.head.weight]["k"] == STEPS - 2
+
+
+def test_copies_sleep_in_all_processes_as_in_one(ranks):
+    model = build("categorical")
+    expected = train(model, asleep_for(model, 0), "categorical", slice(None))
+    assert_same(ranks[0]["asleep"], expected, rtol=1e-5, atol=1e-6)
+    weights = [ranks[0]["asleep"][step]["2.weight"] for step in range(STEPS)]
+    assert torch.equal(weights[0][0], weights[1][0])  # asleep
+    assert not torch.equal(weights[1][0], weights[2][0])  # looked at
+    assert torch.equal(weights[0][3], weights[-1][3])
 
 
 def test_auto_trains_a_plain_network_in_all_processes_as_in_one(ranks):

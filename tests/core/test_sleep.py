@@ -141,7 +141,7 @@ def test_what_is_held_of_a_sleeper_brings_it_at_most_level():
     model = make_model()
     head, sleep = model.head, sleeping.Sleep(model.head, True)
     head.awake, head.part = slice(2, 3), slice(2, 4)
-    sleep._behind = torch.zeros(COPIES, dtype=torch.float64)
+    sleep._behind = [0.0] * COPIES
     sleep.observe([0.0, 0.0, -1.0, 2.0, 0.0, 0.0], lambda: torch.ones(COPIES), allowed=True)
     before = head.averaging.weights
     assert before[3] > 2 * before[2]  # it was looked at: as it is
@@ -310,7 +310,7 @@ def test_between_looks_sleepers_and_their_state_stay(short_cycles):
         weight = model.head.weight
         before = copy.deepcopy([weight.detach(), optimizer.state[weight]])
         optimizer._sleep.position, optimizer._sleep._every = 0, [9] * COPIES
-        optimizer._sleep._behind = torch.zeros(COPIES, dtype=torch.float64)
+        optimizer._sleep._behind = [0.0] * COPIES
         train(model, optimizer, range(55, 58))
         moved = (weight.detach() != before[0]).flatten(1).any(1)
         assert moved.tolist() == [False, False, True, True, False, False]
@@ -332,7 +332,7 @@ def test_a_run_killed_while_copies_sleep_resumes_to_the_bit(name, model_first, s
     begin = 69 if name == "auto" else 60  # in the middle of a cycle
     train(model, optimizer, range(begin))
     model.head.awake = model.head.part = slice(3, 5)  # not all of these runs have settled
-    optimizer._sleep._behind = torch.full((COPIES,), -0.1, dtype=torch.float64)
+    optimizer._sleep._behind = [-0.1] * COPIES
     optimizer._sleep._every = [5, 4, 2, 1, 1, 1]
     parts = set()
     for step in range(begin, begin + 13):
@@ -377,6 +377,18 @@ def test_another_optimizer_wakes_all(short_cycles):
     train(model, alrao.SGD(model, lr=(1e-4, 10)), range(60, 61))
     assert asleep(model) == 0
     assert (model.posterior > 0).all()
+
+
+def test_a_training_pass_that_computes_all_copies_wakes_them(short_cycles):
+    model = make_model()
+    optimizer = alrao.SGD(model, lr=(1e-4, 10), sleep=True)
+    train(model, optimizer, range(60))
+    model.eval()  # with frozen statistics of BatchNorm, for example; a compiled model does the same
+    before = model.head.weight.detach().clone()
+    assert asleep(model) > 0
+    train(model, optimizer, range(60, 61))
+    assert asleep(model) == 0
+    assert (model.head.weight != before).flatten(1).any(1).all()
 
 
 def test_resetting_the_posterior_wakes_all(short_cycles):

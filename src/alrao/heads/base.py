@@ -74,9 +74,9 @@ class Head(nn.Module):
 
     def taking_part(self) -> slice | None:
         """Return the copies that the present pass computes; None: all, as in every evaluation."""
-        if self.part is None or not self.training or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # first: nothing is to be compiled again
             return None
-        return self.part if torch.is_grad_enabled() else None
+        return self.part if self.training and torch.is_grad_enabled() else None
 
     _unusable: Tensor | None = None
     """Whether features were not usable in the last evaluation; on the device, to be read later."""

@@ -283,6 +283,8 @@ class AlraoOptimizer(RatedOptimizer):
             self._refusals.note(gate.accepted)
         if self._factors is not None and not self._factors.look(self.param_groups):
             self._factors = None
+        if head.part is not None and evidence is not None:
+            self._sleep.notice(evidence.scores)
         complete = head.awake is None
         self._begin_step()
         for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):

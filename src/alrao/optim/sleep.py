@@ -27,14 +27,15 @@ to 1. In evaluation all copies take part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from math import exp, inf, log
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..averaging import Switch
-from ..finite import zero_unusable
+from ..finite import without_failed, zero_unusable
 from .feature_rates import Entry, GroupRates
 from .update import GroupUpdate
 
@@ -93,9 +94,15 @@ class Sleep:
         self.since = [1] * self.head.copies
         """Steps that the next look at each copy stands for."""
         self._every = [1] * self.head.copies
-        self._peak: Tensor | None = None
-        self._behind: Tensor | None = None
+        self._peak: list[float] = []
+        self._behind: list[float] = []
         self.head.awake = self.head.part = None
+
+    def notice(self, scores: list[float]) -> None:
+        """Wake all if all were computed after all: by a compiled model, or in evaluation mode."""
+        part = range(self.head.copies)[self.head.part]
+        if any(score != 0 for j, score in enumerate(scores) if j not in part):
+            self._restart()
 
     def observe(self, log_likelihood: list[float], rates: Callable[[], Tensor], *, allowed: bool) -> None:
         """Update the posterior, decide at the end of a cycle who is awake, and who is looked at next.
@@ -115,10 +122,10 @@ class Sleep:
         if head.awake is None and not last:
             averaging.update(log_likelihood)
         else:
-            averaging.update(self._given(averaging.weights, log_likelihood))
+            averaging.update(self._given(averaging.weights.tolist(), log_likelihood))
         if self.position >= PERIOD // 2:
-            weights = averaging.weights
-            self._peak = weights if self._peak is None else self._peak.maximum(weights)
+            weights = averaging.weights.tolist()
+            self._peak = list(map(max, self._peak or weights, weights))
         self.position += 1
         if last:
             self._decide(averaging.weights.tolist(), rates().tolist())
@@ -127,37 +134,33 @@ class Sleep:
 
     # The posterior.
 
-    def _given(self, weights: Tensor, log_likelihood: list[float]) -> Tensor:
+    def _given(self, weights: list[float], log_likelihood: Sequence[float]) -> list[float]:
         """Return the log-likelihoods, with what is known of sleeping copies that did not take part."""
-        head = self.head
-        awake, part = head.awake or slice(None), head.part or slice(None)
-        given = torch.tensor(log_likelihood, dtype=weights.dtype, device=weights.device)
-        given = torch.where(given.isfinite(), given, -torch.inf)
-        joint = weights[awake].log() + given[awake]
-        mixed = joint.logsumexp(0) - weights[awake].sum().log()
-        behind = given - mixed
-        if self._behind is not None:
-            behind = self._behind
-            behind[part] = given[part] - mixed
-        self._behind = behind
-        if mixed.is_cpu and mixed.item() == -torch.inf:  # those awake have failed: the others take over
-            for row in set(range(head.copies)) - set(range(head.copies)[part]):
-                given[row] = 0.0
+        head, copies = self.head, range(self.head.copies)
+        awake, part = copies[head.awake or slice(None)], copies[head.part or slice(None)]
+        given = list(without_failed([x if j in part else 0.0 for j, x in enumerate(log_likelihood)]))
+        joint = [_log(weights[j]) + given[j] for j in awake]
+        best = max(joint)
+        if best == -inf:  # those awake have failed: the others take over, all alike
             self._restart()
             return given
-        result = torch.minimum(mixed + behind, joint.amax() - weights.log())
-        result[part] = given[part]
-        return result
+        mixed = best + log(sum(exp(x - best) for x in joint)) - log(sum(weights[j] for j in awake))
+        behind = self._behind or [0.0] * len(copies)
+        self._behind = [given[j] - mixed if j in part else behind[j] for j in copies]
+        for j in copies:
+            if j not in part:
+                given[j] = min(mixed + behind[j], best - _log(weights[j]))
+        return given
 
     def _decide(self, now: list[float], rates: list[float]) -> None:
         """Let copies fall asleep and wake: the only place where the posterior is read."""
         head, copies = self.head, range(self.head.copies)
-        peak = now if self._peak is None else self._peak.tolist()
+        peak = self._peak or now
         matter = [j for j in copies[head.awake or slice(None)] if peak[j] >= NEGLIGIBLE]
         matter += [j for j in copies if now[j] >= NEGLIGIBLE]
         first, last = max(0, min(matter) - 1), max(matter)
         awake = copies[first : last + 1]
-        self.position, self._peak = 0, None
+        self.position, self._peak = 0, []
         if len(awake) == len(copies):
             self._restart()
             return
@@ -200,8 +203,8 @@ class Sleep:
             "every": self._every,
             "awake": None if head.awake is None else [head.awake.start, head.awake.stop],
             "part": None if head.part is None else [head.part.start, head.part.stop],
-            "peak": None if self._peak is None else self._peak.tolist(),
-            "behind": None if self._behind is None else self._behind.tolist(),
+            "peak": self._peak,
+            "behind": self._behind,
         }
         return {**state_dict, "param_groups": [{**g, "sleep": packed} for g in state_dict["param_groups"]]}
 
@@ -212,12 +215,14 @@ class Sleep:
         packed = of_groups[0]
         if packed is None or not self.wanted:
             return
-        new = self.head.averaging.weights.new_tensor
         self.position, self.since, self._every = packed["position"], packed["since"], packed["every"]
-        self._peak = None if packed["peak"] is None else new(packed["peak"])
-        self._behind = None if packed["behind"] is None else new(packed["behind"])
+        self._peak, self._behind = packed["peak"], packed["behind"]
         self.head.awake = None if packed["awake"] is None else slice(*packed["awake"])
         self.head.part = None if packed["part"] is None else slice(*packed["part"])
+
+
+def _log(x: float) -> float:
+    return log(x) if x > 0 else -inf
 
 
 def _steps_between_looks(highest: float, rate: float) -> int:
