@@ -75,6 +75,7 @@ def main():
     parser.add_argument("--words", type=int, default=10_000, help="size of the vocabulary")
     parser.add_argument("--copies", type=int, default=10)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--sleep", action="store_true", help="leave out copies that have lost")
     args = parser.parse_args()
     torch.manual_seed(0)
     text = read(args.text, args.words)
@@ -90,7 +91,7 @@ def main():
     model = alrao.Alrao(build(args.words), args.copies)
     running = {
         "plain, Adam": (plain, torch.optim.Adam(plain.parameters())),
-        f"Alrao, {args.copies} copies, Auto": (model, alrao.Auto(model)),
+        f"Alrao, {args.copies} copies, Auto": (model, alrao.Auto(model, sleep=args.sleep)),
     }
     seconds = dict.fromkeys(running, 0.0)
     for _ in range(args.steps):
