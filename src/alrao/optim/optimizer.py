@@ -380,7 +380,7 @@ class AlraoOptimizer(RatedOptimizer):
             update = GroupUpdate(params, grads, of_features, rates.constant, float(group["lr"]))
         for part in parts:
             part.begin()
-        self._apply(group, [update] if at_once else update.one_by_one())
+        self._apply_all(group, [update] if at_once else update.one_by_one())
         for part in parts:
             part.end(self._starts_as_weights)
         if parts and self.model.head.part != awake:
@@ -388,10 +388,10 @@ class AlraoOptimizer(RatedOptimizer):
                 self._sleep, self.state, rates, update.factor, masked=masked
             ):
                 part.begin(stands_for)
-                self._apply(self._standing_for(group, stands_for), [missed])
+                self._apply_all(self._standing_for(group, stands_for), [missed])
                 part.end(None)
 
-    def _apply(self, group: dict[str, Any], updates: Iterable[GroupUpdate]) -> None:
+    def _apply_all(self, group: dict[str, Any], updates: Iterable[GroupUpdate]) -> None:
         for update in updates:
             if group["maximize"]:
                 update.negate()

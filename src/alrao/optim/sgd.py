@@ -149,7 +149,7 @@ class SGD(AlraoOptimizer):
         buffers = [state["momentum_buffer"] for state in states]
         moved = grads
         if group["dampening"] != 0:  # not of the first gradient
-            parts = [1 - group["dampening"] * (state["step"] > 0) for state in states]
+            parts = [1 - group["dampening"] * state["step"].clamp(max=1) for state in states]
             moved = list(torch._foreach_mul(grads, parts))
             u.count([state["step"] for state in states])
         u.scale_(buffers, group["momentum"])

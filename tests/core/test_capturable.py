@@ -1,0 +1,247 @@
+"""A step that never looks at the host: it runs on meta, reads nothing, and is the same step."""
+
+import copy
+from itertools import product
+from math import inf, nan
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.reads import reads
+from torch import nn, optim
+
+import alrao
+
+quick = settings(deadline=None, max_examples=4, derandomize=True)
+
+OPTIMIZERS = {
+    "SGD": lambda model, **options: alrao.SGD(model, lr=(1e-4, 0.1), **options),
+    "momentum": lambda model, **options: alrao.SGD(
+        model, lr=(1e-4, 0.1), momentum=0.9, dampening=0.1, weight_decay=1e-2, **options
+    ),
+    "nesterov": lambda model, **options: alrao.SGD(
+        model, lr=(1e-4, 0.1), momentum=0.9, nesterov=True, **options
+    ),
+    "Adam": lambda model, **options: alrao.Adam(
+        model, lr=(1e-5, 1e-2), weight_decay=1e-2, amsgrad=True, **options
+    ),
+    "AdamW": lambda model, **options: alrao.AdamW(model, lr=(1e-5, 1e-2), **options),
+    "PerFeature": lambda model, **options: alrao.PerFeature(optim.NAdam, model, lr=(1e-5, 1e-2), **options),
+    "Auto": lambda model, **options: alrao.Auto(model, steps=20, weight_decay=1e-2, **options),
+}
+LIKELIHOODS = {
+    "categorical": F.cross_entropy,
+    "gaussian": alrao.MixtureMSELoss(),
+    "bernoulli": alrao.MixtureBCELoss(),
+}
+AVERAGING = [alrao.Switch, alrao.BayesianAverage]
+ALL = list(product(OPTIMIZERS, LIKELIHOODS, AVERAGING))
+
+
+def target(likelihood, out):
+    return {"categorical": out.argmax(1), "gaussian": out, "bernoulli": (out > 0).to(out.dtype)}[likelihood]
+
+
+def build(optimizer, likelihood="categorical", averaging=alrao.Switch, device="cpu", **options):
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)]
+    net = nn.Sequential(*layers).double().to(device)
+    model = alrao.Alrao(net, 4, likelihood=likelihood, averaging=averaging(4))
+    return model, OPTIMIZERS[optimizer](model, generator=torch.Generator().manual_seed(1), **options)
+
+
+def batch(seed, likelihood="categorical", device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    x, out = (torch.randn(10, n, generator=generator, dtype=torch.float64) for n in (6, 3))
+    return x.to(device), target(likelihood, out).to(device)
+
+
+def train(model, optimizer, x, y, likelihood="categorical"):
+    optimizer.zero_grad()
+    loss = LIKELIHOODS[likelihood](model(x), y)
+    loss.backward()
+    model.clip_grad_norm_(10.0)
+    optimizer.step()
+    return loss
+
+
+def assert_alike(one, other, tolerance=1e-9):
+    ours, theirs = one[0].state_dict(), other[0].state_dict()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+# No device can be read.
+
+
+@pytest.mark.parametrize(("optimizer", "likelihood", "averaging"), ALL)
+def test_a_training_on_meta(optimizer, likelihood, averaging):
+    model, chosen = build(optimizer, likelihood, averaging, "meta")
+    zoom = alrao.Zoom(chosen, steps=4, every=2) if optimizer in ("Adam", "SGD") else None
+    x, y = batch(0, likelihood, "meta")
+    for _ in range(8):  # Auto's search takes 6
+        with reads() as found:
+            train(model, chosen, x, y, likelihood)
+            if zoom is not None:
+                zoom.step()
+            model.eval()
+            model(x)
+            model.train()
+    assert not found["__get__"], "a branch on is_meta"
+    assert model.posterior.device.type == "meta"
+
+
+@pytest.mark.parametrize(("optimizer", "likelihood", "averaging"), ALL)
+def test_a_step_reads_nothing_and_sends_nothing(optimizer, likelihood, averaging):
+    model, chosen = build(optimizer, likelihood, averaging, capturable=True)
+    x, y = batch(0, likelihood)
+    scheduler = optim.lr_scheduler.CosineAnnealingLR(chosen, 20)
+    zoom = alrao.Zoom(chosen, steps=4, every=2) if optimizer in ("Adam", "SGD") else None
+    train(model, chosen, x, y, likelihood)
+    for _ in range(8):
+        with reads() as found:
+            train(model, chosen, x, y, likelihood)
+            if zoom is not None:
+                zoom.step()
+        scheduler.step()
+        assert not found
+
+
+def test_reads_are_seen():
+    model, chosen = build("SGD")
+    with reads() as found:
+        train(model, chosen, *batch(0))
+    assert found["tolist"] >= 1
+    assert found["_local_scalar_dense"] >= 1
+
+
+# It is the same step.
+
+EVENTS = [
+    "plain", "nan row", "inf row", "huge", "empty", "ignored", "accumulated", "failed copy", "nan gradient",
+    "low lr",
+]  # fmt: skip
+
+
+def go_through(model, optimizer, event, seed):
+    x, y = batch(seed)
+    rows = 0 if event == "empty" else 10
+    x, y = x[:rows], y[:rows]
+    if event == "nan row":
+        x[0] = nan
+    if event == "inf row":
+        x[1, 2] = inf
+    if event == "huge":
+        x = x * 1e12
+    if event == "ignored":
+        y = torch.full_like(y, -100)
+    if event == "failed copy":
+        with torch.no_grad():
+            model.head.weight[seed % 4] = inf if seed % 2 else nan
+    factor = 0.25 if event == "low lr" else 1.0
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"].fill_(factor) if isinstance(group["lr"], torch.Tensor) else factor
+    optimizer.zero_grad()
+    if event == "empty":
+        model.eval()  # BatchNorm refuses to train on nothing
+    for _ in range(2 if event == "accumulated" else 1):
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+    model.train()
+    if event == "nan gradient":
+        model.net[0].weight.grad[0, 0] = nan
+    optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@quick
+@given(events=st.lists(st.sampled_from(EVENTS), min_size=10, max_size=10), seed=st.integers(0, 1000))
+def test_capturable_is_the_same_training(optimizer, events, seed):
+    one, other = build(optimizer), build(optimizer, capturable=True)
+    # torch's own capturable NAdam counts in float32.
+    tolerance = 1e-3 if optimizer == "PerFeature" else 1e-7
+    for i, event in enumerate(events):
+        for model, chosen in (one, other):
+            go_through(model, chosen, event, seed + i)
+        for model, _ in (one, other):
+            body = [*model.body_parameters(), *model.net.buffers(), model.posterior]
+            assert all(bool(tensor.isfinite().all()) for tensor in body)
+            assert bool(model(batch(7)[0]).isfinite().all())
+        ours, theirs = (model.state_dict() for model, _ in (one, other))
+        for name, value in ours.items():
+            torch.testing.assert_close(
+                value, theirs[name], rtol=tolerance, atol=tolerance, equal_nan=True, msg=f"{name} {event}"
+            )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_checkpoint_continues_on_the_other_path(optimizer):
+    tolerance = 1e-3 if optimizer == "PerFeature" else 1e-9
+    for before, after in ((False, True), (True, False)):
+        straight = build(optimizer, capturable=before)
+        for i in range(4):
+            train(*straight, *batch(i))
+        state = copy.deepcopy((straight[0].state_dict(), straight[1].state_dict()))
+        resumed = build(optimizer, capturable=after)
+        resumed[0].load_state_dict(state[0])
+        resumed[1].load_state_dict(state[1])
+        assert resumed[1].param_groups[0]["capturable"] is after
+        for i in range(4, 10):  # the search of Auto ends in between
+            train(*straight, *batch(i))
+            train(*resumed, *batch(i))
+        for each in (straight, resumed):
+            each[0].eval()
+        assert_alike(straight, resumed, tolerance)
+
+
+# Refused losses.
+
+
+def kept(model, optimizer):
+    states = [value for p in model.parameters() for value in optimizer.state[p].values()]
+    tensors = [*model.parameters(), model.posterior, *(v for v in states if isinstance(v, torch.Tensor))]
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("call", ["zero_grad", "step"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_refused_loss_changes_nothing_and_is_raised_a_step_later(optimizer, call):
+    model, chosen = build(optimizer, capturable=True)
+    for i in range(3):
+        train(model, chosen, *batch(i))
+    before = kept(model, chosen)
+    chosen.zero_grad()
+    model(batch(9)[0]).exp().square().sum().backward()
+    chosen.step()
+    assert all(map(torch.equal, before, kept(model, chosen)))
+    with pytest.raises(RuntimeError, match=r"loss of an earlier step.*cross_entropy.*changed nothing"):
+        getattr(chosen, call)()
+    assert all(map(torch.equal, before, kept(model, chosen)))
+    train(model, chosen, *batch(3))  # and it goes on, with the right loss
+    assert not all(map(torch.equal, before, kept(model, chosen)))
+
+
+def test_what_cannot_be_captured_is_refused():
+    model, _ = build("SGD")
+    with pytest.raises(ValueError, match="Redrawn"):
+        alrao.SGD(model, lr=alrao.Redrawn((1e-4, 0.1)), capturable=True)
+    with pytest.raises(ValueError, match="Adagrad"):
+        alrao.PerFeature(optim.Adagrad, model, capturable=True)
+
+
+def test_a_plain_network_searches_the_same_rates():
+    def run(capturable):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        chosen = alrao.Auto(net, steps=30, generator=torch.Generator().manual_seed(1), capturable=capturable)
+        for i in range(20):
+            x, y = batch(i)
+            chosen.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            chosen.step()
+        return net.eval(), chosen
+
+    one, other = run(False), run(True)
+    assert_alike(one, other)
+    assert one[1].interval() == pytest.approx(other[1].interval(), rel=1e-9)

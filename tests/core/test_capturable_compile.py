@@ -1,0 +1,70 @@
+"""torch.compile takes a whole step as one graph, once, whatever changes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.needs import needs_compile
+from torch import nn
+from torch._dynamo.utils import counters
+
+import alrao
+
+pytestmark = [
+    needs_compile,
+    pytest.mark.filterwarnings(
+        "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
+    ),
+]
+
+OPTIMIZERS = {
+    "SGD": lambda model, **options: alrao.SGD(model, lr=(1e-4, 0.1), **options),
+    "momentum": lambda model, **options: alrao.SGD(
+        model, lr=(1e-4, 0.1), momentum=0.9, dampening=0.1, weight_decay=1e-2, **options
+    ),
+    "AdamW": lambda model, **options: alrao.AdamW(model, lr=(1e-5, 1e-2), **options),
+    "Auto": lambda model, **options: alrao.Auto(model, steps=20, **options),
+}
+
+
+def build(optimizer, **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    model = alrao.Alrao(net, 4)
+    return model, OPTIMIZERS[optimizer](model, generator=torch.Generator().manual_seed(1), **options)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_is_compiled_once(optimizer):
+    torch._dynamo.reset()
+    counters.clear()
+    (model, ours), (eager, theirs) = build(optimizer, capturable=True), build(optimizer)
+    step = torch.compile(ours.step, fullgraph=True, backend="aot_eager")
+    generator = torch.Generator().manual_seed(2)
+    for i in range(12):  # the search of Auto takes 6
+        x, y = torch.randn(10, 6, generator=generator).double(), torch.randint(3, (10,), generator=generator)
+        for net, chosen, update in ((model, ours, step), (eager, theirs, theirs.step)):
+            chosen.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            update()
+        factor = 1 / (1 + i)
+        ours.param_groups[0]["lr"].fill_(factor)
+        theirs.param_groups[0]["lr"] = factor
+        if i == 6 and optimizer != "Auto":
+            for chosen in (ours, theirs):
+                chosen.set_interval(body=(1e-4, 1e-3), copies=(1e-3, 1e-2))
+    assert counters["stats"]["unique_graphs"] == 1
+    ours, theirs = ([*each.parameters(), each.posterior] for each in (model, eager))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_compiled_step_refuses_a_loss_later():
+    torch._dynamo.reset()
+    model, optimizer = build("SGD", capturable=True)
+    step = torch.compile(optimizer.step, fullgraph=True, backend="aot_eager")
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.randn(10, 6).double()).exp().sum().backward()
+    step()
+    assert all(map(torch.equal, before, model.parameters()))
+    with pytest.raises(RuntimeError, match="earlier step"):
+        optimizer.zero_grad()
