@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,8 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from support.lab_runs import settings
+from support import lab_ranks
+from support.lab_runs import settings, start
 from support.pictures import as_binary, cifar
 from support.processes import torchrun
 
@@ -48,14 +50,22 @@ def wanted(tmp_path):
     return found | {"text": settings(**changes)}
 
 
+def written(folder, wanted):
+    """A file for the script."""
+    path = folder.with_suffix(".json")
+    spelled = [
+        {**asdict(each), "method": str(each.method), "lr": each.lr and str(each.lr)} for each in wanted
+    ]
+    path.write_text(json.dumps(spelled))
+    return path
+
+
 def together(folder, wanted, processes=2, die=0):
     """Train them in several processes, which die after some steps of each run, or not."""
-    path = folder.with_suffix(".json")
-    path.write_text(json.dumps([{**asdict(each), "method": str(each.method), "lr": each.lr and str(each.lr)}
-                                for each in wanted]))  # fmt: skip
-    code, written = torchrun("lab_ranks.py", path, folder, die, processes=processes, timeout=400)
-    assert (code == 0) == (die == 0), written
-    assert bool(re.search(r"exitcode *: 77", written)) == bool(die), written
+    words = written(folder, wanted), folder, die
+    code, said = torchrun("lab_ranks.py", *words, processes=processes, timeout=400)
+    assert (code == 0) == (die == 0), said
+    assert bool(re.search(r"exitcode *: 77", said)) == bool(die), said
 
 
 def close(a, b):
@@ -79,9 +89,25 @@ def flat(value):
     return [number for each in value for number in flat(each)] if isinstance(value, list | tuple) else [value]
 
 
+def forked(folder, wanted, processes):
+    """The same without torchrun and its imports, which take longer than the runs."""
+    path = written(folder, wanted)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
+
+    def work(rank):
+        own = {**common, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
+        os.environ.update({name: str(value) for name, value in own.items()})
+        lab_ranks.main(path, folder)
+
+    children = [start(lambda rank=rank: work(rank)) for rank in range(processes)]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * processes
+
+
 @pytest.mark.timeout(400)
 def test_two_processes_are_as_good_as_one(tmp_path, wanted):
-    together(tmp_path / "two", wanted.values())
+    forked(tmp_path / "two", wanted.values(), 2)
     for each in wanted.values():
         one = run(each, [tmp_path / "one"])
         close(one, RunDirectory(tmp_path / "two" / one.path.relative_to(tmp_path / "one")))

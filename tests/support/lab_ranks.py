@@ -19,7 +19,8 @@ from alrao.lab.team import Team
 def main(wanted, folder, die=0):
     torch.set_num_threads(1)
     team = Team.join(torch.device("cpu"))
-    loop.CHECKPOINT_SECONDS = -1  # a checkpoint after every step
+    if int(die):
+        loop.CHECKPOINT_SECONDS = -1  # a checkpoint after every step
     steps = []
 
     def watch(moment):

@@ -50,8 +50,8 @@ def outcome(directory):
     return _timeless(files)
 
 
-def in_child(work):
-    """Call it in a process that may die; its exit code, 0 where it came to an end."""
+def start(work):
+    """Call it in a process of its own, which exits with 0 where it came to an end; the process's number."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -62,4 +62,9 @@ def in_child(work):
             traceback.print_exc()
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return child
+
+
+def in_child(work):
+    """Call it in a process that may die; its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(work), 0)[1])
