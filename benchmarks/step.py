@@ -135,14 +135,14 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
     return found
 
 
-def measure(workload: Workload, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The median seconds of a step of each method."""
+def measure(workload: Workload, rounds: int, warmup: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The median seconds of a step of each method, after some steps that are not measured."""
     torch.manual_seed(0)
     running = methods(workload)
     batches = [workload.batch() for _ in range(8)]
     times: dict[str, list[float]] = {name: [] for name in running}
     gc.disable()
-    for turn in track(range(rounds // BLOCK + 1), description=workload.title, transient=True):
+    for turn in track(range((warmup + rounds) // BLOCK), description=workload.title, transient=True):
         for name, (model, optimizer) in running.items():
             for i in range(BLOCK):
                 x, y = batches[i % len(batches)]
@@ -151,7 +151,7 @@ def measure(workload: Workload, rounds: int, clock: Callable[[], float]) -> dict
                 loss = F.cross_entropy(model(x), y)
                 loss.backward()
                 optimizer.step()
-                if turn > 0:
+                if turn * BLOCK >= warmup:
                     times[name].append(clock() - start)
             gc.collect(0)
     gc.enable()
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=300, help="steps of each method (fewer for slow workloads)"
     )
+    parser.add_argument("--warmup", type=int, default=10, help="steps before; 60 leave out Auto's search")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processor", action="store_true", help="measure processor time, on a busy machine")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
@@ -175,7 +176,7 @@ def main() -> None:
     for key in args.workloads.split(","):
         workload = WORKLOADS[key]
         rounds = args.rounds if key in ("mlp", "lstm") else max(20, args.rounds // 4)
-        seconds = measure(workload, rounds, clock)
+        seconds = measure(workload, rounds, args.warmup, clock)
         if table is None:
             title = f"Step time in units of plain SGD; {args.threads} thread(s) of {os.cpu_count()} cores"
             caption = f"{date.today()}, torch {torch.__version__}, Python {platform.python_version()}"
