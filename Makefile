@@ -104,6 +104,7 @@ bench: $(STAMP) ## time and memory of a step, beside torch.optim
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/large.py --memory
+	$(BIN)/python benchmarks/sleeping.py
 
 docs: $(STAMP) ## build the documentation into site/; a broken link or an undocumented name fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
