@@ -50,7 +50,8 @@ def late(model, name="momentum"):
 
 def on_columns(model):
     """Parameters are sharded along their last axis, where torch can."""
-    fully_shard(model, shard_placement_fn=lambda p: Shard(0 if p.shape[-1] % 2 else p.ndim - 1))
+    world = dist.get_world_size()
+    fully_shard(model, shard_placement_fn=lambda p: Shard(0 if p.shape[-1] % world else p.ndim - 1))
     return model
 
 
