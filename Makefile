@@ -102,6 +102,7 @@ format: $(STAMP) ## fix style and formatting
 
 bench: $(STAMP) ## time and memory of a step, beside torch.optim
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/compiled.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/large.py --memory
 	$(BIN)/python benchmarks/sleeping.py
