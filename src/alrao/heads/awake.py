@@ -46,18 +46,18 @@ class GradientRoom:
     def __init__(self) -> None:
         self._full: Tensor | None = None
         self._rows = slice(0, 0)
-        self._version = 0
+        self._seen = 0
 
     def rows(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, rows: slice) -> Tensor:
         """Return memory for the gradient of some rows; :meth:`gradient` completes it."""
         full = self._full
         if full is None or full.shape != shape or full.dtype != dtype or storage_is_shared(full):
             full = torch.zeros(shape, dtype=dtype, device=device)
-        elif version_of(full) != self._version:
+        elif version_of(full) != self._seen:
             full.zero_()
         elif rows != self._rows:
             full[self._rows].zero_()
-        self._full, self._rows, self._version = full, rows, version_of(full)
+        self._full, self._rows, self._seen = full, rows, version_of(full)
         return full[rows]
 
     def gradient(self, g: Tensor, shape: torch.Size, rows: slice) -> Tensor:
@@ -68,7 +68,7 @@ class GradientRoom:
             full = self._full
             assert full is not None
         del g
-        self._version = version_of(full)
+        self._seen = version_of(full)
         if not full.is_cpu:
             self._full = None
             return full
