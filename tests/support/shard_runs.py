@@ -137,15 +137,15 @@ def weights(model):
 
 
 def ended(model, optimizer, x):
-    """What is compared: the weights of training, then those of evaluation, and an output."""
-    found = {"train": weights(model)}
-    optimizer.model.eval()
+    """What is compared: the weights of training and of evaluation, and the outputs with both."""
+    found, outputs = {"train": weights(model)}, {}
     with torch.no_grad():
-        out = model(x)
-    found |= {"eval": weights(model), "out": {"out": out.as_subclass(torch.Tensor).detach().clone()}}
+        for moment in ("evaluated", "trained", "again"):  # nothing in between gathers or shards the weights
+            optimizer.model.train(moment == "trained")
+            outputs[moment] = model(x).as_subclass(torch.Tensor).detach().clone()
+    found |= {"out": outputs, "eval": weights(model)}
     optimizer.model.train()
-    found["back"] = weights(model)
-    return found
+    return found | {"back": weights(model)}
 
 
 def case(name, likelihood, way=None, rank=0, world=1, **kwargs):
