@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from torch.utils.benchmark import Timer
 
-from alrao.lab.data.augment import flip_and_frame
+from alrao.lab.tasks.images import flip_and_frame
 
 
 def reference(images, flips, bands):

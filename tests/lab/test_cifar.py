@@ -211,7 +211,7 @@ class TestRefusals:
 
 
 def test_progress_only_on_a_terminal(tmp_path, monkeypatch, capsys):
-    from alrao.lab.data.progress import open_file, track
+    from alrao.lab.data.archives import open_file, track
 
     def read():
         assert list(track(range(3), "reading data")) == [0, 1, 2]

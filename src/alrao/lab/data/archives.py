@@ -1,4 +1,4 @@
-"""Tar archives: read, or unpacked into the cache."""
+"""Tar archives, unpacked into the cache, and progress bars for reading large data sets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import rich.progress
+from rich.console import Console
 
 from ..errors import LabError
 from .places import cache_folder, locked, short_digest
-from .progress import open_file
 
+Item = TypeVar("Item")
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 
 Wanted = Callable[[str], bool]
@@ -119,3 +123,18 @@ def _unwritten(archive: Path, folder: Path, error: OSError) -> LabError:
     return LabError(
         f"{archive} could not be unpacked into {folder}: {reason} (ALRAO_CACHE names another place)"
     )
+
+
+def _options() -> dict[str, Any]:
+    console = Console(stderr=True)
+    return {"console": console, "transient": True, "disable": not console.is_terminal}
+
+
+def track(items: Sequence[Item], text: str) -> Iterable[Item]:
+    """Iterate over items, with a bar."""
+    return rich.progress.track(items, text, **_options())
+
+
+def open_file(path: Path, text: str) -> AbstractContextManager[BinaryIO]:
+    """Open a file for reading, with a bar over its bytes."""
+    return rich.progress.open(path, "rb", description=text, **_options())

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ..errors import LabError
 from ..vision import torchvision
-from .archives import is_archive, state_of, unpack
+from .archives import is_archive, state_of, track, unpack
 from .arrays import Arrays, cached
 from .folders import is_image, load_image, require_same_classes, scan
 from .places import data_path
-from .progress import track
 
 WANTED = (
     "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and name the file, or "

@@ -13,9 +13,8 @@ import torch
 
 from ..errors import LabError
 from ..vision import torchvision
-from .archives import is_archive, readable, unpacked
+from .archives import is_archive, readable, track, unpacked
 from .places import short_digest
-from .progress import track
 
 reader = torchvision.datasets.folder
 
