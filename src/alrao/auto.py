@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from math import log, sqrt
-from operator import index
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from .finite import keep_finite_, zero_nonfinite_
+from .finite import keep_finite_
 from .optim import checkpoint
 from .optim.averaged import AveragedOptimizer, wide_dtype
 from .optim.averaging_step import averaging_step, on_host
 from .optim.body import BodyStep
-from .optim.checks import check_at_least_0
+from .optim.checks import check_at_least_0, check_steps
 from .optim.climb import ClimbingSearch
 from .optim.climb_on_device import ClimbOnDevice
 from .optim.feature_rates import GroupRates
@@ -24,6 +23,7 @@ from .optim.moving import MovingInterval
 from .optim.on_device import DeviceUpdate, Gate, counter, widest
 from .optim.search import COPIES, RateSearch
 from .optim.search_on_device import SearchOnDevice
+from .optim.unit_step import UnitStep, newest_share, round_to
 from .optim.update import GroupUpdate, rewind_, rewind_if_
 from .rates import Interval, RateDistribution
 from .trainable import Trainable
@@ -124,7 +124,7 @@ class Auto(AveragedOptimizer):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps!r}")
-        self.search: RateSearch | SearchOnDevice = RateSearch.of(_whole(steps))
+        self.search: RateSearch | SearchOnDevice = RateSearch.of(check_steps(steps))
         defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             model, COPIES, defaults,
@@ -203,7 +203,7 @@ class Auto(AveragedOptimizer):
         unbias = [sqrt(1 - beta2 ** state["step"]) for state in states]
         below = list(torch._foreach_sqrt(v))
         torch._foreach_add_(below, [group["eps"] * each for each in unbias])
-        step = _Step(u, g, below, unbias)
+        step = UnitStep(u, g, below, unbias)
         if group["weight_decay"] != 0:
             step.decay_by(group["weight_decay"], y)
         if searching:
@@ -214,7 +214,7 @@ class Auto(AveragedOptimizer):
             z = [state["z"] for state in states]
             moved = y + z
             before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
-            mixing = [_mixing(state["k"], group.get("stands_for", 1)) for state in states]
+            mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
             for c in set(mixing):  # one, unless parameters have joined later
                 at = [i for i, each in enumerate(mixing) if each == c]
                 torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
@@ -225,7 +225,7 @@ class Auto(AveragedOptimizer):
                 keep_finite_(now, old)
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
-                _round(p, state["rest"], wide)
+                round_to(p, state["rest"], wide)
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
@@ -246,7 +246,7 @@ class Auto(AveragedOptimizer):
         averaging_step(u, states, y, g, group, self.search.searching)
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
-                _round(p, state["rest"], wide)
+                round_to(p, state["rest"], wide)
 
     def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
         if "v" not in self.state[p]:
@@ -387,58 +387,3 @@ class Auto(AveragedOptimizer):
         state.pop("k", None)
         if start is not None and follows and "u" in state:
             state["start"] = start.to(p.dtype)
-
-
-class _Step:
-    """The step against ``g / below``, at every feature's rate, with the decay of the weights."""
-
-    def __init__(self, u: GroupUpdate, g: list[Tensor], below: list[Tensor], unbias: list[float]) -> None:
-        factor = u.factor
-        if u.constant is not None:
-            factor *= u.constant
-        else:
-            torch._foreach_div_(below, u.rates)  # a rate of 0: no step, by division by infinity
-        self._u, self._g, self._below = u, g, below
-        self._lengths = [factor * each for each in unbias]
-        self._decay: list[Tensor] = []
-
-    def decay_by(self, weight_decay: float, y: list[Tensor]) -> None:
-        """Decay the weights in proportion to their rates, at most to zero."""
-        u = self._u
-        for each, rate in zip(y, u.rates, strict=True):
-            part = rate * (u.factor * weight_decay)
-            self._decay.append(each * (part.clamp(max=1) if isinstance(part, Tensor) else min(1.0, part)))
-
-    def apply(self, to: list[Tensor], shares: list[float]) -> None:
-        """Move some tensors, each by its share of the step."""
-        lengths = [-share * length for share, length in zip(shares, self._lengths, strict=True)]
-        torch._foreach_addcdiv_(to, self._g, self._below, lengths)
-        for each, decay, share in zip(to, self._decay, shares, strict=False):
-            each.sub_(decay, alpha=share)
-
-
-def _mixing(k: int, newest: int = 1) -> float:
-    """Return k² / (1² + … + k²), the weight of the newest of k points in their average, or of the newest."""
-    if newest == 1:
-        return 6 * k / ((k + 1) * (2 * k + 1))
-    before = max(0, k - newest)
-    return 1 - before * (before + 1) * (2 * before + 1) / (k * (k + 1) * (2 * k + 1))
-
-
-def _round(p: Tensor, rest: Tensor, wide: Tensor) -> None:
-    """Round the weights to a parameter of a narrow type, and keep what that takes from them."""
-    rounded = wide.to(p.dtype)
-    keep_finite_(rounded, p)
-    p.copy_(rounded)
-    rest.copy_(wide - rounded)
-    zero_nonfinite_(rest)
-
-
-def _whole(steps: int | None) -> int | None:
-    if steps is None:
-        return None
-    if isinstance(steps, bool) or not hasattr(steps, "__index__") or index(steps) < 1:
-        raise ValueError(
-            f"steps must be a whole number of at least 1, or None if it is not known, got {steps!r}"
-        )
-    return index(steps)

@@ -14,9 +14,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import alrao
-from alrao import auto
 from alrao.heads import large
 from alrao.optim import sleep as sleeping
+from alrao.optim.unit_step import newest_share
 
 COPIES, CLASSES, INPUTS = 6, 5, 4
 
@@ -297,8 +297,8 @@ def test_a_look_moves_adams_moments_as_if_the_gradient_had_come_that_often():
 
 def test_the_average_of_auto_gets_the_weight_of_all_missed_steps():
     for k, slept in ((60, 25), (30, 30), (7, 3)):
-        kept = prod(1 - auto._mixing(i) for i in range(k - slept + 1, k + 1))
-        assert auto._mixing(k, slept) == pytest.approx(1 - kept, abs=1e-12)
+        kept = prod(1 - newest_share(i) for i in range(k - slept + 1, k + 1))
+        assert newest_share(k, slept) == pytest.approx(1 - kept, abs=1e-12)
 
 
 def test_between_looks_sleepers_and_their_state_stay(short_cycles):

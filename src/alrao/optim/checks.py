@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from ..warn import warn
 __all__ = [
     "check_at_least_0",
     "check_head",
+    "check_steps",
     "no_likelihood",
     "refuse_flags",
     "refuse_sparse",
@@ -107,3 +109,14 @@ def no_likelihood(head: Head) -> str:
         "not a negative log-likelihood, linear in the model's output, so the copies cannot be trained with "
         f"it: {head.remedy}; or train the plain network with any loss, alrao.Auto(net){where}"
     )
+
+
+def check_steps(steps: int | None) -> int | None:
+    """Return a number of steps, if it is a whole one; None is an unknown one."""
+    if steps is None:
+        return None
+    if isinstance(steps, bool) or not hasattr(steps, "__index__") or index(steps) < 1:
+        raise ValueError(
+            f"steps must be a whole number of at least 1, or None if it is not known, got {steps!r}"
+        )
+    return index(steps)
