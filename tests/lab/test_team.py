@@ -25,7 +25,7 @@ from alrao.lab.run import run
 from alrao.lab.store import RunDirectory
 from alrao.lab.team import Team, launched, require_share
 
-pytest.importorskip("accelerate", reason="several processes need alrao[processes]")
+state = pytest.importorskip("accelerate.state", reason="several processes need alrao[processes]")
 
 CPU = torch.device("cpu")
 SMALL = {"epochs": 2, "train_size": 75, "batch": 12, "threads": 1}  # the last batch has three rows
@@ -99,6 +99,8 @@ def forked(folder, wanted, processes):
     def work(rank):
         own = {**common, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
         os.environ.update({name: str(value) for name, value in own.items()})
+        state.AcceleratorState._reset_state(reset_partial_state=True)  # of earlier tests, in one process
+        state.GradientState._reset_state()
         lab_ranks.main(path, folder)
 
     children = [start(lambda rank=rank: work(rank)) for rank in range(processes)]
