@@ -68,7 +68,7 @@ def together(folder, wanted, processes=2, die=0):
     assert bool(re.search(r"exitcode *: 77", said)) == bool(die), said
 
 
-def close(a, b):
+def assert_close_runs(a, b):
     """Whether two runs are the same to rounding: metrics, weights, rates."""
     assert a.name == b.name
     lines = [[(line["train"], line["valid"], line["test"]) for line in one.metrics()] for one in (a, b)]
@@ -112,7 +112,7 @@ def test_two_processes_are_as_good_as_one(tmp_path, wanted):
     forked(tmp_path / "two", wanted.values(), 2)
     for each in wanted.values():
         one = run(each, [tmp_path / "one"])
-        close(one, RunDirectory(tmp_path / "two" / one.path.relative_to(tmp_path / "one")))
+        assert_close_runs(one, RunDirectory(tmp_path / "two" / one.path.relative_to(tmp_path / "one")))
 
 
 def member(rank, size):
@@ -215,7 +215,7 @@ def test_killed_and_resumed_by_another_number_of_processes(tmp_path, wanted, way
         together(cut, [wanted[way]], processes, die)
         [begun] = find_runs([cut])
         assert begun.load(CPU)["progress"]["total"] == steps
-    close(one, run(wanted[way], [cut]))
+    assert_close_runs(one, run(wanted[way], [cut]))
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_the_command_killed_and_resumed(tmp_path, monkeypatch):
     assert (said.returncode, said.stderr) == (0, "")
     assert said.stdout.count("test, at the best epoch") == 1
     [resumed] = find_runs([tmp_path])
-    close(resumed, run(resumed_settings(resumed), [tmp_path / "one"]))
+    assert_close_runs(resumed, run(resumed_settings(resumed), [tmp_path / "one"]))
     again = done(command(tmp_path, *words, "--processes", 2))
     assert again.stdout.splitlines()[-2:] == said.stdout.splitlines()[-2:], "it is not repeated"
 

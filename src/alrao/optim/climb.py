@@ -45,13 +45,12 @@ class ClimbingSearch(RateSearch):
     :math:`w_i` over the logarithms of the rates, the standard error :math:`\sigma` of :math:`b`, and means
     over features written with a bar, the logarithm of the centre moves at each step by
 
-    .. math:: 0.1 \cdot \frac{b + \max(0, \bar w) / 2}{\overline{|w|} + 2 \sigma},
-        \qquad \text{at most 0.1 up or down.}
+    .. math:: 0.1\, s \cdot \frac{b + \max(0, \bar w) / 2}{\overline{|w|} + 2 \sigma}
 
-    times the steadiness of the worth of all features together: its running mean, without the sign, over the
-    running mean of its size. While rates are too low, a way is worth in proportion to its rate, and the
-    centre rises. Where the loss is noise, the sign of the worth changes from step to step, and the centre
-    stays.
+    and by at most 0.1. The steadiness :math:`s` is the running mean of the worth of all features together,
+    without its sign, over the running mean of its size. While rates are too low, a way is worth in proportion
+    to its rate, and the centre rises. Where the loss is noise, the sign of the worth changes from step to
+    step, :math:`s` is small, and the centre stays.
 
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023, and Cutkosky et
     al., "Mechanic: A Learning Rate Tuner", 2023, for the same worth of the whole network's way.
