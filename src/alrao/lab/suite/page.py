@@ -148,6 +148,8 @@ def _losses(standings: Standings, workload: Workload) -> list[str]:
 
 
 COLOURS = ["#3f6fe8", "#c99700", "#1fa774", "#7b3fe4", "#8d6e63", "#d6409f", "#1a9bc7", "#78909c", "#7fa322"]
+OURS = {"auto": ("circle", "solid"), "auto-steps": ("circle-open", "dot"), "auto-plain": ("cross", "dash")}
+"""The marks and lines of our methods, all in one colour."""
 FARTHEST = 0.5
 """Larger gaps are drawn at the edge."""
 COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
@@ -206,9 +208,8 @@ def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, A
     """The look of each contender; ours stand out and are drawn last."""
     looks = []
     for i, contender in enumerate(contenders):
-        ours = contender.method.startswith("auto")
+        ours = contender.method in OURS
         colour = ALRAO if ours else COLOURS[i % len(COLOURS)]
-        symbol = ("circle-open" if contender.method == "auto-steps" else "circle") if ours else "diamond"
-        dash = "dot" if contender.method == "auto-steps" else "solid"
+        symbol, dash = OURS[contender.method] if ours else ("diamond", "solid")
         looks.append((contender, {"color": colour, "ours": ours, "symbol": symbol, "dash": dash}))
     return sorted(looks, key=lambda item: item[1]["ours"])
