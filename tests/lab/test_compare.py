@@ -9,7 +9,7 @@ from rich.console import Console
 from support.lab_runs import outcome, settings
 
 from alrao.lab import run as runs
-from alrao.lab import spread, supervised
+from alrao.lab import spread, training
 from alrao.lab.compare import Comparison, Triangle
 from alrao.lab.errors import LabError
 from alrao.lab.reading import read
@@ -217,7 +217,7 @@ def test_the_live_table_while_more_is_planned(tmp_path):
 
 def test_a_validation_that_was_never_finite(tmp_path, monkeypatch):
     nothing = {"loss": float("nan"), "accuracy": 0.0}
-    monkeypatch.setattr(supervised, "evaluate", lambda *_: nothing)
+    monkeypatch.setattr(training, "evaluate", lambda *_: nothing)
     comparison = compared(tmp_path, "adam")
     comparison.run()
     [planned] = comparison.planned.values()

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from support.folders import check_refused, load, paths, sizes
+from support.lab_data import check_refused, load, paths, sizes
 from support.pictures import class_folder, packed
 
 from alrao.lab.data.folders import in_proportion, scan
@@ -74,7 +74,7 @@ class TestImageNet:
         n = 1_281_167
         real = Listing(folder, ("a", "b"), np.zeros(n, "S1"), np.zeros(n, np.int64), np.zeros(n, np.int64))
         monkeypatch.setattr(folders, "scan", lambda _: real)
-        parts = get_task("imagenet").read(Settings(data=str(folder)))[1]
+        parts = get_task("imagenet").read(Settings(data=str(folder)))[0]
         assert len(parts["valid"]) == 60_000
         assert len(parts["train"]) == n - 60_000
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.folders import check_refused, equal, load, paths, sizes
+from support.lab_data import check_refused, equal, load, paths, sizes
 from support.needs import DATA, needs_file
 from support.pictures import add_file, class_folder, packed
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
-from support.folders import equal
+from support.lab_data import equal
 from support.needs import needs_cifar10
 from support.pictures import as_binary, as_python, cifar, trusted
 
 from alrao.lab.errors import LabError
+from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.tasks import get_task
 from alrao.lab.tasks.examples import cut
@@ -224,10 +225,10 @@ def test_cifar10_networks(model, folder):
     problem.loss(outputs, y).backward()
 
 
-@pytest.mark.parametrize("load", [digits, lambda **settings: cifar10("nowhere", **settings)])
-def test_unknown_network(load):
+@pytest.mark.parametrize("task", ["digits", "cifar10"])
+def test_unknown_network(task):
     with pytest.raises(LabError, match="unknown model 'nonet'"):
-        load(model="nonet").network()
+        resolve(Settings(task=task, model="nonet"))
 
 
 def test_without_data(monkeypatch):

@@ -11,7 +11,7 @@ from torch import nn
 
 import alrao
 from alrao.lab.finder import find_rate, valley
-from alrao.lab.learner import AutoLearner
+from alrao.lab.learner import Learner
 from alrao.lab.methods import learner
 from alrao.lab.movement import Movement
 from alrao.lab.resolve import resolve
@@ -23,7 +23,7 @@ def test_the_statistics_under_auto_are_those_of_the_averaged_weights():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     model = alrao.Alrao(net, 5)
-    own = AutoLearner(model, alrao.Auto(model))
+    own = Learner(model, alrao.Auto(model))
     batches = [torch.randn(64, 4) + 1 for _ in range(20)]
     for x in batches * 10:
         own.step(F.cross_entropy(model(x), x[:, :3].argmax(1)))

@@ -17,7 +17,7 @@ from alrao.lab.reading import read, read_runs
 from alrao.lab.records import KeptRun, find_runs, locate, read_rows, write_rows
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import comparison_table
-from alrao.lab.report import Report
+from alrao.lab.report.page import Report
 from alrao.lab.run import run
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory

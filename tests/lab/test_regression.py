@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from support.refusals import check_refusal
+from support.lab_data import check_refusal
 
 import alrao
 from alrao.lab.data import tables

@@ -11,7 +11,7 @@ from support.report_runs import FEATURES, SGD_LOSSES, SGD_RATES, drawn, full_exp
 
 from alrao.lab.cli.app import cli
 from alrao.lab.reading import read_runs
-from alrao.lab.report import Report, write_report
+from alrao.lab.report.page import Report, write_report
 
 SIX_MEGABYTES = 6_000_000
 

@@ -8,7 +8,7 @@ import pytest
 from support.report_runs import drawn, full_experiment, make_run
 
 from alrao.lab.reading import read_runs
-from alrao.lab.report import Report, write_report
+from alrao.lab.report.page import Report, write_report
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
 
@@ -67,6 +67,17 @@ def test_a_diverged_run_without_any_numbers(root, tmp_path):
     _, text = page_of(root, tmp_path)
     assert "SGD 10, seed 0: diverged at step 32" in text
     assert "SGD 10 (diverged)" in text
+
+
+def test_a_run_that_diverged_after_an_epoch_without_numbers(root, tmp_path):
+    path = make_run(root, "sgd@10", diverged=5, epochs=5)
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines[2] |= {"train": {"loss": None}, "test": {"loss": None}}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report, text = page_of(root, tmp_path)
+    crosses = [trace for trace in drawn(report.sections[0].figures[0]) if trace.mode == "markers"]
+    assert [list(cross.x) for cross in crosses] == [[4], [4]]
+    assert "diverged at step 160" in text
 
 
 @pytest.mark.parametrize("tail", ['{"epoch": 5, "tra', "\x00\x00\x00", "[1, 2]", "\udcff"])

@@ -14,7 +14,7 @@ from alrao.lab.errors import LabError
 from alrao.lab.paper import checks, files, make, theorem
 from alrao.lab.paper.exhibits import EXHIBITS, Plan
 from alrao.lab.reading import read_runs
-from alrao.lab.report import Report
+from alrao.lab.report.page import Report
 from alrao.lab.settings import Settings
 from alrao.lab.spread import Processes
 
@@ -44,7 +44,7 @@ def test_every_exhibit_can_be_named_on_the_command_line():
 @pytest.mark.parametrize("budget", ["mini", "paper"])
 def test_every_exhibit_has_runs_or_a_program(budget):
     for name, exhibit in EXHIBITS.items():
-        assert bool(exhibit.plans(budget)) == (name not in ("params", "theorem"))
+        assert bool(getattr(exhibit, budget)) == (name not in ("params", "theorem"))
         assert (name in checks.CHECKS) == (name not in ("params", "theorem"))
 
 
@@ -169,7 +169,7 @@ def test_a_name_that_does_not_exist_gets_a_suggestion():
 def test_missing_data_stops_that_exhibit_alone(tmp_path, no_images):
     common = Settings(data=str(tmp_path / "nothing"))
     places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
-    made = make.reproduce(["curves", "params"], "mini", common, *places, lambda runs: runs.run())
+    made = make.reproduce(["curves", "params"], common, *places, lambda runs: runs.run())
     assert list(made.failed) == ["curves"]
     assert [shown.exhibit.name for shown in made.shown] == ["params"]
     assert "Not made: " in (tmp_path / "figures" / "README.md").read_text()
@@ -187,7 +187,7 @@ def test_runs_are_made_once_and_end_as_files(tmp_path, no_images, monkeypatch):
 
     def again():
         places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
-        return make.reproduce(["curves"], "mini", Settings(), *places, run)
+        return make.reproduce(["curves"], Settings(), *places, run)
 
     made = again()
     assert [list(shown.figures) for shown in made.shown] == [
@@ -224,7 +224,7 @@ def test_the_page_keeps_what_was_made_before(tmp_path, no_images, monkeypatch, f
     monkeypatch.setattr(make, "compute", lambda: found)
     places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
     for names in (["theorem"], ["params"], ["params"]):
-        make.reproduce(names, "mini", Settings(), *places, lambda runs: None)
+        make.reproduce(names, Settings(), *places, lambda runs: None)
     text = (tmp_path / "figures" / "README.md").read_text("utf-8")
     assert text.count("## Numbers of parameters") == 1
     assert text.count("![One good rate is enough](theorem.svg)") == 1
@@ -240,6 +240,6 @@ def test_a_run_that_fails_is_named(tmp_path, no_images, monkeypatch):
         runs.failed = {one.path: "MemoryError: all of it" for one in runs.runs}
 
     places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
-    made = make.reproduce(["curves"], "mini", Settings(), *places, run)
+    made = make.reproduce(["curves"], Settings(), *places, run)
     assert "MemoryError: all of it" in made.failed["curves"]
     assert "Not made: " in (tmp_path / "figures" / "README.md").read_text("utf-8")

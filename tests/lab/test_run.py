@@ -11,15 +11,15 @@ from support.lab_runs import in_child, settings, strict, tiny
 from torch import nn
 
 import alrao
-from alrao.lab import supervised
+from alrao.lab import training
 from alrao.lab.errors import LabError
 from alrao.lab.methods import learner
 from alrao.lab.resolve import resolve
 from alrao.lab.run import pick_device, run
 from alrao.lab.store import RunDirectory
-from alrao.lab.supervised import evaluate
 from alrao.lab.tasks.images import ImagesInMemory
 from alrao.lab.team import Team
+from alrao.lab.training import evaluate
 
 CPU = torch.device("cpu")
 
@@ -122,7 +122,7 @@ def scores(monkeypatch, losses):
             return {"loss": 7.0, "accuracy": 0.5}
         return {"loss": next(left), "accuracy": math.nan}
 
-    monkeypatch.setattr(supervised, "evaluate", fake)
+    monkeypatch.setattr(training, "evaluate", fake)
 
 
 def test_a_run_whose_validation_is_never_finite(tmp_path, monkeypatch):

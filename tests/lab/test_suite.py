@@ -21,10 +21,11 @@ from alrao.lab.records import find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
-from alrao.lab.suite import CONTENDERS, WORKLOADS, Standings, Suite, dots, markdown, profile, table
-from alrao.lab.suite.contenders import Contender
-from alrao.lab.suite.gaps import differences
-from alrao.lab.suite.workloads import NEW, Workload, hold_out
+from alrao.lab.suite.contenders import CONTENDERS, Contender
+from alrao.lab.suite.gaps import Standings, differences
+from alrao.lab.suite.page import dots, markdown, profile, table
+from alrao.lab.suite.plan import Suite
+from alrao.lab.suite.workloads import NEW, WORKLOADS, Workload, hold_out
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
 
@@ -290,7 +291,7 @@ def test_nothing_is_trained_twice(ran, tmp_path):
     before = Standings(ran.frame(), ran.contenders)
     assert Standings(again.frame(), ran.contenders).gaps.equals(before.gaps)
     shown = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
-    shown.choose()
+    shown.run(lambda runs: None)
     found = Standings(shown.frame(), ran.contenders)
     assert [len(found.of(name, "quick")) for name in ("rates", "ours")] == [2, 2], "all seeds"
     assert found.gaps.equals(before.gaps)

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 import alrao
-from alrao.lab import zoo
 from alrao.lab.methods import learner
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
-from alrao.lab.supervised import evaluate
 from alrao.lab.team import Team
+from alrao.lab.training import evaluate
+from alrao.lab.zoo import small
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def seed():
 
 @pytest.mark.parametrize("width", [0.25, 1.0, 2.0])
 @pytest.mark.parametrize(
-    "build", [zoo.residual, lambda classes, width: zoo.VisionTransformer(classes, width=width)]
+    "build", [small.residual, lambda classes, width: small.VisionTransformer(classes, width=width)]
 )
 def test_images_are_classified_one_by_one(build, width):
     net = build(7, width).eval()
@@ -34,13 +34,13 @@ def test_images_are_classified_one_by_one(build, width):
 
 
 def test_a_vision_transformer_sees_where_a_patch_is():
-    net = zoo.VisionTransformer(4)
+    net = small.VisionTransformer(4)
     image = torch.randn(1, 3, 32, 32)
     assert not torch.allclose(net(image), net(image.flip(-1)), atol=1e-4)
 
 
 def test_a_language_model_does_not_see_the_future():
-    net = zoo.TransformerLM(11).train()
+    net = small.TransformerLM(11).train()
     tokens = torch.randint(11, (3, 20))
     before, state = net(tokens)
     assert before.shape == (3, 20, 11)
@@ -53,16 +53,16 @@ def test_a_language_model_does_not_see_the_future():
 
 
 def test_the_layers_of_a_transformer_start_apart():
-    encoder = zoo.TransformerLM(5, layers=3).encoder
+    encoder = small.TransformerLM(5, layers=3).encoder
     first, second, _ = (layer.self_attn.in_proj_weight for layer in encoder.layers)
     assert (first - second).abs().max() > 0.01
 
 
 def test_every_new_network_has_copies_of_its_output_layer():
     for net, inputs in [
-        (zoo.residual(3), torch.randn(2, 3, 32, 32)),
-        (zoo.VisionTransformer(3), torch.randn(2, 3, 32, 32)),
-        (zoo.TransformerLM(3), torch.randint(3, (2, 9))),
+        (small.residual(3), torch.randn(2, 3, 32, 32)),
+        (small.VisionTransformer(3), torch.randn(2, 3, 32, 32)),
+        (small.TransformerLM(3), torch.randint(3, (2, 9))),
     ]:
         outputs = alrao.Alrao(net, copies=4)(inputs)
         log_probs = outputs[0] if isinstance(outputs, tuple) else outputs

@@ -13,7 +13,7 @@ from alrao.lab.reading import read_runs
 from alrao.lab.records import locate
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import comparison_table
-from alrao.lab.report import Report
+from alrao.lab.report.page import Report
 from alrao.lab.resolve import resolve
 from alrao.lab.store import RunDirectory
 from alrao.lab.table import experiments, spread
@@ -339,6 +339,11 @@ def test_names_of_the_user_s_are_not_markdown(make):
     assert text.count("\n## ") == 1
     [table] = cells(text)
     assert {len(row) for row in table} == {len(table[0])}
+
+
+def test_a_page_of_runs_without_a_method_at_its_defaults(make):
+    make("alrao", lr="0.001:1")
+    assert "alrao compare digits --methods alrao" in page(make.groups()[0])
 
 
 def test_names_of_the_user_s_are_not_markup_of_the_terminal(make):

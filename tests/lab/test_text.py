@@ -7,9 +7,8 @@ from math import exp, log
 import pytest
 import torch
 import torch.nn.functional as F
+from support.lab_data import check_refusal, listed
 from support.needs import DATA, needs_file
-from support.refusals import check_refusal
-from support.texts import listed
 
 import alrao
 from alrao.lab.data.text import ptb

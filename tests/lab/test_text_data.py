@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from support.refusals import check_refusal
-from support.texts import listed
+from support.lab_data import check_refusal, listed
 
 from alrao.lab.data.text import Streams, Vocabulary, read_text, split, tokens
 

@@ -11,7 +11,9 @@ from torch import nn
 
 import alrao
 from alrao.lab.errors import LabError
-from alrao.lab.zoo import RecurrentLM, digits_cnn, googlenet, mlp, mobilenet_v2, small_cnn, vgg19, vision
+from alrao.lab.zoo import vision
+from alrao.lab.zoo.paper import RecurrentLM, googlenet, mobilenet_v2, vgg19
+from alrao.lab.zoo.small import digits_cnn, mlp, small_cnn
 
 IMAGES = [vgg19, googlenet, mobilenet_v2]
 
@@ -305,5 +307,47 @@ def test_torchvision_may_be_missing(monkeypatch):
 
 @pytest.mark.slow
 def test_the_other_networks_do_not_import_torchvision():
-    code = "import sys, alrao.lab.zoo; sys.exit('torchvision' in sys.modules)"
+    code = "import sys, alrao.lab.zoo.paper, alrao.lab.zoo.small; sys.exit('torchvision' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+
+
+def check_step(net, x, y, copies=10, lr=(1e-5, 10.0)):
+    model = alrao.Alrao(net, copies)
+    optimizer = alrao.SGD(model, lr=lr)
+    # What is compared is a sum of each parameter: copies of 200 million numbers would not fit everywhere.
+    before = {name: parameter.detach().double().sum().item() for name, parameter in model.named_parameters()}
+    out = model(x)
+    out = out[0].flatten(0, 1) if isinstance(out, tuple) else out
+    loss = F.cross_entropy(out, y.flatten())
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite()
+    after = {name: parameter.detach().double().sum().item() for name, parameter in model.named_parameters()}
+    assert torch.tensor(list(after.values())).isfinite().all()
+    moved = [name for name in after if after[name] != before[name]]
+    assert f"{model.output_name}.weight" in moved
+    assert len(moved) > 0.9 * len(after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [vgg19, googlenet, mobilenet_v2])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_step_at_full_size_on_cifar(build, width):
+    check_step(build(width=width), torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "width"), [("alexnet", 1), ("densenet121", 1), ("resnet50", 1), ("resnet50", 3)]
+)
+def test_a_step_at_full_size_on_imagenet(name, width):
+    check_step(
+        vision.classifier(name, 1000, width=width), torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("symbols", [50, 9_999])
+def test_a_step_at_full_size_on_penn_treebank(symbols):
+    text = torch.randint(symbols, (20, 71))
+    check_step(RecurrentLM(symbols), text[:, :-1], text[:, 1:], copies=6, lr=(1e-3, 100.0))

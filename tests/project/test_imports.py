@@ -176,7 +176,7 @@ def test_the_workbench_imports_its_command_line_nowhere(module):
         ("data", {"tasks", "zoo", "methods", "learner", "loop", "run", "runset", "compare", "table", "rl"}),
         ("zoo", {"tasks", "data", "methods", "learner", "loop", "run", "store", "runset", "compare", "rl"}),
         ("tasks", {"methods", "learner", "loop", "run", "runset", "compare", "table", "render", "rl"}),
-        ("rl", {"loop", "run", "runset", "compare", "table", "render", "supervised"}),
+        ("rl", {"loop", "run", "runset", "compare", "table", "render"}),
         ("render", {"report", "paper", "suite", "cli"}),
         ("report", {"paper", "suite", "cli", "runset"}),
         ("suite", {"paper", "cli"}),

@@ -7,10 +7,12 @@ import sys
 
 import torch
 
+from support.hf_models import accelerate, classifier, trainer  # first: it loads torchvision with care
+
+# isort: split
 import alrao
 from alrao.integrations.huggingface import AlraoCallback
 from support.accelerate_loops import accelerated, data, made
-from support.hf_models import accelerate, classifier, trainer
 
 
 def main(folder):

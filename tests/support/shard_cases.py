@@ -74,6 +74,17 @@ def plain_net(way=None):
     return net if way is None else way(net)
 
 
+def resumed_plain(model, optimizer, way):
+    """A plain network and its optimizer after a checkpoint, sharded again."""
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    states = get_state_dict(model, optimizer, options=options)
+    torch.manual_seed(1)
+    model = way(Net().double())
+    optimizer = alrao.Auto(model, steps=20)
+    set_state_dict(model, optimizer, model_state_dict=states[0], optim_state_dict=states[1], options=options)
+    return model, optimizer
+
+
 def special(what, way=None, rank=0, world=1):
     """A run of the contract with something special; the same in one process and in many."""
     rows, rest, shards = share(rank, world), {}, way
@@ -84,8 +95,8 @@ def special(what, way=None, rank=0, world=1):
         shards = None
     elif what == "columns" and way:
         shards = on_columns
-    elif what == "plain":
-        model, shards = plain_net(), way
+    elif what.startswith("plain"):
+        model, shards = plain_net(), on_columns if what == "plain-columns" and way else way
     model = model if shards is None else (WAYS[shards] if isinstance(shards, str) else shards)(model)
     if way == "copies":
         rows = slice(None)
@@ -94,11 +105,16 @@ def special(what, way=None, rank=0, world=1):
     if what == "late" and way:
         optimizer = late(model, "per-feature")
     else:
-        name = {"late": "per-feature", "plain": "auto"}.get(what, "momentum")
-        optimizer = optimizer_for(model, name)
+        optimizer = optimizer_for(model, "per-feature" if what == "late" else "momentum")
+    if what.startswith("plain"):
+        torch.manual_seed(100)
+        on_device = what == "plain-device" and way is not None
+        optimizer = alrao.Auto(model, steps=20, capturable=on_device)  # six steps of search
     large.LARGE = 1 if what == "large" and way else LARGE
     criterion = smooth if what == "smooth" else F.cross_entropy
-    for step in range(STEPS):
+    for step in range(15 if what.startswith("plain") else STEPS):
+        if what == "plain-gathered" and way and step == 3:  # in the midst of the search
+            model, optimizer = resumed_plain(model, optimizer, WAYS[way])
         x, y = (part[rows] for part in batch("categorical", step))
         optimizer.zero_grad()
         criterion(model(x), y).backward()
@@ -116,11 +132,17 @@ def special(what, way=None, rank=0, world=1):
         )
     if what == "gathered":
         train(model, optimizer, rows=rows, first=STEPS)
-    return {"train": weights(model)}
+    found = {"train": weights(model)}
+    if what.startswith("plain"):
+        search = optimizer.search.read() if what == "plain-device" and way else optimizer.search
+        found["search"] = {"centre": torch.tensor(search.climbed), "part": optimizer.point.read()[0]}
+    return found
 
 
 SPECIAL = [("clip", "layers"), ("clip", "copies"), ("late", "layers"), ("columns", "whole")]
 SPECIAL += [("smooth", "copies"), ("failed", "copies"), ("plain", "whole"), ("smooth", "layers")]
+SPECIAL += [("plain", "layers"), ("plain-columns", "whole")]
+SPECIAL += [("plain-gathered", "whole"), ("plain-device", "layers")]
 SPECIAL += [("large", "layers"), ("gathered", "layers")]
 
 

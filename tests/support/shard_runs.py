@@ -65,7 +65,7 @@ def build(likelihood="categorical", seed=0, **kwargs):
 
 def layers(model):
     """The layers of a network, each to be sharded."""
-    net = model.net
+    net = getattr(model, "net", model)
     return [net.embedding, net.convolution, net.hidden, net.output]
 
 

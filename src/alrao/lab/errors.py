@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 
 class LabError(Exception):
@@ -26,3 +28,11 @@ def missing(package: str, extra: str, purpose: str) -> LabError:
     return LabError(
         f"{purpose} needs the package {package}, which is not installed: pip install 'alrao[{extra}]'"
     )
+
+
+def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
+    """Import a module of an optional package; ``package`` is its name if the module has another."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise missing(package or module, extra, purpose) from None

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .errors import LabError, missing
+from .errors import LabError, optional
 
 FOLDER = "tensorboard"
+
+
+def event_files(path: Path) -> list[Path]:
+    """Return the event files of a run."""
+    return list((path / FOLDER).glob("events.out.tfevents.*"))
 
 
 class EventFiles:
@@ -18,27 +23,15 @@ class EventFiles:
     """
 
     def __init__(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise missing("tensorboard", "tensorboard", "--tensorboard") from None
-        for old in self._files(path):
+        module = optional("torch.utils.tensorboard", "tensorboard", "--tensorboard", "tensorboard")
+        for old in event_files(path):
             old.unlink(missing_ok=True)
         try:
-            self._writer = SummaryWriter(str(path / FOLDER))
+            self._writer = module.SummaryWriter(str(path / FOLDER))
         except OSError as error:
             raise LabError(f"{path / FOLDER} could not be written: {error.strerror or error}") from error
         for line in lines:
             self.epoch(line)
-
-    @staticmethod
-    def exist(path: Path) -> bool:
-        """Whether a run has event files."""
-        return bool(EventFiles._files(path))
-
-    @staticmethod
-    def _files(path: Path) -> list[Path]:
-        return list((path / FOLDER).glob("events.out.tfevents.*"))
 
     def epoch(self, line: dict[str, Any]) -> None:
         """Write the line of an epoch."""

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import update_bn
 
 import alrao
 
-from .errors import missing
+from .errors import optional
 
 RECALIBRATION = 50
 """Training batches from which BatchNorm statistics of averaged weights are computed."""
@@ -62,8 +62,8 @@ class Learner:
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """Provide the model to evaluate; training inputs are for the BatchNorm statistics of its weights."""
         model = self.evaluated()
-        own = isinstance(self.optimizer, alrao.Auto)
-        with recalibrated(model, inputs, own=own) if self.recalibrates else nullcontext():
+        auto = isinstance(self.optimizer, alrao.Auto)
+        with recalibrated(model, inputs, auto=auto) if self.recalibrates or auto else nullcontext():
             yield model
         self.train()
 
@@ -108,12 +108,6 @@ def _factor(schedule: str, steps: int) -> Callable[[int], float]:
         return lambda step: max(0.0, 1 - step / steps)
     # step: a tenth after half of the steps, a hundredth after three quarters
     return lambda step: 1.0 if step < 0.5 * steps else 0.1 if step < 0.75 * steps else 0.01
-
-
-class AutoLearner(Learner):
-    """Auto: the averaged weights take their place in evaluation mode; BatchNorm's statistics are computed."""
-
-    recalibrates = True
 
 
 class Mechanic(Learner):
@@ -167,11 +161,8 @@ class Averaged(Learner):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(model, optimizer)
-        try:
-            from dog import PolynomialDecayAverager  # type: ignore[import-untyped]
-        except ImportError:
-            raise missing("dog-optimizer", "peers", "an average of the weights") from None
-        self.averager = PolynomialDecayAverager(model)
+        dog = optional("dog", "peers", "an average of the weights", "dog-optimizer")
+        self.averager = dog.PolynomialDecayAverager(model)
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
         super().step(loss, clip)
@@ -210,14 +201,14 @@ class ScheduleFree(Learner):
 
 
 @contextmanager
-def recalibrated(model: nn.Module, inputs: Iterable[Tensor], *, own: bool) -> Iterator[None]:
+def recalibrated(model: nn.Module, inputs: Iterable[Tensor], *, auto: bool) -> Iterator[None]:
     """Give a model in evaluation mode the BatchNorm statistics of these inputs, for the time being."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     if norms:
         some = islice(inputs, RECALIBRATION)
         with torch.random.fork_rng():  # dropout must not move the generator of the training
-            if own:  # under Auto, the training mode of update_bn has other weights
+            if auto:  # the training mode of update_bn has other weights
                 alrao.recalibrate(model, some)
             else:
                 update_bn(some, model)

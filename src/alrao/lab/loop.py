@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import LabError
 from .events import EventFiles
 from .learner import Learner
 from .movement import Movement
 from .provenance import provenance
 from .settings import Settings
 from .store import RunDirectory
-from .supervised import SupervisedTraining
-from .tasks import Problem, Supervised, Trainable
+from .tasks import Problem, Supervised
 from .team import Team
-from .training import Measures, Moment, Training, Watch
+from .training import Measures, Moment, SupervisedTraining, Trainable, Training, Watch
 
 CHECKPOINT_SECONDS = 300.0
 """How often a checkpoint is saved during an epoch."""
@@ -45,11 +45,7 @@ class _Progress:
 
 
 def train(
-    problem: Problem,
-    settings: Settings,
-    directory: RunDirectory,
-    team: Team,
-    watch: Watch | None = None,
+    problem: Problem, settings: Settings, directory: RunDirectory, team: Team, watch: Watch | None = None
 ) -> None:
     """Train until the end, from the checkpoint if there is one, and write the result."""
     config = team.first(directory.config)
@@ -61,31 +57,28 @@ def train(
     _Loop(problem, settings, directory, team, watch).run()
 
 
+@dataclass
 class _Loop:
     """One run of the loop."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        settings: Settings,
-        directory: RunDirectory,
-        team: Team,
-        watch: Watch | None,
-    ) -> None:
-        self.problem, self.settings, self.team = problem, settings, team
-        self.directory, self.device, self.watch = directory, team.device, watch
-        self.epochs = settings.epochs or 1
-        self.training = _start(problem, settings, team)
+    problem: Problem
+    settings: Settings
+    directory: RunDirectory
+    team: Team
+    watch: Watch | None
+
+    def __post_init__(self) -> None:
+        self.epochs = self.settings.epochs or 1
+        self.training = _start(self.problem, self.settings, self.team)
         self.movement = Movement(self.training.learner)
         self.progress = _Progress()
         self.best_weights: dict[str, Tensor] | None = None
-        saved = directory.load(self.device)
-        if saved is not None:
+        if (saved := self.directory.load(self.team.device)) is not None:
             self._restore(saved)
-        team.require_same(f"{self.progress.total} steps")
-        self.lines = directory.metrics(self.progress.epoch - 1)
-        events = settings.tensorboard and team.rank == 0
-        self.events = EventFiles(directory.path, self.lines) if events else None
+        self.team.require_same(f"{self.progress.total} steps")
+        self.lines = self.directory.metrics(self.progress.epoch - 1)
+        events = self.settings.tensorboard and self.team.rank == 0
+        self.events = EventFiles(self.directory.path, self.lines) if events else None
         self.began = time.perf_counter()
 
     def run(self) -> None:
@@ -159,13 +152,9 @@ class _Loop:
 
     def _show(self, watch: Watch) -> None:
         loss, last = self._mean_loss(), self.lines[-1] if self.lines else None
-        epoch, shown = self.progress.epoch, self.training.status(loss)
-        loss = nan if loss is None else loss
-        watch(
-            Moment(
-                epoch, self.epochs, self._step(), self.problem.steps, loss, last, self.training.learner, shown
-            )
-        )
+        training, place = self.training, (self.progress.epoch, self.epochs, self._step(), self.problem.steps)
+        shown = training.status(loss)
+        watch(Moment(*place, nan if loss is None else loss, last, training.learner, shown))
 
     def _line(self, valid: Measures, test: Measures) -> dict[str, Any]:
         progress = self.progress
@@ -207,7 +196,7 @@ class _Loop:
                 **self.training.state_dict(),
                 "learner": self.training.learner.state_dict(),
                 "progress": asdict(self.progress),
-                "random": _random_state(self.device),
+                "random": _random_state(self.team.device),
                 "best": self.best_weights,
             }
         )
@@ -217,9 +206,12 @@ class _Loop:
             self.training.learner.load_state_dict(saved["learner"])
             self.training.load_state_dict(saved)
             self.progress, self.best_weights = _Progress(**saved["progress"]), saved["best"]
-            _set_random_state(saved["random"], self.device)
+            _set_random_state(saved["random"], self.team.device)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise self.directory.foreign_checkpoint(error) from error
+            raise LabError(
+                f"{self.directory.path / 'checkpoint.pt'} is not of this run or of this version "
+                f"({type(error).__name__}): delete it to start the run again"
+            ) from error
 
 
 def _start(problem: Problem, settings: Settings, team: Team) -> Training:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,9 +17,9 @@ from torch import nn
 import alrao
 from alrao.optim import AlraoOptimizer
 
-from .errors import LabError, missing, unknown
+from .errors import LabError, optional, unknown
 from .finder import find_rate
-from .learner import AutoLearner, Averaged, Both, Learner, Mechanic, Recalibrated, ScheduleFree
+from .learner import Averaged, Both, Learner, Mechanic, Recalibrated, ScheduleFree
 from .settings import Settings
 from .tasks.task import Problem, Supervised
 from .values import Interval, MethodSpec
@@ -103,7 +104,9 @@ def _rates(settings: Settings) -> alrao.RateDistribution:
     if spec.lr is not None and spec.fraction is not None:
         return alrao.Bernoulli(spec.lr, spec.fraction)
     assert interval is not None  # once the settings are resolved
-    return alrao.LogUniform(*interval.ends) if interval.low < interval.high else alrao.Constant(interval.low)
+    if interval.low == interval.high:
+        return alrao.Constant(interval.low)
+    return alrao.LogUniform(interval.low, interval.high)
 
 
 def _alrao(net: nn.Module, settings: Settings, problem: Problem, *, adam: bool = False) -> Learner:
@@ -121,22 +124,12 @@ def _alrao(net: nn.Module, settings: Settings, problem: Problem, *, adam: bool =
     return Learner(model, optimizer)
 
 
-def _auto(net: nn.Module, settings: Settings, problem: Problem, *, known: bool = False) -> Learner:
-    model = alrao.Alrao(net, likelihood=problem.likelihood)
-    steps = (settings.epochs or 1) * problem.steps if known else None
-    return AutoLearner(model, alrao.Auto(model, steps=steps, weight_decay=settings.weight_decay))
-
-
-def _auto_plain(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
-    return AutoLearner(net, alrao.Auto(net, weight_decay=settings.weight_decay))
-
-
-def _auto_steps(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
-    return _auto(net, settings, problem, known=True)
-
-
-def _alrao_adam(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
-    return _alrao(net, settings, problem, adam=True)
+def _auto(
+    net: nn.Module, settings: Settings, problem: Problem, *, copies: bool = True, known_steps: bool = False
+) -> Learner:
+    model = alrao.Alrao(net, likelihood=problem.likelihood) if copies else net
+    steps = (settings.epochs or 1) * problem.steps if known_steps else None
+    return Learner(model, alrao.Auto(model, steps=steps, weight_decay=settings.weight_decay))
 
 
 def _betas(settings: Settings) -> tuple[float, float]:
@@ -193,12 +186,7 @@ def _finder(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
 
 
 def _imported(module: str, name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return getattr(import_module(module), name)
-    except ImportError:
-        raise missing(PACKAGES.get(module, module), "peers", f"the method {name}") from None
+    return getattr(optional(module, "peers", f"the method {name}", PACKAGES.get(module)), name)
 
 
 PACKAGES = {
@@ -214,10 +202,12 @@ METHODS: dict[str, Method] = {
         "Auto", "Auto: no rate, no schedule, no number of steps", _auto, "none", "never", ours=True
     ),
     "auto-steps": Method(
-        "Auto (steps)", "Auto, given the number of steps", _auto_steps, "none", "never", ours=True
+        "Auto (steps)", "Auto, given the number of steps", partial(_auto, known_steps=True),
+        "none", "never", ours=True,
     ),
     "auto-plain": Method(
-        "Auto (plain)", "Auto on the network without copies", _auto_plain, "none", "never", ours=True
+        "Auto (plain)", "Auto on the network without copies", partial(_auto, copies=False),
+        "none", "never", ours=True,
     ),
     "alrao": Method(
         "Alrao", "the paper's method: SGD with a random rate for every feature", _alrao, "never", ours=True
@@ -229,7 +219,9 @@ METHODS: dict[str, Method] = {
     "adam": Method(
         "Adam", "Adam, at 0.001 or at a rate", _plain("torch.optim", "Adam", betas=True), default_rate=0.001
     ),
-    "alrao-adam": Method("Alrao-Adam", "Alrao on Adam (appendix E)", _alrao_adam, "never", ours=True),
+    "alrao-adam": Method(
+        "Alrao-Adam", "Alrao on Adam (appendix E)", partial(_alrao, adam=True), "never", ours=True
+    ),
     "adamw": Method(
         "AdamW", "AdamW, at 0.001 or at a rate; weight decay 0.01 unless another is given",
         _plain("torch.optim", "AdamW", betas=True, weight_decay=0.01), default_rate=0.001,

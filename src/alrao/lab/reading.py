@@ -61,13 +61,13 @@ class Reading:
 
 def read_runs(roots: Iterable[Path]) -> Reading:
     """Read every run below some directories or in some files of results."""
-    reading = Reading()
-    return read(find_runs(roots, reading.left_out), reading)
+    left_out: list[str] = []
+    return read(find_runs(roots, left_out), left_out)
 
 
-def read(runs: Iterable[Run], reading: Reading | None = None) -> Reading:
-    """Read these runs."""
-    reading = Reading() if reading is None else reading
+def read(runs: Iterable[Run], left_out: Iterable[str] = ()) -> Reading:
+    """Read these runs; what is left out already comes first."""
+    reading = Reading(left_out=list(left_out))
     for run in runs:
         try:
             reading.records.append(_record(run, reading.left_out))

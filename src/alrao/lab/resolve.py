@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import LabError, unknown
 from .methods import METHODS, settle
-from .settings import GROUPS, Settings
+from .settings import GROUPS, Settings, flag
 from .tasks import Task, get_task
 from .values import Interval, MethodSpec
 
@@ -34,16 +34,12 @@ def of_alrao(method: MethodSpec) -> bool:
     return METHODS[method.name].rate == "never"
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def refuse_idle(settings: Settings) -> None:
     """Refuse options that only Alrao has, for a single run of another method."""
     idle = [name for name in OF_ALRAO if getattr(settings, name) != FIELDS[name].default]
     if idle and not of_alrao(settings.method):
         raise LabError(
-            f"{_flag(idle[0])} is for Alrao's methods, and does nothing for {settings.method}: leave it out"
+            f"{flag(idle[0])} is for Alrao's methods, and does nothing for {settings.method}: leave it out"
         )
 
 
@@ -63,7 +59,7 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     }
     changes |= {name: value for name, value in task.defaults.items() if getattr(settings, name) is None}
     if of_alrao(method):
-        changes["lr"] = lr or Interval(*task.interval_of(method.name))
+        changes["lr"] = lr or Interval(*(task.interval if method.name == "alrao" else task.adam_interval))
         changes["copies"] = settings.copies or task.copies
         changes["evidence"] = settings.evidence or "mean"
     else:
@@ -75,16 +71,16 @@ def _check(task: Task, settings: Settings) -> None:
     for name, field in FIELDS.items():
         value, choices = getattr(settings, name), field.metadata["choices"]
         if isinstance(value, float) and not isfinite(value):
-            raise LabError(f"{_flag(name)} must be a finite number, got {value}")
+            raise LabError(f"{flag(name)} must be a finite number, got {value}")
         if choices and value is not None and value not in choices:
-            raise unknown(f"value of {_flag(name)}", str(value), choices)
+            raise unknown(f"value of {flag(name)}", str(value), choices)
         if name in OF_SOME_TASKS and name not in task.options and value != field.default:
             apply = ", ".join(sorted(task.options)).replace("_", "-") or "none"
-            raise LabError(f"{_flag(name)} does not apply to {task.name}; of such options, these do: {apply}")
+            raise LabError(f"{flag(name)} does not apply to {task.name}; of such options, these do: {apply}")
     for said, (names, holds) in RANGES.items():
         for name in names.split():
             if (value := getattr(settings, name)) is not None and not holds(value):
-                raise LabError(f"{_flag(name)} must be {said}, got {value}")
+                raise LabError(f"{flag(name)} must be {said}, got {value}")
 
 
 def _check_model(task: Task, model: str | None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from .errors import LabError
-from .events import EventFiles
+from .events import EventFiles, event_files
 from .loop import train
 from .provenance import require_clean
 from .records import locate
@@ -58,7 +58,7 @@ def run(
                     train(problem, settings, directory, team, watch)
         elif settings.tensorboard and team.rank == 0:
             place = roots[0] / directory.name  # of a run that is kept, too
-            if not EventFiles.exist(place):
+            if not event_files(place):
                 EventFiles(place, directory.metrics()).close()
     return directory
 

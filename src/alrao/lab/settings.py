@@ -21,6 +21,11 @@ GROUPS = {
 """Headings of the help, and the parameters below them."""
 
 
+def flag(name: str) -> str:
+    """Return the option of the command line for a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
 def option(
     default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = ()
 ) -> Any:

@@ -22,7 +22,7 @@ from joblib.externals.loky.process_executor import (  # type: ignore[import-unty
 
 import alrao
 
-from .errors import LabError, missing, unknown
+from .errors import LabError, optional, unknown
 from .run import run
 from .settings import Settings
 from .store import BusyError, replace_file
@@ -32,6 +32,8 @@ RETRIES = 3
 """How often a run is started again on Ray after the death of its worker or its node."""
 Outcome = BusyError | str | None
 """The error in a sentence; None for a run that ended."""
+Ended = tuple[int, Outcome]
+"""The number of a run, and its outcome."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,14 @@ class Spread(ABC):
     """The most runs at a time."""
 
     @abstractmethod
-    def run(
-        self, wanted: Sequence[Settings], roots: list[Path], wait: float
-    ) -> Iterator[tuple[int, Outcome]]:
+    def run(self, wanted: Sequence[Settings], roots: list[Path], wait: float) -> Iterator[Ended]:
         """Train runs, and yield the number and the outcome of each as it ends."""
 
 
 class Processes(Spread):
     """Processes of this machine, one at a time unless told otherwise."""
 
-    def run(
-        self, wanted: Sequence[Settings], roots: list[Path], wait: float
-    ) -> Iterator[tuple[int, Outcome]]:
+    def run(self, wanted: Sequence[Settings], roots: list[Path], wait: float) -> Iterator[Ended]:
         threads = None if self.jobs in (None, 1) else 1
         work = (
             delayed(_run_one)(number, replace(each, threads=each.threads or threads), roots, wait)
@@ -79,9 +77,7 @@ class Ray(Spread):
     gpus: float = 0.0
     """Of each run; runs may share one."""
 
-    def run(
-        self, wanted: Sequence[Settings], roots: list[Path], wait: float
-    ) -> Iterator[tuple[int, Outcome]]:
+    def run(self, wanted: Sequence[Settings], roots: list[Path], wait: float) -> Iterator[Ended]:
         wanted = [self._reserving(each) for each in wanted]
         ray = self._connected(max(each.threads or 1 for each in wanted))
         train = ray.remote(_run_on_node)
@@ -120,10 +116,7 @@ class Ray(Spread):
         return replace(settings, device=device, data=data, threads=settings.threads or 1)
 
     def _connected(self, threads: int) -> Any:
-        try:
-            import ray
-        except ImportError:
-            raise missing("ray", "ray", "--backend ray") from None
+        ray = optional("ray", "ray", "--backend ray")
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
             try:
@@ -165,7 +158,7 @@ def _versions() -> str:
 
 def _run_on_node(
     number: int, settings: Settings, roots: list[Path], wait: float, sign: Path, versions: str
-) -> tuple[int, Outcome]:
+) -> Ended:
     """Run on a node of a cluster, if that has what it takes."""
     node = platform.node()
     if not sign.exists():
@@ -179,7 +172,7 @@ def _run_on_node(
     return number, f"on the node {node}: {outcome}" if isinstance(outcome, str) else outcome
 
 
-def _run_one(number: int, settings: Settings, roots: list[Path], wait: float) -> tuple[int, Outcome]:
+def _run_one(number: int, settings: Settings, roots: list[Path], wait: float) -> Ended:
     """Run, and return the error in a sentence if there was one."""
     try:
         run(settings, roots, wait=wait)

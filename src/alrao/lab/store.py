@@ -274,14 +274,6 @@ class RunDirectory(Run):
             ) from error
         return state
 
-    def foreign_checkpoint(self, error: Exception) -> LabError:
-        """Return the error for a checkpoint that can be read, but is not of this run."""
-        path = self.path / "checkpoint.pt"
-        return LabError(
-            f"{path} is not of this run or of this version ({type(error).__name__}): "
-            "delete it to start the run again"
-        )
-
 
 class Follower(RunDirectory):
     """A run that another process holds and writes."""

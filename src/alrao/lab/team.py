@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from .errors import LabError, missing
+from .errors import LabError, optional
 from .seeds import seed_of
 from .settings import Settings
 from .store import Follower, RunDirectory
@@ -42,17 +42,14 @@ class Team:
     @staticmethod
     def join(device: torch.device) -> Team:
         """Join the processes that torchrun started; each takes a GPU of its own if the device is one."""
-        try:
-            from accelerate import Accelerator  # type: ignore[import-untyped]
-        except ImportError:
-            raise missing("accelerate", "processes", "--processes") from None
+        accelerate = optional("accelerate", "processes", "--processes")
         local, devices = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
         if device.type == "cuda" and local > devices:
             raise LabError(
                 f"{local} processes need a GPU each, and there are {devices}: start fewer processes, "
                 "or add --device cpu"
             )
-        accelerator = Accelerator(cpu=device.type != "cuda")
+        accelerator = accelerate.Accelerator(cpu=device.type != "cuda")
         team = Team(accelerator.device if device.type == "cuda" else torch.device("cpu"), accelerator)
         team.mean(0.0)  # sets the clock
         return team

@@ -1,15 +1,22 @@
-"""The interface between the training loop and a problem: steps, evaluation, state, progress."""
+"""Problems in training: the interface to the training loop, and training from inputs and targets."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .learner import Learner
+from .methods import learner as make_learner
+from .seeds import seed_of
+from .settings import Settings
+from .tasks.task import Problem, Supervised
+from .team import Team
 
 Measures = dict[str, float | None]
 
@@ -57,6 +64,14 @@ class Training(ABC):
         return {}
 
 
+class Trainable(Problem):
+    """A problem with its own kind of training steps."""
+
+    @abstractmethod
+    def start(self, settings: Settings, device: torch.device) -> Training:
+        """Prepare the training, with a fresh network."""
+
+
 @dataclass(frozen=True)
 class Moment:
     """The state of a run after a step, for a progress bar."""
@@ -76,3 +91,61 @@ class Moment:
 
 
 Watch = Callable[[Moment], None]
+
+
+class SupervisedTraining(Training):
+    """A supervised problem in training."""
+
+    def __init__(self, problem: Supervised, settings: Settings, team: Team) -> None:
+        torch.manual_seed(seed_of(settings.seed, "network"))
+        self.problem, self.team, self.seed, self.clip = problem, team, settings.seed, settings.clip
+        self.learner = make_learner(team.prepare(problem.network().to(team.device)), settings, problem)
+        self.learner.follow(settings.schedule, (settings.epochs or 1) * problem.steps)
+        self.learner.train()
+        self.model = team.wrap(self.learner.model)
+        self.carry: Any = None
+
+    def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
+        team = self.team
+        for step, batch in enumerate(self.problem.batches(number, start), start):
+            inputs, targets, factor = team.share(*batch)
+            with team.own_random_numbers(self.seed, number, step):
+                outputs, self.carry = self.problem.forward(self.model, inputs.to(team.device), self.carry)
+            loss = self.problem.loss(outputs, targets.to(team.device))
+            if factor != 1:
+                loss = loss * factor
+            value = team.mean(loss.item())
+            if isfinite(value):
+                self.learner.step(loss, self.clip)
+            yield 1, value
+
+    def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
+        valid, test = (evaluate(self.problem, model, part, self.team) for part in ("valid", "test"))
+        return valid, test
+
+    def calibration(self, epoch: int) -> Iterable[Tensor]:
+        parts = (self.team.share(*batch)[0] for batch in self.problem.batches(epoch))
+        return (inputs.to(self.team.device) for inputs in parts)
+
+    def end_epoch(self) -> Measures:
+        self.carry = None
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"carry": self.team.join_carry(self.carry)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.carry = self.team.split_carry(state["carry"])
+
+
+@torch.no_grad()
+def evaluate(problem: Supervised, model: nn.Module, part: str, team: Team) -> Measures:
+    """Return the measures of a model on a part of the data."""
+    sums: dict[str, float] = {}
+    carry = None
+    for batch in problem.evaluation(part):
+        inputs, targets, factor = team.share(*batch)
+        outputs, carry = problem.forward(model, inputs.to(team.device), carry)
+        for name, value in problem.score(outputs, targets.to(team.device)).items():
+            sums[name] = sums.get(name, 0.0) + (float(value) if factor else 0.0)
+    return {**problem.measure(team.add(sums))}

@@ -71,11 +71,6 @@ class Interval(Spelled):
             raise LabError(f"an interval of rates goes from low to high, got {text}")
         return interval
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Both ends."""
-        return self.low, self.high
-
     def __str__(self) -> str:
         return f"{spelled(self.low)}:{spelled(self.high)}"
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import click
 
 from ..errors import unknown
-from ..settings import GROUPS, Settings
+from ..settings import GROUPS, Settings, flag
 
 Kind = TypeVar("Kind")
 
@@ -51,14 +51,13 @@ def settings_options(skip: Iterable[str] = (), **defaults: Any) -> Callable[[Any
             if field.name in ("former", *skip):
                 continue
             kind = next((t for t in get_args(hints[field.name]) if t is not NoneType), hints[field.name])
-            flag = f"--{field.name.replace('_', '-')}"
             text, choices = field.metadata["help"], field.metadata["choices"]
             if kind is bool:
-                click.option(flag, is_flag=True, help=text)(collected)
+                click.option(flag(field.name), is_flag=True, help=text)(collected)
                 continue
             kind = kind if kind in (int, float) else str  # others are read from their spelling
             click.option(
-                flag,
+                flag(field.name),
                 type=kind,
                 default=defaults.get(field.name, field.default),
                 show_default=field.default is not None,

@@ -13,7 +13,6 @@ from .options import Command, common, pick, places, spread_options
 from .terminal import fail_if, out, say, train_missing
 
 if TYPE_CHECKING:
-    from ..runset import RunSet
     from ..spread import Spread
 
 NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen", "rl", "theorem")
@@ -41,11 +40,7 @@ def reproduce(
     picked = pick(",".join(names), {name: name for name in (*NAMES, "all")}, "table or figure")
     wanted = list(NAMES) if "all" in picked else picked
     page = roots[0] / "reproduce.html"
-
-    def train(runs: RunSet) -> None:
-        train_missing(runs, spread)
-
-    made = make(wanted, settings.budget, settings, roots, Path(figures), page, train)
+    made = make(wanted, settings, roots, Path(figures), page, lambda runs: train_missing(runs, spread))
     agrees = {True: "yes", False: "no", None: "too few runs"}
     rows = [[shown.exhibit.name, shown.subject, agrees[shown.verdict.agrees]] for shown in made.shown]
     title = f"The paper's tables and figures, budget {settings.budget}"
@@ -87,8 +82,11 @@ def suite(
     """
     from ..paper.files import write_images
     from ..store import replace_file
-    from ..suite import CONTENDERS, WORKLOADS, Standings, Suite, dots, profile, table
-    from ..suite import markdown as page
+    from ..suite import page
+    from ..suite.contenders import CONTENDERS
+    from ..suite.gaps import Standings
+    from ..suite.plan import Suite
+    from ..suite.workloads import WORKLOADS
 
     runs = Suite(
         pick(workloads or ",".join(WORKLOADS), WORKLOADS, "workload"),
@@ -97,21 +95,18 @@ def suite(
         seeds=seeds,
         roots=roots,
     )
-    if train:
-        runs.run(lambda some: train_missing(some, spread))
-    else:
-        runs.choose()
+    runs.run(lambda some: train_missing(some, spread) if train else None)
     found = Standings(runs.frame(), runs.contenders)
     for which, chosen_on in (("held out", False), ("used for choosing", True)):
         ready = [workload for workload in runs.workloads if workload.name in found.best] or runs.workloads
         if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
-            out.print(table(found, some, f"workloads {which}"))
+            out.print(page.table(found, some, f"workloads {which}"))
     if runs.missing:
         out.print(f"{runs.missing} runs are missing: run the same command without --no-run to train them")
     if markdown is not None:
-        replace_file(Path(markdown), page(found, list(runs.workloads), title).encode())
+        replace_file(Path(markdown), page.markdown(found, list(runs.workloads), title).encode())
     if figures is not None:
-        drawn = [draw(found, runs.workloads, found.contenders) for draw in (dots, profile)]
+        drawn = [draw(found, runs.workloads, found.contenders) for draw in (page.dots, page.profile)]
         write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
     fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
 

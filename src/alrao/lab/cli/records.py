@@ -32,7 +32,7 @@ def command_line() -> str:
 
 def make_report(reading: Reading, target: Path, command: str) -> None:
     """Write the report and print its path."""
-    from ..report import write_report
+    from ..report.page import write_report
 
     made = write_report(reading, target, command=command)
     if made.left_out:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.live import Live
 
 if TYPE_CHECKING:
     from ..runset import RunSet
@@ -27,10 +28,14 @@ def warn(line: str, style: str | None = None) -> None:
 
 
 def train_missing(runs: RunSet, spread: Spread) -> None:
-    """Train every run of a set that has no result yet, and show the progress."""
-    from ..render.terminal import run_shown
+    """Train the missing runs and show their progress: a live table, or a line for each run that ends."""
+    from ..render.terminal import ended, live_table
 
-    run_shown(runs, spread, out)
+    if out.is_terminal:
+        with Live(get_renderable=lambda: live_table(runs), console=out, refresh_per_second=1, transient=True):
+            runs.run(spread)
+    else:
+        runs.run(spread, lambda planned, error: say(ended(planned, error)))
 
 
 def fail_if(failed: Mapping[Path, str]) -> None:

@@ -82,7 +82,11 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
     """Unpack the wanted files of an archive into a folder."""
     if not hasattr(tarfile, "data_filter"):
         raise LabError(f"unpacking {archive} safely needs Python 3.11.4 or later: unpack it, name the folder")
-    with _opened(archive, f"unpacking {archive.name}") as tar:
+    with (
+        readable(archive),
+        open_file(archive, f"unpacking {archive.name}") as raw,
+        tarfile.open(fileobj=raw, mode="r:*") as tar,
+    ):
         members = (member for member in tar if member.isdir() or (member.isfile() and wanted(member.name)))
         try:
             tar.extractall(folder, members, filter="data")
@@ -93,17 +97,6 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
             if error.errno is None:  # from a decompressor
                 raise
             raise _unwritten(archive, folder.parent, error) from error
-
-
-@contextmanager
-def _opened(archive: Path, text: str) -> Iterator[tarfile.TarFile]:
-    """Open an archive that is then read to its end, which must be there."""
-    with (
-        readable(archive),
-        open_file(archive, text) as raw,
-        tarfile.open(fileobj=raw, mode="r:*") as tar,
-    ):
-        yield tar
         _require_end(tar)
 
 

@@ -6,13 +6,12 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from ..errors import LabError, missing
+from ..errors import LabError, optional
 
 WAIT = 600
 """Seconds to wait for another process before doing its work."""
@@ -35,10 +34,7 @@ def data_path(where: str | Path | None, wanted: str) -> Path:
 
 def shipped(name: str, *arguments: Any, **options: Any) -> Any:
     """Return what a function of ``sklearn.datasets`` loads, without a download."""
-    try:
-        datasets = import_module("sklearn.datasets")
-    except ImportError:
-        raise missing("scikit-learn", "lab", "this task") from None
+    datasets = optional("sklearn.datasets", "lab", "this task", "scikit-learn")
     return getattr(datasets, name)(*arguments, **options)
 
 

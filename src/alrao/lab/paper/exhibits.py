@@ -44,12 +44,9 @@ class Exhibit:
     """What the paper found."""
     mini: tuple[Plan, ...] = ()
     paper: tuple[Plan, ...] = ()
+    """The runs of each budget."""
     figures: tuple[str, ...] = ()
     """Of the report, by name."""
-
-    def plans(self, budget: str) -> tuple[Plan, ...]:
-        """Return the runs of a budget."""
-        return self.mini if budget == "mini" else self.paper
 
 
 def _networks(methods: str, seeds: int, **settings: Any) -> tuple[Plan, ...]:
@@ -58,6 +55,7 @@ def _networks(methods: str, seeds: int, **settings: Any) -> tuple[Plan, ...]:
 
 
 CIFAR = Plan("cifar10", settings={"model": "small"})
+MOBILENET = Plan("cifar10", "alrao-adam", 10)
 PTB = Plan("ptb")
 GAMES = (Plan("pendulum"), Plan("lunarlander"))
 SMALL = {"model": "cnn", "epochs": 10}
@@ -126,12 +124,8 @@ EXHIBITS: dict[str, Exhibit] = {
             (replace(CIFAR, methods=f"alrao-adam,adam,{ADAM_RATES}", seeds=1),),
             (
                 *_networks(f"alrao-adam,adam,{ADAM_RATES}", 10),
-                Plan(
-                    "cifar10", "alrao-adam", 10, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-2)}
-                ),
-                Plan(
-                    "cifar10", "alrao-adam", 10, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-1)}
-                ),
+                replace(MOBILENET, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-2)}),
+                replace(MOBILENET, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-1)}),
             ),
             ("adam",),
         ),

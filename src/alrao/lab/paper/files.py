@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd  # type: ignore[import-untyped]
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from ..errors import LabError, missing
+from ..errors import LabError, optional
 from ..render import markdown
 from ..report.figure import Figure, themed
 from ..store import replace_file
@@ -54,10 +54,7 @@ def write_images(figures: dict[Path, Figure]) -> None:
     """Write figures as SVG files, in their light colours."""
     if not figures:
         return
-    try:
-        import kaleido  # type: ignore[import-untyped]
-    except ImportError:
-        raise missing("kaleido", "figures", "figures as SVG files") from None
+    kaleido = optional("kaleido", "figures", "figures as SVG files")
 
     async def draw() -> dict[Path, bytes]:
         drawn = {}

@@ -10,10 +10,9 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from ..errors import LabError
 from ..reading import Reading, read
-from ..report import Report, write_report
 from ..report.captions import caption
 from ..report.figure import ALRAO, BASELINE, LOG, Figure, ordered, panels
-from ..report.page import Section
+from ..report.page import Report, Section, write_report
 from ..runset import RunSet
 from ..settings import Settings
 from ..store import file_name
@@ -40,25 +39,10 @@ Run = Callable[[RunSet], None]
 
 
 def reproduce(
-    names: Sequence[str],
-    budget: str,
-    common: Settings,
-    roots: list[Path],
-    figures: Path,
-    page: Path,
-    run: Run,
+    names: Sequence[str], common: Settings, roots: list[Path], figures: Path, page: Path, run: Run
 ) -> Reproduction:
-    """Make exhibits: train their missing runs, write their files, an index, and the report.
-
-    Args:
-        names: of the exhibits.
-        budget: ``mini`` or ``paper``.
-        common: where the data is, on what device, with how many threads.
-        roots: where runs are.
-        figures: where the files go.
-        page: where the report goes.
-        run: trains the missing runs of a set.
-    """
+    """Make exhibits: train their missing runs, write their files to ``figures``, and the report."""
+    budget = common.budget
     made = Reproduction(budget)
     every = Reading()
     extra: list[Figure] = []
@@ -71,7 +55,7 @@ def reproduce(
             elif name == "params":
                 made.shown.append(_params(exhibit))
             else:
-                for plan in exhibit.plans(budget):
+                for plan in exhibit.mini if budget == "mini" else exhibit.paper:
                     runs = plan.runs(budget, common, roots)
                     run(runs)
                     if runs.failed:
@@ -119,9 +103,8 @@ def _params(exhibit: Exhibit) -> Shown:
 
 def _theorem(exhibit: Exhibit) -> Shown:
     found = compute()
-    return Shown(
-        exhibit, "softmax regression on digits", check_theorem(found), {"theorem": theorem_figure(found)}
-    )
+    figures = {"theorem": theorem_figure(found)}
+    return Shown(exhibit, "softmax regression on digits", check_theorem(found), figures)
 
 
 def theorem_figure(found: Theorem) -> Figure:

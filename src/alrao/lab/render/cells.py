@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import LabError
 from ..naming import OF_METHOD, unusual
-from ..settings import Settings
+from ..settings import Settings, flag
 from ..table import Experiment, spread
 from ..tasks import get_task
 from ..values import MethodSpec, spelled
@@ -80,8 +80,7 @@ def _options(settings: Settings) -> list[str]:
     words: list[str] = []
     for name, value in unusual(settings):
         if name not in ("task", "seed", *OF_METHOD):
-            flag = f"--{name.replace('_', '-')}"
-            words += [flag] if value is True else [flag, str(value)]
+            words += [flag(name)] if value is True else [flag(name), str(value)]
     return words
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +17,6 @@ from alrao.averaging import posterior_bar
 from ..compare import Triangle
 from ..naming import divergence, label
 from ..runset import Planned, RunSet
-from ..spread import Spread
 from ..table import Experiment
 from ..training import Moment
 from ..values import spelled
@@ -146,19 +144,6 @@ def live_table(runs: RunSet) -> RenderableType:
     heads = ["method", "seed", "epoch", "validation", "state"]
     table = plain_table(heads, rows, title=f"{len(runs.planned)} runs")
     return Stack(table, Text(f"{waiting} waiting", "dim")) if waiting else table
-
-
-def run_shown(runs: RunSet, spread: Spread, console: Console) -> None:
-    """Train the missing runs and show their progress: a live table, or a line for each run that ends."""
-    if console.is_terminal:
-        with Live(
-            get_renderable=lambda: live_table(runs), console=console, refresh_per_second=1, transient=True
-        ):
-            runs.run(spread)
-    else:
-        runs.run(
-            spread, lambda planned, error: console.print(ended(planned, error), soft_wrap=True, markup=False)
-        )
 
 
 def comparison_table(experiment: Experiment) -> Table:

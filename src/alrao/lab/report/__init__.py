@@ -2,7 +2,3 @@
 
 A module for each kind of figure draws it with plotly; ``tables`` makes the comparison, ``page`` the page.
 """
-
-from .page import Report, write_report
-
-__all__ = ["Report", "write_report"]

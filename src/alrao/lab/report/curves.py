@@ -56,14 +56,12 @@ def mean_curve(lines: pd.DataFrame, column: str) -> pd.Series:
 
 def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
     """Draw Alrao among SGD's rates, Adam and every other method that was run."""
-    returns = experiment.measure == "return"
-    figure = _curves(experiment, compared(experiment), "sgd", detail)
-    if figure is None:
-        return None
-    figure.name, figure.title = "curves", "Returns during training" if returns else "Learning curves"
-    what = "return of an episode" if returns else experiment.measure
-    figure.look_for = caption("curves", what=what, better="Higher" if experiment.higher else "Lower")
-    if aside := _intervals(experiment):
+    title, what = "Learning curves", experiment.measure
+    if what == "return":
+        title, what = "Returns during training", "return of an episode"
+    words = caption("curves", what=what, better="Higher" if experiment.higher else "Lower")
+    figure = _curves(experiment, compared(experiment), "sgd", detail, ("curves", title, words))
+    if figure is not None and (aside := _intervals(experiment)):
         figure.notes.append(f"{len(aside)} other intervals of Alrao are in the triangle, not here.")
     return figure
 
@@ -75,14 +73,14 @@ def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
     if "alrao-adam" not in set(methods["method"]) or len(methods) < 3:
         return None
     names = list(methods.sort_values("rate", na_position="first").index)
-    figure = _curves(experiment, names, "adam", detail)
-    if figure is not None:
-        figure.name, figure.title = "adam", "Alrao-Adam and Adam at several rates"
-        figure.look_for = caption("adam")
-    return figure
+    words = ("adam", "Alrao-Adam and Adam at several rates", caption("adam"))
+    return _curves(experiment, names, "adam", detail, words)
 
 
-def _curves(experiment: Experiment, names: list[str], scaled: str, detail: int) -> Figure | None:
+def _curves(
+    experiment: Experiment, names: list[str], scaled: str, detail: int, words: tuple[str, str, str]
+) -> Figure | None:
+    """Draw the curves of some labels; ``words`` are the name, the title and the caption."""
     columns = _columns(experiment)
     methods = experiment.methods.loc[names]
     looks = paint(methods, scaled)
@@ -117,7 +115,7 @@ def _curves(experiment: Experiment, names: list[str], scaled: str, detail: int) 
             for run, one in singles.items():
                 if records[run].diverged and len(names) < 200 and len(known := one.dropna()):
                     plot.scatter(
-                        [(known.index[-1], known.iloc[-1])], panel, mode="markers", showlegend=False,
+                        [*known.tail(1).items()], panel, mode="markers", showlegend=False,
                         marker={"symbol": "x", "size": 9, "color": look["color"]},
                         hovertemplate=divergence(records[run].result["diverged_at"]), **where,
                     )  # fmt: skip
@@ -135,7 +133,7 @@ def _curves(experiment: Experiment, names: list[str], scaled: str, detail: int) 
         notes.append(f"{dropped} single runs are not drawn, to keep the page small; their means are.")
     table = drawn[["method", "seed", "epoch", *columns]]
     command, controls = compare_command(experiment, names), _controls(drawn, columns)
-    return Figure("", "", "", command, plot, table, notes, controls)
+    return Figure(*words, command, plot, table, notes, controls)
 
 
 def _columns(experiment: Experiment) -> dict[str, tuple[str, str]]:

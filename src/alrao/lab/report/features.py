@@ -49,13 +49,18 @@ def _features(layers: list[dict[str, Any]]) -> pd.DataFrame:
     return table.assign(**{"relative change": change})
 
 
+def _counts(change: pd.Series) -> list[int]:
+    """How many features hardly moved, learnt, ran wild, and are not finite."""
+    still, wild, lost = change < STILL, change > WILD, change.isna()
+    return [int(some.sum()) for some in (still, ~(still | wild | lost), wild, lost)]
+
+
 def features_figure(experiment: Experiment, detail: int, found: Layers | None) -> Figure | None:
     """Draw rate against movement, a point for each feature, a colour for each layer, of one run."""
     if found is None:
         return None
     name, record, layers = found
     table = _features(layers)
-    change = table["relative change"]
     plot = panels(1, height=440)
     stride = max(1, round(len(table) / (FEW_POINTS if detail > FEW else 200)))
     for layer, colour in zip(layers, ordered(len(layers)), strict=True):
@@ -75,14 +80,13 @@ def features_figure(experiment: Experiment, detail: int, found: Layers | None) -
     plot.axis("x", "learning rate that the feature drew", **LOG)
     plot.axis("y", "change, relative to its start", type="log", exponentformat="power")
     plot.lay(showlegend=len(layers) <= MANY_LAYERS)
-    hidden = int(change.isna().sum())
+    slow, learning, fast, hidden = _counts(table["relative change"])
     notes = [f"One feature in {stride} is drawn, of {len(table)}."] if stride > 1 else []
     notes += [f"{hidden} features are no longer finite and are not drawn."] if hidden else []
     notes += ["Colours: violet, the first layer, to gold, the last."] if len(layers) > MANY_LAYERS else []
-    slow, wild = int((change < STILL).sum()), int((change > WILD).sum())
     words = caption(
-        "features", method=name, seed=record.settings.seed, still=STILL, wild=WILD, slow=slow,
-        learning=len(table) - hidden - slow - wild, fast=wild,
+        "features", method=name, seed=record.settings.seed, still=STILL, wild=WILD,
+        slow=slow, learning=learning, fast=fast,
     )  # fmt: skip
     title, command = "Rate and movement of each feature", compare_command(experiment, [name])
     return Figure("features", title, words, command, plot, table[COLUMNS], notes)
@@ -98,7 +102,5 @@ def health(found: Layers | None) -> tuple[list[str], list[list[Any]]]:
     rows = []
     for layer in layers:
         change = table.loc[table["layer"] == layer["name"], "relative change"]
-        slow, wild, lost = (int(some.sum()) for some in (change < STILL, change > WILD, change.isna()))
-        counts = [len(change), slow, len(change) - slow - wild - lost, wild, lost]
-        rows.append([layer["name"], *counts, *(layer.get(key, "") for key in known)])
+        rows.append([layer["name"], len(change), *_counts(change), *(layer.get(key, "") for key in known)])
     return ["layer", "features", "hardly moved", "learnt", "ran wild", "not finite", *known], rows

@@ -13,7 +13,7 @@ from typing import Any
 from ... import __version__
 from ..errors import missing
 from ..reading import Reading
-from ..render.reported import HEADS, TABLE_1
+from ..render.markdown import PAPER_HEADS, TABLE_1
 from ..store import replace_file
 from ..table import Experiment, experiments
 
@@ -92,7 +92,7 @@ class Report:
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
             table_1=TABLE_1,
-            paper_heads=HEADS,
+            paper_heads=PAPER_HEADS,
             listed=self.left_out[:LISTED],
             unlisted=max(0, len(self.left_out) - LISTED),
             style=Markup(source.joinpath("page.css").read_text("utf-8")),

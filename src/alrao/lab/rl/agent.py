@@ -21,7 +21,7 @@ from ..methods import learner as make_learner
 from ..seeds import seed_of
 from ..settings import Settings
 from ..tasks.task import Problem
-from .recipe import Recipe
+from . import Recipe
 
 AT_ONCE = 10
 """Evaluation episodes played in parallel."""

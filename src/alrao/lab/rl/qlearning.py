@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from ..data.places import short_digest
 from ..seeds import seed_of
 from ..settings import Settings
-from ..tasks.task import Budget, Trainable
-from ..training import Measures, Training
+from ..tasks.task import Budget
+from ..training import Measures, Trainable, Training
+from . import Recipe
 from .agent import Agent, play
-from .recipe import Recipe
 
 
 class QLearning(Trainable):

@@ -8,8 +8,9 @@ import torch
 
 from ..errors import LabError, missing
 from ..settings import Settings
-from ..tasks.task import Budget, Task, Trainable
-from .recipe import Recipe
+from ..tasks.task import Budget, Task
+from ..training import Trainable
+from . import Recipe
 
 
 class _Control(Task):

@@ -58,21 +58,13 @@ class Contender:
         return [rate for part in (0.3, 3) if (rate := float(f"{best * part:.0e}")) not in tried]
 
 
-def _decades(low: float, high: float) -> tuple[float, ...]:
-    rates, rate = [], low
-    while rate < 2 * high:
-        rates.append(rate)
-        rate = float(f"{10 * rate:.0e}")
-    return tuple(rates)
-
-
 # A schedule where the authors of a method train it with one.
 CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
-        Contender("sgd", "sgd", rates=_decades(1e-2, 1)),
-        Contender("sgd-cosine", "sgd", "warmup", _decades(1e-3, 1e-1), {"momentum": 0.9}),
-        Contender("adamw-cosine", "adamw", "warmup", _decades(1e-4, 1e-2)),
+        Contender("sgd", "sgd", rates=(1e-2, 1e-1, 1.0)),
+        Contender("sgd-cosine", "sgd", "warmup", (1e-3, 1e-2, 1e-1), {"momentum": 0.9}),
+        Contender("adamw-cosine", "adamw", "warmup", (1e-4, 1e-3, 1e-2)),
         Contender("auto", "auto"),
         Contender("auto-steps", "auto-steps"),
         Contender("auto-plain", "auto-plain"),

@@ -66,11 +66,8 @@ class Standings:
         return float(pairs[:, 0].mean() / pairs[:, 1].mean() - 1) if len(pairs) else float("nan")
 
     def _pairs(self, contender: str, workload: str) -> np.ndarray:
-        """The test losses of a contender and of the best tuned one, a row for each seed that both have."""
-        ours, theirs = (self.of(who, workload) for who in (contender, self.best[workload]))
-        both = ours.merge(theirs, on="seed", suffixes=("", " theirs"))
-        found: np.ndarray = both[["loss", "loss theirs"]].to_numpy(float)
-        return found
+        """The test losses of a contender and of the best tuned one."""
+        return _pairs(self.of(contender, workload), self.of(self.best[workload], workload))
 
     def interval(self, contender: str, workloads: Sequence[Workload]) -> tuple[float, float] | None:
         """Return a 95 % bootstrap interval of the mean gap on some workloads, over the seeds.
@@ -119,11 +116,16 @@ def validation(runs: pd.DataFrame) -> dict[float, float]:
     return dict(zip(first["rate"], first["valid"].fillna(inf), strict=True))
 
 
+def _pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
+    """The test losses of two contenders on a workload, a row for each seed that both have."""
+    both = ours.merge(theirs, on="seed", suffixes=("", " theirs"))
+    found: np.ndarray = both[["loss", "loss theirs"]].to_numpy(float)
+    return found
+
+
 def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[float]:
     """Return by how much of the other's test loss a run is above it, for each seed that both have.
 
     It is infinite where only ours failed; seeds where theirs failed are left out.
     """
-    both = ours.merge(theirs, on="seed", suffixes=("", " theirs"))
-    both = both[both["loss theirs"] < inf]
-    return list(both["loss"] / both["loss theirs"] - 1)
+    return [own / other - 1 for own, other in _pairs(ours, theirs).tolist() if other < inf]

@@ -190,12 +190,8 @@ def profile(standings: Standings, workloads: Sequence[Workload], contenders: Seq
         edge = 100 * FARTHEST
         steps = [(-edge, 0.0), *((gap, (i + 1) / len(names)) for i, gap in enumerate(found) if gap < edge)]
         steps.append((edge, steps[-1][1]))
-        line = {
-            "color": look["color"],
-            "width": 4 if look["ours"] else 2,
-            "shape": "hv",
-            "dash": look["dash"],
-        }
+        width = 4 if look["ours"] else 2
+        line = {"color": look["color"], "width": width, "shape": "hv", "dash": look["dash"]}
         plot.scatter(steps, name=contender.name, mode="lines", line=line)
         rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
     plot.axis("x", "test loss behind the best tuned run, at most, %")

@@ -52,17 +52,14 @@ class Suite:
                 planned[one.run.path] = one
 
     def run(self, run: Callable[[RunSet], None]) -> None:
-        """Train the missing runs."""
+        """Train the missing runs: the grids, then all seeds of the rates that are best on validation.
+
+        With a ``run`` that does nothing, this plans what the runs that are there call for.
+        """
         for workload in self.workloads:
             run(self.sets[workload.name])
             while self._choose(workload):
                 run(self.sets[workload.name])
-
-    def choose(self) -> None:
-        """Queue all seeds of the rates that are best on validation, as far as the grids have run."""
-        for workload in self.workloads:
-            while self._choose(workload):
-                continue
 
     def _choose(self, workload: Workload) -> bool:
         """Queue what the searches for rates need next; return whether there is anything new."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from ..errors import unknown
-from .task import Budget, Problem, Supervised, Task, Trainable
+from .task import Budget, Problem, Supervised, Task
 
-__all__ = ["TASKS", "Budget", "Problem", "Supervised", "Task", "Trainable", "get_task"]
+__all__ = ["TASKS", "Budget", "Problem", "Supervised", "Task", "get_task"]
 
 TASKS = {
     "digits": ("tasks.digits", "Digits"),

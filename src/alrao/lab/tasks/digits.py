@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .. import zoo
 from ..data.places import shipped, short_digest
 from ..seeds import generator
 from ..settings import Settings
-from .examples import Part
-from .images import Data, ImageTask
+from ..zoo import small
+from .examples import Data, Examples, ExamplesTask, Part
+from .images import ImageTask
 from .tables import Numbers
-from .task import Budget, Task
+from .task import Budget
 
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
 LAYERS: dict[str, tuple[int, int, type[nn.Module]]] = {
@@ -33,10 +33,8 @@ def digits(settings: Settings) -> Data:
     name = ("digits", "split", settings.seed) if settings.resplit else ("digits", "split")
     order = torch.randperm(len(everything), generator=generator(*name))
     rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
-    digest, about = (
-        short_digest(pixels.tobytes(), labels.tolist()),
-        {"source": "scikit-learn", "image": [1, 8, 8]},
-    )
+    digest = short_digest(pixels.tobytes(), labels.tolist())
+    about = {"source": "scikit-learn", "image": [1, 8, 8]}
     return {name: everything.take(which) for name, which in rows}, digest, about
 
 
@@ -54,17 +52,17 @@ class Digits(ImageTask):
         parts, identity, about = digits(settings)
         return parts, identity, {**about, "classes": 10}
 
-    def build(self, settings: Settings) -> nn.Module:
-        model, width = settings.model or self.models[0], settings.width
+    def build(self, problem: Examples) -> nn.Module:
+        model, width = problem.settings.model or self.models[0], problem.settings.width
         if model == "cnn":
-            return zoo.digits_cnn(10, width)
+            return small.digits_cnn(10, width)
         if model == "vit":
-            return zoo.VisionTransformer(10, image=8, patch=2, channels=1, norm_first=False, width=width)
+            return small.VisionTransformer(10, image=8, patch=2, channels=1, norm_first=False, width=width)
         layers, units, activation = LAYERS[model]
-        return zoo.mlp(64, 10, hidden=(zoo.scaled(units, width),) * layers, activation=activation)
+        return small.mlp(64, 10, hidden=(small.scaled(units, width),) * layers, activation=activation)
 
 
-class Autoencoder(Task):
+class Autoencoder(ExamplesTask):
     """The digits, reconstructed from twelve numbers each."""
 
     name = "autoencoder"
@@ -73,15 +71,15 @@ class Autoencoder(Task):
     mini = Budget(epochs=60, batch=32, seeds=3)
     paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
+    kind = Numbers
 
-    def load(self, settings: Settings, device: torch.device) -> Numbers:
+    def read(self, settings: Settings) -> Data:
         images, identity, about = digits(settings)
         images["train"] = images["train"].take(slice(settings.train_size))
         pixels = {name: part.inputs.flatten(1).double() for name, part in images.items()}
         mean, deviation = pixels["train"].mean(), pixels["train"].std(correction=0)
         parts = {name: Part(*[((x - mean) / deviation).float()] * 2) for name, x in pixels.items()}
+        return parts, identity, about
 
-        def build() -> nn.Module:
-            return zoo.autoencoder(pixels["train"].shape[1], settings.width)
-
-        return Numbers(self, parts, build, settings, device, identity=identity, about=about)
+    def build(self, problem: Examples) -> nn.Module:
+        return small.autoencoder(64, problem.settings.width)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,9 @@ from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings
 from .task import Batch, Supervised, Task
+
+Data = tuple[dict[str, Any], str, dict[str, Any]]
+"""The parts of the data, a digest of all of it, and its description."""
 
 
 def cut(size: int, batch: int) -> list[tuple[int, int]]:
@@ -33,35 +37,43 @@ class Examples(Supervised):
     A part has a length, and ``take`` selects examples of it.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        parts: Mapping[str, Any],
-        build: Callable[[], nn.Module],
-        settings: Settings,
-        device: torch.device,
-        *,
-        identity: str,
-        about: Mapping[str, object],
-    ) -> None:
+    def __init__(self, task: ExamplesTask, data: Data, settings: Settings, device: torch.device) -> None:
+        parts, self.identity, about = data
         budget, wanted = task.budgets[settings.budget], settings.train_size
         if wanted is not None and wanted > len(parts["train"]):
             raise LabError(f"--train-size {wanted}: there are {len(parts['train'])} training examples")
         limits = {"train": wanted or budget.train, "valid": budget.valid, "test": budget.test}
         self.parts = {name: part.take(slice(limits[name])) for name, part in parts.items()}
-        self.build, self.settings, self.device, self.identity = build, settings, device, identity
+        self.task, self.settings, self.device = task, settings, device
         sizes = {name: len(part) for name, part in self.parts.items()}
         self.cuts = cut(sizes["train"], settings.batch or task.batch(settings))
         self.steps = len(self.cuts)
         self.about = {**about, **sizes}
 
     def network(self) -> nn.Module:
-        return self.build()
+        return self.task.build(self)
 
     def order(self, epoch: int) -> Tensor:
         """Return the order of the training examples in an epoch."""
         random = generator(self.settings.seed, "order", epoch)
         return torch.randperm(len(self.parts["train"]), generator=random)
+
+
+class ExamplesTask(Task):
+    """A task whose data are examples in parts."""
+
+    kind: ClassVar[type[Examples]]
+
+    @abstractmethod
+    def read(self, settings: Settings) -> Data:
+        """Read the data and split it."""
+
+    @abstractmethod
+    def build(self, problem: Examples) -> nn.Module:
+        """Build the plain network."""
+
+    def load(self, settings: Settings, device: torch.device) -> Examples:
+        return self.kind(self, self.read(settings), settings, device)
 
 
 @dataclass(frozen=True)

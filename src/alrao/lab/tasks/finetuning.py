@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .. import zoo
 from ..seeds import generator, seed_of
 from ..settings import Settings
+from ..zoo import small
 from .digits import digits
-from .examples import Part
-from .images import Data, ImageTask, cifar10
+from .examples import Data, Examples, Part
+from .images import ImageTask, cifar10
 from .task import Budget
 
 CLASSES = 5
@@ -27,18 +26,14 @@ BATCH = 64
 class _Finetuning(ImageTask):
     """The unknown classes of images, with a network that knows the others; its output layer is new."""
 
+    source: ClassVar[staticmethod[[Settings], Data]]
+    """Reads the data with all ten classes."""
+    fresh: ClassVar[staticmethod[[int], nn.Sequential]]
+    """Returns the network before its first training."""
     steps: ClassVar[int]
     """Of the first training."""
     trained: ClassVar[dict[str, nn.Module]] = {}
     """The networks after their first training, by the data they were trained on."""
-
-    @abstractmethod
-    def source(self, settings: Settings) -> Data:
-        """Read the data with all ten classes."""
-
-    @abstractmethod
-    def fresh(self) -> nn.Sequential:
-        """Return the network before its first training."""
 
     def read(self, settings: Settings) -> Data:
         parts, identity, about = self.source(settings)
@@ -48,7 +43,8 @@ class _Finetuning(ImageTask):
             unknown[name] = Part(rest.inputs, rest.targets - CLASSES)
         return unknown, identity, {**about, "classes": CLASSES}
 
-    def build(self, settings: Settings) -> nn.Module:
+    def build(self, problem: Examples) -> nn.Module:
+        settings = problem.settings
         parts, identity, _ = self.source(settings)
         key = f"{identity} {settings.seed if settings.resplit else ''}"
         if key not in self.trained:
@@ -65,7 +61,7 @@ class _Finetuning(ImageTask):
         images = (images - images.mean()) / images.std()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("pretraining", self.name))
-            net, random = self.fresh(), generator("pretraining", self.name, "order")
+            net, random = self.fresh(CLASSES), generator("pretraining", self.name, "order")
             optimizer = torch.optim.Adam(net.parameters())
             for _ in range(self.steps):
                 which = torch.randint(len(known), (BATCH,), generator=random)
@@ -84,13 +80,7 @@ class FinetuneDigits(_Finetuning):
     mini = Budget(epochs=15, batch=16, seeds=3, train=100)
     paper = Budget(epochs=100, batch=16, seeds=10, train=100)  # not in the paper
     options = frozenset({"resplit"})
-    steps = 150
-
-    def source(self, settings: Settings) -> Data:
-        return digits(settings)
-
-    def fresh(self) -> nn.Sequential:
-        return zoo.digits_cnn(CLASSES)
+    source, fresh, steps = staticmethod(digits), staticmethod(small.digits_cnn), 150
 
 
 class FinetuneCifar10(_Finetuning):
@@ -101,10 +91,4 @@ class FinetuneCifar10(_Finetuning):
     models = ("resnet-gn",)
     mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
     paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
-    steps = 200
-
-    def source(self, settings: Settings) -> Data:
-        return cifar10(settings)
-
-    def fresh(self) -> nn.Sequential:
-        return zoo.residual(CLASSES)
+    source, fresh, steps = staticmethod(cifar10), staticmethod(small.residual), 200

@@ -5,20 +5,19 @@ torchvision takes long to import, so it is imported when a task is loaded.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ..data.archives import is_archive
 from ..data.places import data_path
-from ..errors import LabError, unknown
+from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings
-from .task import Budget, Problem, Task
+from .examples import Data, Examples, ExamplesTask
+from .task import Budget
 
 if TYPE_CHECKING:
     from ..data.folders import Listing
@@ -26,33 +25,29 @@ if TYPE_CHECKING:
 Parts = dict[str, "Listing"]
 
 
-class FolderTask(Task):
+class FolderTask(ExamplesTask):
     """A task on image folders, with torchvision's networks and transforms."""
 
-    image_sizes: ClassVar[Mapping[str, int]] = {"mini": 64, "paper": 224}
     options = frozenset({"width", "image_size", "workers"})
 
-    @abstractmethod
-    def read(self, settings: Settings) -> tuple[Path, Parts, str]:
-        """Return the source of the data, its parts ``train``, ``valid`` and ``test``, and its identity."""
+    def load(self, settings: Settings, device: torch.device) -> Examples:
+        from .image_files import ImagesInFolders
 
-    def load(self, settings: Settings, device: torch.device) -> Problem:
-        from ..zoo.vision import classifier, classifiers
-        from .image_files import ImagesInFolders, require_fit
+        return ImagesInFolders(self, self.read(settings), settings, device)
 
-        model = settings.model or self.models[0]
-        if model not in (known := classifiers()):
-            raise unknown("model", model, known)
-        size = settings.image_size or self.image_sizes[settings.budget]
-        source, parts, identity = self.read(settings)
-        classes = len(parts["train"].classes)
+    def build(self, problem: Examples) -> nn.Module:
+        from ..zoo.vision import classifier
 
-        def build() -> nn.Module:
-            return classifier(model, classes, width=settings.width)
+        settings = problem.settings
+        return classifier(settings.model or self.models[0], problem.about["classes"], width=settings.width)
 
-        require_fit(build, model, size)
-        about = {"source": source.name, "classes": classes, "image": [3, size, size]}
-        return ImagesInFolders(self, parts, build, settings, device, identity=identity, about=about)
+    def data(self, source: Path, parts: Parts, listings: list[Listing], settings: Settings) -> Data:
+        """Return the data, given its source, its parts, and the folders that were read."""
+        from ..data.folders import identity_of
+
+        size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
+        about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
+        return parts, identity_of(listings), about
 
     def shuffled(self, listing: Listing, part: str) -> Listing:
         """Bring a part of the data into a random order, the same for every run."""
@@ -83,7 +78,7 @@ class ImageNet(FolderTask):
         usual = super().batch(settings)
         return min(usual, 128) if settings.model == "densenet121" else usual
 
-    def read(self, settings: Settings) -> tuple[Path, Parts, str]:
+    def read(self, settings: Settings) -> Data:
         from ..data import folders
 
         source = self._find(data_path(settings.data, self.remedy))
@@ -100,7 +95,7 @@ class ImageNet(FolderTask):
             "valid": train.take(order[:count]),
             "test": self.shuffled(test, "test"),
         }
-        return source, parts, folders.identity_of([train, test])
+        return self.data(source, parts, [train, test], settings)
 
     def _find(self, place: Path) -> Path:
         if place.is_file():
@@ -131,7 +126,7 @@ class ImageFolder(FolderTask):
         "holds them, or a tar of it, with --data or ALRAO_DATA"
     )
 
-    def read(self, settings: Settings) -> tuple[Path, Parts, str]:
+    def read(self, settings: Settings) -> Data:
         from ..data import folders
 
         source = data_path(settings.data, self.remedy)
@@ -141,7 +136,7 @@ class ImageFolder(FolderTask):
                 raise LabError(
                     f"{source}: {len(listings[0])} images are too few to split, none is left for {name}"
                 )
-        return source, parts, folders.identity_of(listings)
+        return self.data(source, parts, listings, settings)
 
     def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
         """The folders that were read, and the three parts made of them."""

@@ -37,6 +37,7 @@ class ImagesInFolders(Classification, Examples):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         size = self.about["image"][-1]
+        _require_fit(self.network, self.settings.model or self.task.models[0], size)
         self.workers = _workers(self.settings.workers)
         random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
         central = [transforms.Resize(round(size * 256 / 224)), transforms.CenterCrop(size)]
@@ -108,7 +109,7 @@ def _workers(wanted: int | None) -> int:
     return min(cores, MOST_WORKERS)
 
 
-def require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
+def _require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
     """Raise if a network does not accept images of a size, by passing one through it on the meta device."""
     try:
         with torch.device("meta"):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .. import zoo
-from ..errors import unknown
 from ..seeds import generator
 from ..settings import Settings
-from .examples import InMemory, Part
-from .task import Budget, Classification, Task
+from ..zoo import paper, small
+from .examples import Data, Examples, ExamplesTask, InMemory, Part
+from .task import Budget, Classification
 
 BAND = 4
 """The widest band, in pixels."""
@@ -46,11 +44,9 @@ class ImagesInMemory(Classification, InMemory):
 
     at_once = 500
 
-    def __init__(
-        self, *args: Any, augment: Callable[[Tensor, torch.Generator], Tensor] | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.augment = augment
+    def __init__(self, task: ImageTask, *args: Any) -> None:
+        super().__init__(task, *args)
+        self.augment = flip_and_frame if task.augmented else None
         mean, deviation = _statistics(self.parts["train"].inputs.cpu())
         self.scale = (1 / deviation).float().to(self.device)
         self.shift = (-mean / deviation).float().to(self.device)
@@ -59,7 +55,7 @@ class ImagesInMemory(Classification, InMemory):
 
     def network(self) -> nn.Module:
         # With the channels last, convolutions take a quarter less time on a CPU.
-        return self.build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return super().network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def prepare(self, inputs: Tensor, *name: object) -> Tensor:
         if name and self.augment is not None:
@@ -79,44 +75,25 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean[:, None, None], deviation[:, None, None]
 
 
-Data = tuple[dict[str, Part], str, dict[str, Any]]
-"""The parts of the data, a digest of all of it, and what there is to say of it."""
-
-
-class ImageTask(Task):
+class ImageTask(ExamplesTask):
     """Classification of images in memory."""
 
+    kind = ImagesInMemory
     augmented: ClassVar[bool] = False
-
-    @abstractmethod
-    def read(self, settings: Settings) -> Data:
-        """Read the data and split it."""
-
-    @abstractmethod
-    def build(self, settings: Settings) -> nn.Module:
-        """Build the plain network."""
-
-    def load(self, settings: Settings, device: torch.device) -> ImagesInMemory:
-        if settings.model not in (None, *self.models):
-            raise unknown("model", str(settings.model), self.models)
-        parts, identity, about = self.read(settings)
-        augment = flip_and_frame if self.augmented else None
-        options: dict[str, Any] = {"identity": identity, "about": about, "augment": augment}
-        return ImagesInMemory(self, parts, lambda: self.build(settings), settings, device, **options)
 
 
 NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
-    "small": lambda classes, width: zoo.small_cnn(3, classes, width),
-    "small-nobn": lambda classes, width: zoo.small_cnn(3, classes, width, batch_norm=False),
-    "mlp": lambda classes, width: zoo.mlp(3072, classes, hidden=(zoo.scaled(128, width),) * 2),
-    "resnet-gn": zoo.residual,
-    "resnet-bn": lambda classes, width: zoo.residual(classes, width, batch_norm=True),
-    "separable": zoo.separable,
-    "vit": lambda classes, width: zoo.VisionTransformer(classes, width=width),
-    "mixer": lambda classes, width: zoo.Mixer(classes, width=width),
-    "vgg19": zoo.vgg19,
-    "googlenet": zoo.googlenet,
-    "mobilenet": zoo.mobilenet_v2,
+    "small": lambda classes, width: small.small_cnn(3, classes, width),
+    "small-nobn": lambda classes, width: small.small_cnn(3, classes, width, batch_norm=False),
+    "mlp": lambda classes, width: small.mlp(3072, classes, hidden=(small.scaled(128, width),) * 2),
+    "resnet-gn": small.residual,
+    "resnet-bn": lambda classes, width: small.residual(classes, width, batch_norm=True),
+    "separable": small.separable,
+    "vit": lambda classes, width: small.VisionTransformer(classes, width=width),
+    "mixer": lambda classes, width: small.Mixer(classes, width=width),
+    "vgg19": paper.vgg19,
+    "googlenet": paper.googlenet,
+    "mobilenet": paper.mobilenet_v2,
 }
 
 
@@ -146,11 +123,10 @@ class Cifar10(ImageTask):
     mini = Budget(epochs=6, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000)
     paper = Budget(epochs=500, batch=32, seeds=10)  # early stopping comes first
     options = frozenset({"width"})
-
     augmented = True
 
     def read(self, settings: Settings) -> Data:
         return cifar10(settings)
 
-    def build(self, settings: Settings) -> nn.Module:
-        return NETWORKS[settings.model or self.models[0]](10, settings.width)
+    def build(self, problem: Examples) -> nn.Module:
+        return NETWORKS[problem.settings.model or self.models[0]](10, problem.settings.width)

@@ -17,9 +17,9 @@ from ..data.tables import diabetes, prepare, read_csv, split
 from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings
-from ..zoo import mlp, scaled
-from .examples import InMemory, Part
-from .task import Budget, Classification, Task
+from ..zoo.small import mlp, scaled
+from .examples import Data, Examples, ExamplesTask, InMemory, Part
+from .task import Budget, Classification
 
 HIDDEN = 64
 FREQUENCIES = 64
@@ -69,31 +69,24 @@ class Classes(Classification, InMemory):
     """A class to predict from the standardised columns of a table."""
 
 
-Data = tuple[Part, dict[str, Tensor], str, dict[str, Any]]
-"""All examples, the rows of each part, a digest, and what there is to say of the data."""
-
-
-class _Rows(Task):
+class _Rows(ExamplesTask):
     """A network with two hidden layers on rows of numbers."""
 
     models = ("mlp",)
-    kind: ClassVar[type[InMemory]] = Numbers
+    kind: ClassVar[type[Examples]] = Numbers
 
-    @abstractmethod
-    def read(self, settings: Settings) -> Data:
-        """Read the data and split it."""
+    def build(self, problem: Examples) -> nn.Module:
+        targets, hidden = problem.parts["train"].targets, scaled(HIDDEN, problem.settings.width)
+        outputs = targets.shape[1] if targets.ndim > 1 else problem.about["classes"]
+        return mlp(problem.about["inputs"], outputs, hidden=(hidden, hidden))
 
-    def load(self, settings: Settings, device: torch.device) -> InMemory:
-        everything, rows, identity, about = self.read(settings)
-        parts = {name: everything.take(which) for name, which in rows.items()}
-        inputs, hidden = everything.inputs.shape[1], scaled(HIDDEN, settings.width)
-        outputs = everything.targets.shape[1] if everything.targets.ndim > 1 else about["classes"]
-        about = {"inputs": inputs, **about}
 
-        def build() -> nn.Module:
-            return mlp(inputs, outputs, hidden=(hidden, hidden))
-
-        return self.kind(self, parts, build, settings, device, identity=identity, about=about)
+def _data(
+    inputs: Tensor, targets: Tensor, rows: Mapping[str, Tensor], identity: str, about: Mapping[str, Any]
+) -> Data:
+    """The data, given the rows of each part."""
+    parts = {name: Part(inputs[which], targets[which]) for name, which in rows.items()}
+    return parts, identity, {"inputs": inputs.shape[1], **about}
 
 
 def _split(rows: int, settings: Settings) -> dict[str, Tensor]:
@@ -127,7 +120,7 @@ class Regression(_Rows):
         rows = _split(len(table), settings)
         inputs, targets, notes = prepare(table, rows["train"])
         about = {"source": table.source, "target": table.target.name, **notes}
-        return Part(inputs, targets), rows, table.identity, about
+        return _data(inputs, targets, rows, table.identity, about)
 
 
 class _Labelled(_Rows):
@@ -144,7 +137,7 @@ class _Labelled(_Rows):
         inputs = _standardised(torch.from_numpy(table.data), rows["train"])
         identity = short_digest(table.data.tobytes(), table.target.tolist())
         about = {"source": "scikit-learn", "classes": len(table.target_names)}
-        return Part(inputs, torch.from_numpy(table.target).long()), rows, identity, about
+        return _data(inputs, torch.from_numpy(table.target).long(), rows, identity, about)
 
 
 class Cancer(_Labelled):
@@ -179,8 +172,9 @@ class _Pixels(_Rows):
         pixels = shipped("load_sample_image", self.file)
         made = self.rows(torch.tensor(pixels).double())
         rows = _split(len(made[0]), settings)
-        everything = Part(*(_standardised(each, rows["train"]) for each in made))
-        return everything, rows, short_digest(pixels.tobytes()), {"source": f"scikit-learn's {self.file}"}
+        inputs, targets = (_standardised(each, rows["train"]) for each in made)
+        about = {"source": f"scikit-learn's {self.file}"}
+        return _data(inputs, targets, rows, short_digest(pixels.tobytes()), about)
 
 
 class Picture(_Pixels):

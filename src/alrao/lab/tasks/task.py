@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..settings import Settings
-
-if TYPE_CHECKING:
-    from ..training import Training
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
@@ -47,14 +44,6 @@ class Problem(ABC):
     """A short digest of the data: other data is another run."""
     about: dict[str, Any]
     """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
-
-
-class Trainable(Problem):
-    """A problem with its own kind of training steps."""
-
-    @abstractmethod
-    def start(self, settings: Settings, device: torch.device) -> Training:
-        """Prepare the training, with a fresh network."""
 
 
 class Supervised(Problem):
@@ -125,6 +114,7 @@ class Task(ABC):
     interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
     """Alrao's default interval of rates."""
     adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
+    """The same of Alrao-Adam."""
     copies: ClassVar[int] = 10
     options: ClassVar[frozenset[str]] = frozenset()
     """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
@@ -137,10 +127,6 @@ class Task(ABC):
     def budgets(self) -> dict[str, Budget]:
         """How much it trains, by the name of the budget."""
         return {"mini": self.mini, "paper": self.paper}
-
-    def interval_of(self, method: str) -> tuple[float, float]:
-        """Return the default interval of rates of an Alrao method."""
-        return self.interval if method == "alrao" else self.adam_interval
 
     def batch(self, settings: Settings) -> int:
         """Return the default batch size."""

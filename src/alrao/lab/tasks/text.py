@@ -15,7 +15,8 @@ from ..data.places import data_path, short_digest
 from ..data.text import LEVELS, Parts, Streams, Vocabulary, ptb, split
 from ..errors import LabError
 from ..settings import Settings
-from ..zoo import RecurrentLM, TransformerLM
+from ..zoo.paper import RecurrentLM
+from ..zoo.small import TransformerLM
 from .task import Batch, Budget, Classification, Task
 
 SHAKESPEARE = "tinyshakespeare.txt"

@@ -1,4 +1,4 @@
-"""Image folders as problems: shared by the tests of both tasks."""
+"""Data of the workbench as tests read it: image folders as problems, batches as lists, refusals."""
 
 import pytest
 import torch
@@ -16,12 +16,18 @@ def load(task, data, **settings):
     return get_task(task).load(Settings(task=task, data=data, **{**SMALL, **settings}), CPU)
 
 
-def check_refused(task, data, *words, **settings):
-    """Loading it gives an error whose message has the words, in one line."""
+def check_refusal(action, *args, **kwargs):
+    """Calling it gives an error of one line: its message."""
     with pytest.raises(LabError) as caught:
-        load(task, data, **settings)
+        action(*args, **kwargs)
     message = str(caught.value)
     assert "\n" not in message
+    return message
+
+
+def check_refused(task, data, *words, **settings):
+    """Loading it gives an error whose message has the words, in one line."""
+    message = check_refusal(load, task, data, **settings)
     for word in words:
         assert word in message
 
@@ -41,3 +47,7 @@ def equal(first, second):
         for one, two in zip(first, second, strict=True)
         for a, b in zip(one, two, strict=True)
     )
+
+
+def listed(batches):
+    return [(inputs.tolist(), targets.tolist()) for inputs, targets in batches]
