@@ -14,20 +14,19 @@ from .finite import keep_finite_
 from .optim import checkpoint
 from .optim.averaged import AveragedOptimizer, wide_dtype
 from .optim.averaging_step import averaging_step, on_host
-from .optim.body import BodyStep
+from .optim.body import BodyStep, Shards
 from .optim.checks import check_at_least_0, check_steps
 from .optim.climb import ClimbingSearch
 from .optim.climb_on_device import ClimbOnDevice
 from .optim.feature_rates import GroupRates
+from .optim.gradient_point import GradientPoint, PointOnDevice
 from .optim.moving import MovingInterval
 from .optim.on_device import DeviceUpdate, Gate, counter, widest
-from .optim.search import COPIES, RateSearch
-from .optim.search_on_device import SearchOnDevice
+from .optim.search import COPIES
 from .optim.unit_step import UnitStep, newest_share, round_to
 from .optim.update import GroupUpdate, rewind_, rewind_if_
 from .rates import Interval, RateDistribution
 from .trainable import Trainable
-from .warn import warn
 
 __all__ = ["Auto"]
 
@@ -51,9 +50,11 @@ class Auto(AveragedOptimizer):
 
     1. **Search**, 50 steps: :math:`y \leftarrow y - \delta`. The copies of the head learn at rates from 1e-6
        to 0.1. The body's interval starts as (3e-4, 3e-3), and narrows to a ratio of 1.5 around the rates at
-       which copies gain most. Where a feature's rate falls, its distance from its start shrinks with it.
+       which copies gain most, or around higher ones at which the body's own way is worth more: see
+       :class:`ClimbingSearch`. Where a feature's rate falls, its distance from its start shrinks with it.
     2. **Averaging**: :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
-       :math:`c_k = k^2 / \sum_{i \le k} i^2`, and :math:`y = (1 - \beta_1) z + \beta_1 x`.
+       :math:`c_k = k^2 / \sum_{i \le k} i^2`, and :math:`y = (1 - \beta_1) z + \beta_1 x`. A network without
+       copies has less of :math:`x` in :math:`y` while :math:`x` lags behind: see :class:`GradientPoint`.
 
     The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
     while it is in evaluation mode: ``model.train()`` and ``model.eval()`` are all that it takes. During the
@@ -65,12 +66,12 @@ class Auto(AveragedOptimizer):
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
             loss, a plain network, a list of them, or pairs of a name and a parameter. Without copies the
-            search follows what the ways of the features have been worth: see :class:`ClimbingSearch`.
+            search follows the body alone.
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
-        betas: :math:`\beta_1`, the part of the average in the training weights, and :math:`\beta_2`, of the
-            running average of squared gradients.
+        betas: :math:`\beta_1`, the part of the average in the training weights (without
+            copies, the highest), and :math:`\beta_2`, of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
         params: parameters or parameter groups, as in :class:`SGD`. A group with its own ``lr`` (interval,
             distribution or number) keeps these rates; the others follow the search.
@@ -124,7 +125,7 @@ class Auto(AveragedOptimizer):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps!r}")
-        self.search: RateSearch | SearchOnDevice = RateSearch.of(check_steps(steps))
+        self.search: ClimbingSearch | ClimbOnDevice = ClimbingSearch.of(check_steps(steps))
         defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
             model, COPIES, defaults,
@@ -132,8 +133,7 @@ class Auto(AveragedOptimizer):
             evidence="sum", process_group=process_group, swap=swap, sleep=sleep,
             capturable=capturable,
         )  # fmt: skip
-        if self.model.head.copies == 0:
-            self.search = ClimbingSearch(self.search.steps)
+        self.point: GradientPoint | PointOnDevice | None = None if self.model.head.copies else GradientPoint()
         self._stepped = False
         self._place_search()
         self.model.head.start_alike()
@@ -148,15 +148,8 @@ class Auto(AveragedOptimizer):
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         rates = super()._begin_group(group, distribution)
-        if self.model.head.copies > 0:
-            return rates
-        if rates.sharded:
-            warn(
-                "the search for rates does not see shards of a network without copies, so they stay around "
-                "0.001: convert the network with Alrao(net), or train it with DDP"
-            )
         for p in group["params"]:
-            if group["follows"] and "u" in self.state[p] and not rates.sharded:
+            if group["follows"] and "u" in self.state[p]:
                 self.state[p]["worth"] = torch.zeros_like(self.state[p]["u"])
         return rates
 
@@ -170,12 +163,13 @@ class Auto(AveragedOptimizer):
         """Continue the search where this optimizer computes: in tensors, or in numbers."""
         if not self.on_device:
             return
-        search = self.search.read() if isinstance(self.search, SearchOnDevice) else self.search
+        search = self.search.read() if isinstance(self.search, ClimbOnDevice) else self.search
         rates = self.copy_rates() if self.model.head.copies else torch.ones(0)
         device = self.model.head.evidence.device
+        if self.point is not None:
+            self.point = PointOnDevice(self.point.read(), device)
         log_rates = rates.to(device, widest(device)).log()
-        on_device = ClimbOnDevice if isinstance(search, ClimbingSearch) else SearchOnDevice
-        self.search = on_device(search, log_rates)  # type: ignore[arg-type]
+        self.search = ClimbOnDevice(search, log_rates)
         for i, group in enumerate(self.param_groups):
             if group["follows"]:
                 ends = torch.tensor(self.interval(i), dtype=torch.float64).log().to(self.search.log_rates)
@@ -188,15 +182,15 @@ class Auto(AveragedOptimizer):
         self._stepped = any(p.grad is not None for group in self.param_groups for p in group["params"])
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        if isinstance(self.search, SearchOnDevice):
+        if isinstance(self.search, ClimbOnDevice):
             self._update_on_device(group, u)
             return
         (beta, beta2), searching = group["betas"], not self.search.over
         states = [self._state_of(p, group, searching) for p in u.params]
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
-        if searching and self.search.watches_body and group["follows"]:
-            self.search.observe_body(BodyStep.of(group["interval"], u, states, y, g))
+        if searching and group["follows"]:
+            self.search.observe_body(BodyStep.of(group["interval"], states, y, g))
         v = [state["v"] for state in states]
         torch._foreach_mul_(v, beta2)
         torch._foreach_addcmul_(v, g, g, 1 - beta2)
@@ -215,8 +209,11 @@ class Auto(AveragedOptimizer):
             moved = y + z
             before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
             mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
-            for c in set(mixing):  # one, unless parameters have joined later
-                at = [i for i, each in enumerate(mixing) if each == c]
+            nearer = mixing
+            if isinstance(self.point, GradientPoint):
+                beta, nearer = self.point.move(states, z, y, g, beta, mixing)
+            for c in set(nearer):  # one, unless parameters have joined later
+                at = [i for i, each in enumerate(nearer) if each == c]
                 torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
             step.apply(y, [1 - beta * (1 - c) for c in mixing])
             step.apply(z, [1.0] * len(z))
@@ -227,32 +224,42 @@ class Auto(AveragedOptimizer):
             if "rest" in state:
                 round_to(p, state["rest"], wide)
 
+    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
+        return self.point is None and "z" in state  # what is searched is of whole parameters
+
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
 
     def _update_on_device(self, group: dict[str, Any], u: GroupUpdate) -> None:
         assert isinstance(u, DeviceUpdate)
-        assert isinstance(self.search, SearchOnDevice)
+        assert isinstance(self.search, ClimbOnDevice)
         for p in u.params:
             self._new_state(p, group)
         states = [self.state[p] for p in u.params]
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
-        if isinstance(self.search, ClimbOnDevice):
+        if group["capturable"] or self.search.may_search:
             groups = zip(self.rates_of_groups, self.param_groups, strict=True)
             body = next(rates.body for rates, each in groups if each is group)
             if isinstance(body, MovingInterval):
                 self.search.observe_body(states, y, g, body.ends)
-        averaging_step(u, states, y, g, group, self.search.searching)
+        assert not isinstance(self.point, GradientPoint)
+        averaging_step(u, states, y, g, group, self.search.searching, self.point)
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
                 round_to(p, state["rest"], wide)
 
+    def _begin_state(self, p: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        state["v"] = torch.zeros_like(p, dtype=wide_dtype(p))
+        if wide_dtype(p) != p.dtype:
+            state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
+        if self.model.head.copies == 0:
+            state["beta"] = group["betas"][0]
+
     def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
         if "v" not in self.state[p]:
-            self.state[p]["v"] = torch.zeros_like(p, dtype=wide_dtype(p))
-            if wide_dtype(p) != p.dtype:
-                self.state[p]["rest"] = torch.zeros_like(p)
+            self._begin_state(p, group)
             self._place_counters(p)
 
     def _place_counters(self, p: Tensor) -> None:
@@ -260,27 +267,23 @@ class Auto(AveragedOptimizer):
         if "v" not in state:
             return
         if self.on_device:
-            state["step"], state["k"] = (
-                counter(p, on_device=True).fill_(state.get(key, 0)) for key in ("step", "k")
-            )
+            for key in ("step", "k", *({"beta"} & state.keys())):
+                state[key] = counter(p, on_device=True).fill_(state.get(key, 0))
             start = state.pop("start", p.detach())  # beside z, which is not needed before it
             state["z"] = state.get("z", start).to(wide_dtype(p), copy=True)
 
     def _state_of(self, p: Tensor, group: dict[str, Any], searching: bool) -> dict[str, Any]:
         """Return the state of a parameter that is updated now, counted."""
         state: dict[str, Any] = self.state[p]
-        dtype = wide_dtype(p)
         if "v" not in state:
+            self._begin_state(p, group)
             state["step"] = 0
-            state["v"] = torch.zeros_like(p, dtype=dtype)
-            if dtype != p.dtype:
-                state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
             if searching and group["follows"] and "u" in state:
                 state["start"] = p.detach().clone()
         state["step"] += 1
         if not searching:
             if "z" not in state:
-                state["z"] = self.training_weights(p, state).to(dtype, copy=True)
+                state["z"] = self.training_weights(p, state).to(wide_dtype(p), copy=True)
                 state["k"] = 0
             state["k"] += 1
         return state
@@ -293,23 +296,29 @@ class Auto(AveragedOptimizer):
         return {**group, "betas": (beta, beta2**steps), "stands_for": steps}
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
-        if isinstance(self.search, SearchOnDevice):
+        if isinstance(self.search, ClimbOnDevice):
             if self._stepped:
                 self._search_on_device(self.search, evidence, gate)
         elif self._stepped and not self.search.over:
-            if self.search.watches_body:
-                self.search.follow_body()
+            self.search.follow_body(self._shards("worth"))
             self.search.step += 1
             if evidence is not None and evidence.finite:
                 self.search.observe(evidence.log_likelihood("mean"), self.copy_rates().log().tolist())
             if self.search.due:
                 self._move()
+        elif self._stepped and isinstance(self.point, GradientPoint):
+            self.point.follow(self._shards("z"))
         super()._end_step(evidence, gate)
 
-    def _search_on_device(self, search: SearchOnDevice, evidence: Any, gate: Gate) -> None:
+    def _shards(self, key: str) -> Shards:
+        sharded = [rates for rates in self.rates_of_groups if rates.sharded]
+        return Shards(self.state, (entry.param for rates in sharded for entry in rates.entries), key)
+
+    def _search_on_device(self, search: ClimbOnDevice, evidence: Any, gate: Gate) -> None:
         searching = search.searching & gate.accepted
-        if isinstance(search, ClimbOnDevice):
-            search.follow_body(searching)
+        if isinstance(self.point, PointOnDevice):
+            self.point.follow(self._shards("z"), ~search.searching & gate.accepted)
+        search.follow_body(self._shards("worth"), searching)
         search.count(searching.to(gate.live.dtype))
         if evidence is not None:
             search.observe(evidence.log_likelihood("mean"), searching & evidence.observed & evidence.finite)
@@ -330,7 +339,7 @@ class Auto(AveragedOptimizer):
         try:
             super()._raise_refused()
         except RuntimeError:
-            if isinstance(self.search, SearchOnDevice):
+            if isinstance(self.search, ClimbOnDevice):
                 self.search.calls = self.search.read().step  # a refused step was none
             raise
 
@@ -347,20 +356,21 @@ class Auto(AveragedOptimizer):
         if self.search.over:
             for state in self.state.values():
                 state.pop("start", None)
-                state.pop("worth", None)
 
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the search and the mode that the weights in the model are in."""
         packed = super().state_dict()
-        search = self.search.read() if isinstance(self.search, SearchOnDevice) else self.search
+        search = self.search.read() if isinstance(self.search, ClimbOnDevice) else self.search
         if search is not self.search:
             params = [p for group in self.param_groups for p in group["params"]]
             for i, state in packed["state"].items():
                 packed["state"][i] = on_host(state, params[i], searching=not search.over)
-        kept = dataclasses.asdict(search)
-        packed["param_groups"] = [{**group, "search": kept} for group in packed["param_groups"]]
+        kept: dict[str, Any] = {"search": dataclasses.asdict(search)}
+        if self.point is not None:
+            kept["point"] = self.point.read()
+        packed["param_groups"] = [{**group, **kept} for group in packed["param_groups"]]
         return packed
 
     @torch.no_grad()
@@ -373,10 +383,11 @@ class Auto(AveragedOptimizer):
             )
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            kind = RateSearch if self.model.head.copies else ClimbingSearch
-            self.search = kind(**group.pop("search"))
+            self.search = ClimbingSearch(**group.pop("search"))
+            if "point" in group:
+                self.point = GradientPoint(group.pop("point"))
         self._place_search()
-        if isinstance(self.search, RateSearch) and not self.search.over:
+        if isinstance(self.search, ClimbingSearch) and not self.search.over:
             for group in self.param_groups:
                 for p in group["params"]:
                     self._unpack_start(p, self.state[p], group["follows"])

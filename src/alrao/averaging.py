@@ -10,6 +10,7 @@ from operator import add, index, mul
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .finite import alive, fail, without_failed
@@ -72,10 +73,11 @@ class Averaging(nn.Module):
         column = self._column
         return column.clone() if dtype is column.dtype else column.type(dtype)
 
-    def column_of(self, rows: slice, dtype: torch.dtype) -> Tensor:
-        """Return the weights of some copies as a column; they sum to 1."""
-        some = self.column(dtype)[rows]
-        return some / some.sum().clamp(min=torch.finfo(dtype).tiny)
+    def column_of(self, rows: slice, mixing: slice, dtype: torch.dtype) -> Tensor:
+        """Return the weights of some copies as a column: 0 but for those mixing, whose weights sum to 1."""
+        some = self.column(dtype)[mixing]
+        some = some / some.sum().clamp(min=torch.finfo(dtype).tiny)
+        return F.pad(some, (0, 0, mixing.start - rows.start, rows.stop - mixing.stop))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_column": None}

@@ -86,10 +86,23 @@ def detached(leaf: Tensor) -> Tensor:
 
 def rows_of(leaf: Tensor, copies: int, rows: slice) -> Tensor:
     """Return the leaf as some of the copies fill it in, with its mark; 0 is what the others report."""
-    some = torch.cat([leaf[rows], leaf[copies:]])
+    some: Tensor = _Rows.apply(leaf, copies, rows)
     if hasattr(leaf, "stays_on_device"):
         stay_on_device(some)
     return some
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, copies: int, rows: slice) -> Tensor:
+        ctx.copies, ctx.rows = copies, rows
+        return leaf[: rows.stop - rows.start + EXTRA]  # zeros, as all of it
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        full = g.new_zeros(ctx.copies + EXTRA)
+        full[ctx.rows], full[ctx.copies :] = g[:-EXTRA], g[-EXTRA:]
+        return full, None, None
 
 
 # What backward fills in.
@@ -108,7 +121,10 @@ def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
         g: gradient by the mixture's log-probabilities, ``(rows, 1, classes)``.
         totals: its sum over the classes, ``(rows, 1, 1)``.
     """
-    sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
+    if torch.compiler.is_compiling():  # in the kernels that compute them, not from a tensor of all
+        sums = torch.cat([x.sum((0, 2)) for x in (scores, g, g.relu())])
+    else:
+        sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
     rows = torch.linalg.vector_norm(totals, 0, (0, 1))  # count_nonzero, in the type and shape for cat
     return torch.cat([sums, rows])
 

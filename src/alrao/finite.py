@@ -26,7 +26,9 @@ __all__ = [
     "finite_gradient",
     "finite_module",
     "in_range",
+    "is_finite",
     "keep_finite_",
+    "largest",
     "moderate",
     "share_among",
     "usable",
@@ -53,6 +55,11 @@ MOST = 1e15
 def alive(x: Tensor) -> Tensor:
     """Return where ``x`` is finite."""
     return x.isfinite()
+
+
+def is_finite(number: float) -> bool:
+    """Return whether a number is finite."""
+    return isfinite(number)
 
 
 def alive_rows(log_p: Tensor) -> Tensor:
@@ -88,8 +95,13 @@ def moderate(logits: Tensor, weights: Tensor) -> bool:
 
 def usable(x: Tensor) -> Tensor:
     """Return where ``x`` is finite, and its square too."""
-    info = torch.finfo(x.dtype)
-    return x.abs() <= (info.max**0.5 if info.max > 1e5 else info.max)
+    return x.abs() <= largest(x.dtype)
+
+
+def largest(dtype: torch.dtype) -> float:
+    """Return the largest :func:`usable` number of a type."""
+    info = torch.finfo(dtype)
+    return float(info.max**0.5 if info.max > 1e5 else info.max)
 
 
 def zero_unusable(x: Tensor) -> Tensor:
@@ -99,6 +111,8 @@ def zero_unusable(x: Tensor) -> Tensor:
 
 def zero_nonfinite(x: Tensor) -> Tensor:
     """Return ``x`` with 0 where it is not finite."""
+    if torch.compiler.is_compiling() and not x.is_complex():  # compiled code for nan_to_num has no vectors
+        return torch.where(x.abs() < float("inf"), x, 0)
     return x.nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -155,8 +169,14 @@ def in_range(tensors: list[Tensor]) -> bool:
 
 def in_range_on_device(tensors: list[Tensor]) -> Tensor:
     """Return :func:`in_range` as a single Boolean, without a read."""
-    norms = torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])
-    return norms.sum() <= MOST if tensors[0].is_cpu else norms.amax() <= MOST
+    if torch.compiler.is_compiling():  # in the kernels that use the gradients anyway
+        norms = [torch.linalg.vector_norm(tensor).float() for tensor in tensors]
+        if tensors[0].is_cpu:
+            return sum(norms[1:], norms[0]) <= MOST
+    else:
+        norms = [norm.float() for norm in torch._foreach_norm(tensors)]
+    joined = torch.stack(norms)
+    return joined.sum() <= MOST if tensors[0].is_cpu else joined.amax() <= MOST
 
 
 def finite_gradient(x: Tensor) -> Tensor:

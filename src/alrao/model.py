@@ -216,7 +216,7 @@ class Alrao(AveragedWrapper):
     def reset_posterior(self) -> None:
         """Reset the posterior to uniform, for example after a change of data."""
         self.head.averaging.reset()
-        self.head.awake = self.head.part = None
+        self.head.wake_all()
 
     def body_parameters(self) -> list[nn.Parameter]:
         """Return all parameters but those of the head."""

@@ -23,7 +23,7 @@ class NoHead:
     """The head of a plain network: no copies, so no evidence and no posterior."""
 
     copies = 0
-    awake = part = None
+    awake = part = mixing = None
     can_sleep = False
     training_weights = False
     loads = 0
@@ -37,6 +37,9 @@ class NoHead:
         return iter(())
 
     def start_alike(self) -> None:
+        """Do nothing: there are no copies."""
+
+    def wake_all(self) -> None:
         """Do nothing: there are no copies."""
 
     def expect_shards(self) -> None:

@@ -38,6 +38,8 @@ __all__ = [
     "sharded_as",
     "sharded_modules",
     "sum_over_shards",
+    "summed_as",
+    "whole_of",
     "whole_state",
 ]
 
@@ -180,6 +182,30 @@ def _reduced(x: Tensor, parameter: Any, op: Any) -> Tensor:
         if not isinstance(placement, Replicate):
             dist.all_reduce(x, op, group=parameter.device_mesh.get_group(axis))
     return x
+
+
+def summed_as(x: Tensor, kept: Any, parameter: Any) -> Tensor:
+    """Return sums over parts of a parameter's features, ``x``, added up where processes share a feature.
+
+    Args:
+        x: what this process has of the sums.
+        kept: a tensor of their shape, sharded as far as the features are.
+        parameter: the parameter.
+    """
+    placements = zip(kept.placements, parameter.placements, strict=True)
+    for axis, (of_features, of_parameter) in enumerate(placements):
+        if isinstance(of_features, Replicate) and not isinstance(of_parameter, Replicate):
+            x = x.clone()
+            dist.all_reduce(x, group=parameter.device_mesh.get_group(axis))
+    return x
+
+
+def whole_of(x: Tensor, kept: Any) -> Tensor:
+    """Return the whole of a tensor that is sharded as ``kept`` is, from this process's part ``x``."""
+    part = DTensor.from_local(
+        x, kept.device_mesh, kept.placements, run_check=False, shape=kept.shape, stride=kept.stride()
+    )
+    return part.full_tensor()
 
 
 def fingerprint(parameter: Tensor) -> int:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.auto_runs import averages, batch, build, close, equal, train, trained, weights
 from support.needs import needs_compile
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import alrao
 
@@ -37,6 +38,17 @@ def test_a_dropped_optimizer_leaves_the_averages(scheduled, training):
     assert close(weights(model), x)
     assert close(weights(model.train()), x)
     assert close(weights(model.eval()), x)
+
+
+def test_an_optimizer_may_be_dropped_while_torch_compiles():
+    """A collection of garbage comes at any time, and operations have no values then."""
+    model, optimizer = trained()
+    x = averages(model, optimizer)
+    model.train()
+    with FakeTensorMode():
+        del optimizer
+        gc.collect()
+    assert close(weights(model), x)
 
 
 def test_a_second_run_continues_from_the_training_weights_of_the_first():

@@ -1,5 +1,8 @@
 """torch.compile takes a whole step as one graph, once, whatever changes."""
 
+import copy
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,10 @@ pytestmark = [
     ),
 ]
 
+needs_traced_backward = pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "trace_autograd_ops"), reason="this torch does not trace backward"
+)
+
 OPTIMIZERS = {
     "SGD": lambda model, **options: alrao.SGD(model, lr=(1e-4, 0.1), **options),
     "momentum": lambda model, **options: alrao.SGD(
@@ -24,6 +31,13 @@ OPTIMIZERS = {
     "AdamW": lambda model, **options: alrao.AdamW(model, lr=(1e-5, 1e-2), **options),
     "Auto": lambda model, **options: alrao.Auto(model, steps=20, **options),
 }
+
+
+@pytest.fixture(autouse=True)
+def _freed():
+    yield
+    torch._dynamo.reset()
+    gc.collect()  # else Auto's finalizer may run while the next test compiles
 
 
 def build(optimizer, **options):
@@ -68,3 +82,53 @@ def test_a_compiled_step_refuses_a_loss_later():
     assert all(map(torch.equal, before, model.parameters()))
     with pytest.raises(RuntimeError, match="earlier step"):
         optimizer.zero_grad()
+
+
+@needs_traced_backward
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_forward_backward_and_step_are_one_graph(optimizer):
+    torch._dynamo.reset()
+    counters.clear()
+    (model, ours), (eager, theirs) = build(optimizer, capturable=True), build(optimizer)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def train(x, y):
+        F.cross_entropy(model(x), y).backward()
+        ours.step()
+
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(12):
+        x, y = torch.randn(10, 6, generator=generator).double(), torch.randint(3, (10,), generator=generator)
+        ours.zero_grad()
+        with torch._dynamo.config.patch(trace_autograd_ops=True):
+            train(x, y)
+        theirs.zero_grad()
+        F.cross_entropy(eager(x), y).backward()
+        theirs.step()
+    assert counters["stats"]["unique_graphs"] == 1
+    trained, expected = ([*each.parameters(), each.posterior] for each in (model, eager))
+    for one, other in zip(trained, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_large_compiled_head_ignores_a_failed_copy(failed):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    copies, classes, d = 4, 64, 512  # so many weights that no masked copy of them is made
+    models = [alrao.Alrao(nn.Linear(d, classes), copies)]
+    with torch.no_grad():
+        if failed:
+            models[0].head.weight[1, 3, 5] = torch.inf
+    models.append(copy.deepcopy(models[0]))
+    z, y = torch.randn(6, d), torch.randint(classes, (6,))
+    gradients = []
+    for model, backend in zip(models, ("aot_eager", None), strict=True):
+        x = z.clone().requires_grad_()
+        run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+        F.cross_entropy(run(x), y).backward()
+        gradients.append([x.grad, model.head.weight.grad, model.head.evidence.grad])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    assert gradients[0][0].isfinite().all()
+    assert gradients[0][0].any()

@@ -2,13 +2,16 @@
 
 import copy
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from support.stepping import deep_mlp
 from torch import nn
 
 import alrao
+from alrao.optim.climb import ClimbingSearch
 
 
 def centre(optimizer):
@@ -20,7 +23,7 @@ class Reference:
     """The search as its docstring has it, feature by feature."""
 
     def __init__(self):
-        self.log_centre, self.usual, self.step = math.log(1e-3), 0.0, 0
+        self.log_centre, self.usual, self.step = math.log(3e-4 * 3e-3) / 2, 0.0, 0
         self.total = self.total_size = 0.0
         self.worth = {}
 
@@ -76,10 +79,10 @@ def test_it_is_the_search_as_written_down(seed):
                 log_rates[name, i] = math.log(rate)
         reference.follow(now, log_rates)
         optimizer.step()
-        assert optimizer.search.centre == pytest.approx(reference.log_centre, rel=1e-9), step
+        assert optimizer.search.climbed == pytest.approx(reference.log_centre, rel=1e-9), step
     assert optimizer.search.over
     assert centre(optimizer) == pytest.approx(math.exp(reference.log_centre))
-    assert not any("worth" in state for state in optimizer.state.values())
+    assert not any("start" in state for state in optimizer.state.values())
 
 
 def minimize(scale, steps=60, noise=0.0):
@@ -132,7 +135,7 @@ def test_wild_gradients_move_the_centre_no_further_than_usual_ones():
             for p in net.parameters():
                 p.grad.mul_((1e30, -1e30, float("nan"), float("inf"))[step % 4])
         optimizer.step()
-        assert math.isfinite(optimizer.search.centre)
+        assert math.isfinite(optimizer.search.climbed)
     assert all(bool(p.isfinite().all()) for p in net.parameters())
     assert 1e-6 <= centre(optimizer) <= 0.1
 
@@ -173,3 +176,52 @@ def test_with_steps_the_search_is_shorter_and_reaches_as_far():
         optimizer.step()
     assert optimizer.search.over
     assert centre(optimizer) > 0.01
+
+
+@pytest.mark.parametrize(("body", "ends"), [(0.01, 1), (1, 1), (2.9, 1), (3 * 3**0.5, 3), (9, 9), (50, 50)])
+def test_copies_are_believed_until_the_body_is_far_above_them(body, ends):
+    search = ClimbingSearch(50, step=50, centre=math.log(1e-3), recent=[0.0, 0.0], shown=50)
+    search.climbed = math.log(1e-3 * body)
+    assert math.exp(search.middle()) == pytest.approx(1e-3 * ends)
+    search.shown = 0
+    assert math.exp(search.middle()) == pytest.approx(1e-3), "nothing was shown of the body"
+    search.recent = [0.0]
+    assert math.exp(search.middle()) == pytest.approx(1e-3 * body), "a single copy says nothing"
+
+
+@dataclass
+class CopiesAlone(ClimbingSearch):
+    def follow_body(self, shards):
+        self._now.clear()
+
+
+def trained_with_copies(act, search):
+    """Return the model and the centre after a short training on digits."""
+    torch.manual_seed(0)
+    digits = load_digits()
+    images = torch.tensor(digits.data / 6 - 1, dtype=torch.float32)
+    classes = torch.tensor(digits.target)
+    net = nn.Sequential(nn.Linear(64, 64), act(), nn.Linear(64, 64), act(), nn.Linear(64, 10))
+    model = alrao.Alrao(net)
+    optimizer = alrao.Auto(model)
+    optimizer.search = search(50)
+    for _ in range(50):
+        rows = torch.randint(len(images), (64,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images[rows]), classes[rows]).backward()
+        optimizer.step()
+    return model, centre(optimizer)
+
+
+def test_where_both_sources_agree_the_training_is_that_of_the_copies():
+    both, found = trained_with_copies(nn.ReLU, ClimbingSearch)
+    alone, expected = trained_with_copies(nn.ReLU, CopiesAlone)
+    assert found == expected
+    assert all(torch.equal(a, b) for a, b in zip(both.parameters(), alone.parameters(), strict=True))
+
+
+def test_behind_sigmoids_the_body_finds_a_rate_that_the_copies_miss():
+    _, alone = trained_with_copies(nn.Sigmoid, CopiesAlone)
+    _, both = trained_with_copies(nn.Sigmoid, ClimbingSearch)
+    assert alone < 5e-3
+    assert both > 3 * alone

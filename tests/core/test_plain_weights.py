@@ -50,9 +50,10 @@ def equal(one, other):
     return all(map(torch.equal, one, other))
 
 
-def averages(net, optimizer, beta=0.7):
+def averages(net, optimizer):
     """The averaged weights by their definition, of a network in training mode."""
-    return [(p.detach() - (1 - beta) * optimizer.state[p]["z"]) / beta for p in net.parameters()]
+    states = [(p.detach(), optimizer.state[p]) for p in net.parameters()]
+    return [(y - (1 - state["beta"]) * state["z"]) / state["beta"] for y, state in states]
 
 
 def set_mode(net, mode):

@@ -1,5 +1,7 @@
 """Several processes train as one does: DDP and FSDP2, every optimizer, every likelihood."""
 
+from math import log
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -85,6 +87,14 @@ def test_the_whole_contract(tmp_path, expected, world):
     found = run(world, tmp_path, contract, cases)
     for name, likelihood, way in cases:
         assert_same(found[name, likelihood, way], expected(name, likelihood))
+    for what, way in SPECIAL:
+        assert_same(found[what, way], special(what))
+
+
+def test_the_search_of_a_plain_network_moves():
+    search = special("plain")["search"]
+    assert abs(search["centre"] - log(9.5e-4)) > 0.2
+    assert search["part"] < 1
 
 
 def test_the_posteriors_are_not_uniform(expected):

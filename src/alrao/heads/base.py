@@ -67,10 +67,17 @@ class Head(nn.Module):
     part: slice | None = None
     """The copies that the next training pass computes: those awake, and sleeping ones that are looked at."""
 
+    mixing: slice | None = None
+    """Those of them whose mixture the pass returns: the others are compared and trained; None: all."""
+
     @property
     def can_sleep(self) -> bool:
         """Whether copies of this head can be left out."""
         return False
+
+    def wake_all(self) -> None:
+        """Let all copies take part in the next pass."""
+        self.awake = self.part = self.mixing = None
 
     def taking_part(self) -> slice | None:
         """Return the copies that the present pass computes; None: all, as in every evaluation."""

@@ -39,6 +39,7 @@ def hard_nll(
     target: Tensor,
     share: Tensor,
     divisor: Tensor | None,
+    mixing: slice | None = None,
 ) -> Tensor:
     """Return the mixture's negative log-likelihood of hard targets.
 
@@ -54,8 +55,9 @@ def hard_nll(
         target: the classes, ``(rows,)``.
         share: how much each row counts.
         divisor: return the sum over the rows divided by this; None: return each row's loss.
+        mixing: the copies whose weight is not 0, to save work for the others; None: all.
     """
-    return _HardNLL.apply(z, weight, bias, a, evidence, target, share, divisor)
+    return _HardNLL.apply(z, weight, bias, a, evidence, target, share, divisor, mixing)
 
 
 class Gradients:
@@ -141,14 +143,15 @@ class _HardNLL(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
-        target: Tensor, share: Tensor, divisor: Tensor | None,
+        target: Tensor, share: Tensor, divisor: Tensor | None, mixing: slice | None,
     ) -> Tensor:  # fmt: skip
         with torch.autocast(z.device.type, enabled=False):
             scale = -share if divisor is None else torch.where(divisor == 0, 0, -share / divisor)
             # Half precision needs the factor of a gradient scaler before the products, not after them.
             early = divisor is not None and z.dtype is not torch.float16 and any(ctx.needs_input_grad)
             gradients = Gradients(z, weight, bias, ctx.needs_input_grad) if early else None
-            log_p, log_m = _hard_pass(z, weight, bias, a, target, scale, gradients)
+            log_p, log_m = _hard_pass(z, weight, bias, a, target, scale, gradients, mixing)
+            ctx.mixing = mixing
             ctx.early = None if gradients is None else (gradients, log_p)
             ctx.save_for_backward(z, weight, bias, a, target, scale)
             losses = share * -log_m
@@ -162,17 +165,17 @@ class _HardNLL(torch.autograd.Function):
             scale = scale * g
             if ctx.early is None:
                 gradients = Gradients(z, weight, bias, ctx.needs_input_grad)
-                log_p, _ = _hard_pass(z, weight, bias, a, target, scale, gradients)
+                log_p, _ = _hard_pass(z, weight, bias, a, target, scale, gradients, ctx.mixing)
             else:
                 (gradients, log_p), ctx.early = ctx.early, None  # the caller takes these tensors for its own
                 gradients.scale_(g)
             evidence = reports.count_once(ctx, _evidence(log_p, scale), scale)
-            return (*gradients.of(weight, bias), None, evidence, None, None, None)
+            return (*gradients.of(weight, bias), None, evidence, None, None, None, None)
 
 
 def _hard_pass(
     z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, target: Tensor, scale: Tensor,
-    gradients: Gradients | None,
+    gradients: Gradients | None, mixing: slice | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the target's log-probabilities under each copy and under the mixture; fill in the gradients."""
     healthy = finite.usable(z)
@@ -181,11 +184,12 @@ def _hard_pass(
     log_p = torch.empty(len(z), copies.number, dtype=wide(z.dtype), device=z.device)
     log_m = torch.empty_like(log_p[:, 0])
     low = z.dtype is not log_p.dtype
+    mixed_copies = range(copies.number)[mixing or slice(None)]
     suspects = [not copies.reads] * copies.number
     for rows in chunks(len(z), copies.classes):
         x, y, s = z[rows], target[rows, None], scale[rows, None]
         scaled = x if low else x * s
-        back = log_p.new_empty(copies.number, *x.shape)
+        back = log_p.new_empty(len(mixed_copies), *x.shape)
         for j in range(copies.number):
             while True:
                 careful = suspects[j]
@@ -198,7 +202,9 @@ def _hard_pass(
                     if low:
                         own.mul_(s)
                     own = own.to(z.dtype)
-                    back[j] = check = own @ (copies.finite_weight(j) if careful else copies.weight[j])
+                    if j in mixed_copies:
+                        check = own @ (copies.finite_weight(j) if careful else copies.weight[j])
+                        back[j - mixed_copies.start] = check
                 if careful or finite.all_finite((check.sum().item(), of_target.sum().item())):
                     break
                 suspects[j] = True
@@ -212,7 +218,8 @@ def _hard_pass(
         mixed = joint.logsumexp(1).clamp(min=-finite.HUGE)
         log_m[rows] = torch.where(shares.sum(1) > 0, mixed, -log(copies.classes))
         if gradients is not None and gradients.z is not None:
-            responsibilities = (joint - log_m[rows, None]).exp() * (-1 if low else -s)
+            responsibilities = (joint - log_m[rows, None]).exp()[:, mixing or slice(None)]
+            responsibilities *= -1 if low else -s
             gradients.z[rows] = torch.einsum("rc,crd->rd", responsibilities, back).where(healthy[rows], 0)
     return log_p, log_m
 

@@ -29,8 +29,9 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
 
 
 def large_mixture(
-    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, *, at_once: bool = False
-) -> LogProbs:
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, mixing: slice | None = None,
+    *, at_once: bool = False,
+) -> LogProbs:  # fmt: skip
     """Return the mixture's log-probabilities for rows ``z``, as in :func:`categorical_mixture`.
 
     They are computed at once where nothing is to be differentiated, and where they are read otherwise. ``z``
@@ -42,20 +43,23 @@ def large_mixture(
         bias: stacked biases, or None.
         a: weights of the copies in the mixture.
         evidence: leaf whose gradient receives the evidence.
+        mixing: the copies whose weight is not 0, to save work for the others; None: all.
         at_once: compute them now in any case: the weights are shards, which are gathered only for a while.
     """
     trained = any(x is not None and x.requires_grad for x in (z, weight, bias))
     if not torch.is_grad_enabled() or not trained or weight.is_inference() or z.is_inference():
         return LogProbs.of(log_mixture(z, weight, bias, a), 1)
-    out = _Layer(weight, bias, a, evidence).output(z, 1)
+    out = _Layer(weight, bias, a, evidence, mixing).output(z, 1)
     return out.computed() if at_once and isinstance(out, LazyLogProbs) else out
 
 
 class _Layer:
     """The copies with the weights that they have now; see :class:`alrao.tensors.lazy.Source`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor) -> None:
-        self.weight, self.bias, self.a, self.evidence = weight, bias, a, evidence
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, mixing: slice | None
+    ) -> None:
+        self.weight, self.bias, self.a, self.evidence, self.mixing = weight, bias, a, evidence, mixing
         self._versions = self._present()
 
     def _present(self) -> list[tuple[int, int]]:
@@ -79,7 +83,8 @@ class _Layer:
         weight = self.weight.to(z.dtype)
         bias = None if self.bias is None else self.bias.to(z.dtype)
         with torch.autocast(z.device.type, enabled=False):
-            out = categorical_mixture(rows.reshape(-1, z.shape[axis]), weight, bias, self.a, self.evidence)
+            z = rows.reshape(-1, z.shape[axis])
+            out = categorical_mixture(z, weight, bias, self.a, self.evidence, self.mixing)
         return out.view(*rows.shape[:-1], -1).movedim(-1, axis)  # type: ignore[return-value]
 
     def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor:
@@ -88,7 +93,8 @@ class _Layer:
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
         self._check()
-        return hard_nll(rows, self.weight, self.bias, self.a, self.evidence, target, share, divisor)
+        a, leaf, mixing = self.a, self.evidence, self.mixing
+        return hard_nll(rows, self.weight, self.bias, a, leaf, target, share, divisor, mixing)
 
 
 class _Mixture(torch.autograd.Function):

@@ -200,7 +200,7 @@ class CategoricalHead(LinearHead):
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.spread:
             return super()._rows(z, weight, bias)
-        leaf, rows = self.evidence_leaf(weight, bias), None
+        leaf, rows, mixing = self.evidence_leaf(weight, bias), None, None
         if self.parallel is not None:
             return self.parallel.mixture(z, weight, bias, self.averaging.column(wide(z.dtype)), leaf)
         if len(weight) != self.copies:
@@ -208,11 +208,13 @@ class CategoricalHead(LinearHead):
         if rows is None:
             a = self.averaging.column(wide(z.dtype))
         else:
-            a = self.averaging.column_of(rows, wide(z.dtype))
+            mixing = self.mixing or rows
+            a = self.averaging.column_of(rows, mixing, wide(z.dtype))
             leaf = reports.rows_of(leaf, self.copies, rows)
+            mixing = slice(mixing.start - rows.start, mixing.stop - rows.start)
         if self._is_large(z, weight):
-            return large_mixture(z, weight, bias, a, leaf, at_once=self.sharded)
-        return categorical_mixture(z, weight, bias, a, leaf)
+            return large_mixture(z, weight, bias, a, leaf, mixing, at_once=self.sharded)
+        return categorical_mixture(z, weight, bias, a, leaf, mixing)
 
     def _is_large(self, z: Tensor, weight: Tensor) -> bool:
         return self.copies > 1 and is_large(z, weight)

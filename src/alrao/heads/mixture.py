@@ -31,17 +31,17 @@ from ..finite import (
     fail,
     share_among,
     usable,
-    zero_nonfinite,
     zero_unusable,
 )
 from ..shortcuts import apply_as
 from ..tensors import LogProbs
+from .product import mm_finite
 
 __all__ = ["categorical_mixture", "refuse_second_derivative", "wide"]
 
 
 def categorical_mixture(
-    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, mixing: slice | None = None
 ) -> LogProbs:
     """Return the mixture's log-probabilities ``(rows, classes)``; the module's docstring has its gradients.
 
@@ -51,8 +51,9 @@ def categorical_mixture(
         bias: stacked biases, ``(copies, classes)``, or None.
         a: weights of the copies in the mixture, ``(copies, 1)``.
         evidence: leaf whose gradient receives the evidence.
+        mixing: the copies whose weight is not 0, to save work for the others; None: all.
     """
-    return apply_as(LogProbs, _CategoricalMixture, z, weight, bias, a, evidence)
+    return apply_as(LogProbs, _CategoricalMixture, z, weight, bias, a, evidence, mixing)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -80,16 +81,19 @@ class _CategoricalMixture(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
-    ) -> Tensor:
+        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
+        mixing: slice | None,
+    ) -> Tensor:  # fmt: skip
         copies, _, d = weight.shape
         flat = weight.view(-1, d)
         log_p = _log_softmax_of_copies(z, flat, bias, copies)
         p = log_p.exp()
-        if copies > 1:
-            m, least, limit = (p * a).sum(1), None, TINY
+        first, last = (0, copies) if mixing is None else (mixing.start, mixing.stop)
+        several = last - first > 1
+        if several:
+            m, least, limit = (_some(p, mixing) * (a if mixing is None else a[mixing])).sum(1), None, TINY
         else:  # nothing can underflow where no logarithm is taken of a sum
-            m, least, limit = p[:, 0], log_p, -torch.inf
+            m, least, limit = p[:, first], log_p[:, first], -torch.inf
         # Reading a value would split a compiled graph or stall a GPU: take the careful path there always.
         careful = not reports.is_readable(evidence)
         if not careful and m.numel():
@@ -99,8 +103,8 @@ class _CategoricalMixture(torch.autograd.Function):
             p = log_p.exp()
             log_m = m.clone()
         else:
-            log_m = m.log() if copies > 1 else log_p[:, 0].clone()  # a single copy: equal to the bit
-        ctx.careful, ctx.room = careful, getattr(weight, "gradient_room", None)
+            log_m = m.log() if several else log_p[:, first].clone()  # a single copy: equal to the bit
+        ctx.careful, ctx.room, ctx.mixing = careful, getattr(weight, "gradient_room", None), mixing
         ctx.save_for_backward(z, flat, bias, a, log_p, p, m)
         return log_m
 
@@ -116,14 +120,16 @@ class _CategoricalMixture(torch.autograd.Function):
             evidence = reports.of_rows(log_p * g_of_all, g_of_all, total)
             if all_finite(evidence.tolist()):
                 # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
-                mixed = own
-                if copies > 1:
-                    mixed = torch._softmax_backward_data((g / m).unsqueeze(1) * a, p, -1, p.dtype)
+                mixing = ctx.mixing
+                mixed = _some(own, mixing)
+                if mixed.shape[1] > 1:
+                    u = (g / m).unsqueeze(1) * (a if mixing is None else a[mixing])
+                    mixed = torch._softmax_backward_data(u, _some(p, mixing), -1, p.dtype)
             else:  # a copy gives an observation the probability 0: weights of -inf, for example
                 log_p, m, a = _careful_mixture(z, flat, bias, a)
                 p, careful = log_p.exp(), True
         if careful:
-            flat, healthy = zero_nonfinite(flat), usable(z)
+            healthy = usable(z)
             z = torch.where(healthy, z, 0)
             own = _own_gradient(g_of_all, total, log_p, p)
             own = torch.where(log_p[..., :1] > -torch.inf, own, 0)
@@ -136,16 +142,20 @@ class _CategoricalMixture(torch.autograd.Function):
 
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_z = torch.mm(_flat(mixed, z.dtype), flat)
             if careful:
-                grad_z = torch.where(healthy, grad_z, 0)
+                grad_z = torch.where(healthy, mm_finite(_flat(mixed, z.dtype), flat), 0)
+            else:
+                rows = ctx.mixing
+                if rows is not None:
+                    flat = flat[rows.start * classes : rows.stop * classes]
+                grad_z = torch.mm(_flat(mixed, z.dtype), flat)
         if ctx.needs_input_grad[1]:
             # Some copies of a head have room for their gradient inside that of all.
-            room = None if ctx.room is None else ctx.room().view(flat.shape)
+            room = None if ctx.room is None else ctx.room().view(copies * classes, z.shape[1])
             grad_weight = torch.mm(_flat(own, z.dtype).t(), z, out=room).view(copies, classes, -1)
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
-        return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total)
+        return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total), None
 
 
 def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
@@ -153,6 +163,10 @@ def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
     if p.shape[1] == 1:  # by torch's own function: a single copy is a plain network, to the bit
         return torch._log_softmax_backward_data(g, log_p, -1, log_p.dtype)
     return torch.addcmul(g, p, total, value=-1)
+
+
+def _some(of_copies: Tensor, rows: slice | None) -> Tensor:
+    return of_copies if rows is None else of_copies[:, rows]
 
 
 def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:

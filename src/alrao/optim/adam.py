@@ -105,6 +105,9 @@ class Adam(AlraoOptimizer):
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1**steps, beta2**steps)}
 
+    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
+        return "exp_avg" in state and ("max_exp_avg_sq" in state or not group["amsgrad"])
+
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state: dict[str, Tensor] = self.state[param]
         if "exp_avg" not in state:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..shards import fingerprint, resharded, sharded_as
+from ..shortcuts import outside_dispatch_modes
 from ..warn import warn
 from ..watch import version_of
 from .optimizer import AlraoOptimizer
@@ -28,7 +29,8 @@ class AveragedOptimizer(AlraoOptimizer):
 
     The gradient is taken at :math:`y = (1 - \beta) z + \beta x`; the step moves :math:`z`; :math:`x` is the
     average. The parameters hold :math:`y` in training mode and :math:`x` in evaluation mode of the Alrao
-    model. ``state[p]["z"]`` is :math:`z`; :math:`x` follows from both. In evaluation mode ``state[p]["y"]``
+    model. ``state[p]["z"]`` is :math:`z`; :math:`x` follows from both, with :math:`\beta` in
+    ``state[p]["beta"]`` where it changes. In evaluation mode ``state[p]["y"]``
     is a copy of :math:`y`, because arithmetic would not bring back the same bits.
 
     With ``swap=False`` the parameters hold :math:`y` in both modes.
@@ -97,15 +99,16 @@ class AveragedOptimizer(AlraoOptimizer):
         """Whether the parameters hold averaged weights, which differ from the training weights."""
         return self._evaluating and bool(self._versions)
 
-    def _averages(self) -> Iterator[tuple[Tensor, float]]:
+    def _averages(self) -> Iterator[tuple[Tensor, Any]]:
         """Return the parameters whose average differs from them, with their beta."""
         for group in self.param_groups:
             for p in group["params"]:
-                k = self.state.get(p, {}).get("k", 0)
+                state = self.state.get(p, {})
+                k, beta = state.get("k", 0), state.get("beta", group["betas"][0])
                 if isinstance(k, Tensor) or k > 0:  # a tensor is not read: the average may be the weights
-                    yield p, group["betas"][0]
+                    yield p, beta.to(wide_dtype(p)) if isinstance(beta, Tensor) else beta
 
-    def _average(self, p: Tensor, beta: float) -> Tensor:
+    def _average(self, p: Tensor, beta: Any) -> Tensor:
         state = self.state[p]
         y, k = self.training_weights(p, state), state["k"]
         x = torch.lerp(state["z"], y, 1 / beta)
@@ -324,4 +327,5 @@ class AveragedOptimizer(AlraoOptimizer):
         # A function that trains a model drops its optimizer, and the model is evaluated afterwards.
         known_as = self.__dict__.get("_known_as")
         if known_as is not None and not sys.is_finalizing() and self.model.is_averaged_by(known_as):
-            self.place(False)
+            with outside_dispatch_modes():
+                self.place(False)

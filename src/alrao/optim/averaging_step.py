@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..finite import zero_nonfinite
+from .gradient_point import PointOnDevice
 from .on_device import DeviceUpdate
 
 __all__ = ["averaging_step", "on_host"]
@@ -20,6 +21,7 @@ def averaging_step(
     g: list[Tensor],
     group: dict[str, Any],
     searching: Tensor,
+    point: PointOnDevice | None = None,
 ) -> None:
     r"""Move the training weights :math:`y` and, once the search is over, :math:`z` and the average.
 
@@ -28,7 +30,8 @@ def averaging_step(
     .. math:: y \leftarrow y + c_k (z - y) - (1 - \beta (1 - c_k))\, \delta, \qquad z \leftarrow z - \delta
 
     where, in the search, :math:`c_k = 0`, the factor of :math:`\delta` is 1 and :math:`z` stays: it holds the
-    start meanwhile.
+    start meanwhile. Where :math:`\beta` changes, to :math:`\beta'`, the first :math:`c_k` is
+    :math:`1 - (1 - c_k) \beta' / \beta`, and the second factor has :math:`\beta'`.
 
     Args:
         u: the update; its gradients are not used.
@@ -37,6 +40,7 @@ def averaging_step(
         g: the gradients, in the types of ``y``.
         group: the settings.
         searching: whether the search goes on, a single Boolean.
+        point: what changes beta, on a network without copies; the states have a ``beta`` then.
     """
     (beta, beta2), live = group["betas"], u.live
     averaging = (~searching).to(live.dtype)
@@ -65,10 +69,15 @@ def averaging_step(
     c = list(torch._foreach_div(torch._foreach_mul(k, 6), torch._foreach_add(k, 1)))
     torch._foreach_div_(c, twice)
     torch._foreach_mul_(c, [live * averaging] * len(c))
+    betas, nearer = [beta] * len(c), c
+    if point is not None:
+        point.observe(z, y, g)
+        betas, nearer = point.move([state["beta"] for state in states], beta, c, live * averaging)
     towards = list(torch._foreach_sub(z, y))
-    torch._foreach_mul_(towards, c)
+    torch._foreach_mul_(towards, nearer)
     torch._foreach_add_(y, towards)
-    torch._foreach_sub_(y, list(torch._foreach_mul(delta, [1 - beta * (averaging - each) for each in c])))
+    kept = [1 - b * (averaging - each) for b, each in zip(betas, c, strict=True)]
+    torch._foreach_sub_(y, list(torch._foreach_mul(delta, kept)))
     torch._foreach_mul_(delta, [averaging] * len(delta))
     torch._foreach_sub_(z, delta)
 
@@ -85,8 +94,8 @@ def on_host(state: dict[str, Any], parameter: Tensor, *, searching: bool) -> dic
         return state
     step, k = torch.stack([state["step"], state["k"]]).tolist()
     kept = {**state, "step": int(step), "k": int(k)}
-    if not searching:
-        kept.pop("worth", None)
+    if "beta" in kept:
+        kept["beta"] = float(kept["beta"])
     if k == 0 and not searching:
         kept["z"] = parameter.detach().to(kept["z"].dtype)
     return kept

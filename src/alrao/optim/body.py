@@ -1,15 +1,17 @@
-"""What a search for learning rates can see of the body: its features at a step, with their rates."""
+"""What a search for learning rates can see of the body: its features at a step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..rates import Interval
-from .update import GroupUpdate
+from ..shards import is_shard, local, sum_over_shards, summed_as, whole_of
 
-__all__ = ["BodyStep"]
+__all__ = ["BodyStep", "Shards"]
 
 
 class BodyStep(NamedTuple):
@@ -17,13 +19,11 @@ class BodyStep(NamedTuple):
 
     All lists have an entry for each parameter, a tensor on the parameter's device; nothing was read on the
     host. ``weights`` and ``starts`` change after the call: add up what is needed of them, and keep no
-    reference. Sharded parameters are not shown.
+    reference. Of sharded parameters, they are this process's parts.
     """
 
     interval: Interval
     """The interval of the rates."""
-    params: list[Tensor]
-    """The parameters, to tell them apart."""
     weights: list[Tensor]
     """Their values, at least in float32."""
     starts: list[Tensor]
@@ -35,30 +35,57 @@ class BodyStep(NamedTuple):
     worths: list[Tensor]
     """What the way of each feature has been worth, in the shape of ``places``: 0 at the start, for the search
     to change in place, and saved with the optimizer's state."""
-    rates: list[Tensor]
-    """The rate of each feature at this step, without ``factor``; broadcasts to the parameter."""
-    factor: float
-    """The factor ``param_groups[…]["lr"]`` on all rates."""
 
     @classmethod
     def of(
         cls,
         interval: Interval,
-        update: GroupUpdate,
         states: list[dict[str, Any]],
         weights: list[Tensor],
         grads: list[Tensor],
     ) -> BodyStep:
-        """Return what an update is about to move, without parameters that do not follow the search."""
+        """Return what a step is about to move, without parameters that do not follow the search."""
         at = [i for i, state in enumerate(states) if "start" in state and "worth" in state]
         return cls(
             interval,
-            [update.params[i] for i in at],
             [weights[i] for i in at],
             [states[i]["start"] for i in at],
             [grads[i] for i in at],
             [states[i]["u"] for i in at],
             [states[i]["worth"] for i in at],
-            [update.rates[i] for i in at],
-            update.factor,
         )
+
+
+class Shards:
+    """Puts together what processes know of sharded parameters; of others, every process knows all.
+
+    Args:
+        state: what is kept of each parameter.
+        params: the parameters.
+        key: what of their state tells them apart: methods are given this process's part of it.
+    """
+
+    def __init__(self, state: Mapping[Tensor, Any], params: Iterable[Tensor], key: str) -> None:
+        shards = [p for p in params if is_shard(p) and key in state[p]]
+        self._of = {id(local(state[p][key])): (state[p][key], p) for p in shards}
+
+    def summed(self, sums: Iterable[Tensor], kept: Iterable[Tensor]) -> list[Tensor]:
+        """Return sums over the elements of each feature, added up where processes share a feature."""
+        if not self._of:
+            return list(sums)
+        pairs = ((x, self._of.get(id(part))) for x, part in zip(sums, kept, strict=True))
+        return [x if found is None else summed_as(x, *found) for x, found in pairs]
+
+    def joined(self, of_features: Iterable[Tensor], kept: Iterable[Tensor]) -> Tensor:
+        """Return numbers of features, in the shape of what is kept of them, of all processes in a vector."""
+        if self._of:
+            pairs = ((x, self._of.get(id(part))) for x, part in zip(of_features, kept, strict=True))
+            of_features = [x if found is None else whole_of(x, found[0]) for x, found in pairs]
+        return torch.cat([x.flatten() for x in of_features])
+
+    def total(self, sums: Iterable[Tensor], kept: Iterable[Tensor]) -> Tensor:
+        """Return the sum over all parameters, from sums over this process's part of each."""
+        if not self._of:
+            return torch.stack(list(sums)).sum()
+        pairs = ((x, self._of.get(id(part))) for x, part in zip(sums, kept, strict=True))
+        return torch.stack([x if found is None else sum_over_shards(x, found[1]) for x, found in pairs]).sum()

@@ -1,18 +1,16 @@
-"""The search for rates on a network without copies, by what the body's own way has been worth."""
+"""The search for rates by what the body's own way has been worth, with copies or without."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log
-from typing import ClassVar
+from math import log
 
 import torch
 from torch import Tensor
 
-from ..finite import zero_nonfinite_
-from ..rates import Interval
-from .body import BodyStep
-from .search import BODY, COPIES, LONGEST, WIDTH, RateSearch
+from ..finite import is_finite, zero_nonfinite_
+from .body import BodyStep, Shards
+from .search import BEGUN, COPIES, LONGEST, RateSearch
 
 __all__ = ["ClimbingSearch", "pull_of"]
 
@@ -34,16 +32,19 @@ LARGEST_STEP = 6.0
 FIRST = 3
 """The first step at which the centre moves: before, the weights are at their start, or one step away."""
 
+APART = 3.0
+"""How many times above the copies' centre the body's is before it counts. At the square, it alone counts."""
+
 
 @dataclass
 class ClimbingSearch(RateSearch):
-    r"""Follows the rates at which the way that features have come is worth most.
+    r"""Follows the copies, and the rates at which the way that features have come is worth most.
 
     To first order, the way of feature :math:`i` from its start :math:`\theta_i(0)` has been worth
     :math:`-\langle g_i, \theta_i - \theta_i(0) \rangle` of the loss at a step, with the gradient :math:`g` of
     that step. With its running mean :math:`w_i` over 20 steps, the slope :math:`b` of a straight line through
     :math:`w_i` over the logarithms of the rates, the standard error :math:`\sigma` of :math:`b`, and means
-    over features written with a bar, the logarithm of the centre moves at each step by
+    over features written with a bar, the logarithm of the body's centre moves at each step by
 
     .. math:: 0.1\, s \cdot \frac{b + \max(0, \bar w) / 2}{\overline{|w|} + 2 \sigma}
 
@@ -52,12 +53,18 @@ class ClimbingSearch(RateSearch):
     to its rate, and the centre rises. Where the loss is noise, the sign of the worth changes from step to
     step, :math:`s` is small, and the centre stays.
 
+    Copies can tell rates apart once one of them gains. Behind two layers of sigmoids that takes longer than
+    the search, but features tell sooner; behind three, neither does. So the copies are believed until the
+    body's centre is 3 times above theirs, and the body alone from 9 times on.
+
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023, and Cutkosky et
     al., "Mechanic: A Learning Rate Tuner", 2023, for the same worth of the whole network's way.
     """
 
-    watches_body: ClassVar[bool] = True
-
+    climbed: float = BEGUN
+    """The logarithm of the centre that the body has climbed to."""
+    shown: int = 0
+    """The steps at which something of the body was shown."""
     usual: float = 0.0
     """The running mean of a feature's worth at a step, without its sign."""
     total: float = 0.0
@@ -66,47 +73,56 @@ class ClimbingSearch(RateSearch):
     """The same, without its sign at each step."""
 
     def __post_init__(self) -> None:
-        self._shown: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._now: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._width = 0.0
 
     def observe_body(self, step: BodyStep) -> None:
         """Note what the features' ways are worth at this step."""
-        low, high = (log(end) for end in step.interval)
-        shown = zip(step.grads, step.weights, step.starts, step.places, step.worths, strict=True)
-        for g, weight, start, place, worth in shown:
-            now = -(g * (weight - start)).sum_to_size(place.shape)
-            self._shown.append((zero_nonfinite_(now), worth, (place - 0.5) * (high - low)))
-
-    def follow_body(self) -> None:
-        """Move the centre by what has been shown of all parameters."""
-        shown, self._shown = self._shown, []
-        if not shown:
+        if not step.weights:
             return
-        self.seen += 1
-        now = torch.cat([each.flatten() for each, _, _ in shown]).double()
+        low, high = (log(end) for end in step.interval)
+        self._width = high - low  # the same for all groups: their intervals differ in a factor
+        now = list(torch._foreach_sub(step.starts, step.weights))
+        torch._foreach_mul_(now, step.grads)
+        for each, place, worth in zip(now, step.places, step.worths, strict=True):
+            self._now.append((each.sum_to_size(place.shape).to(worth.dtype), worth, place))
+
+    def follow_body(self, shards: Shards) -> None:
+        """Move the centre by what has been shown of all parameters, in all processes."""
+        if not self._now:
+            return
+        nows, worths, places = map(list, zip(*self._now, strict=True))
+        self._now.clear()
+        nows = shards.summed(nows, worths)
+        self.shown += 1
+        now = shards.joined(nows, worths).double()
         size = float(now.abs().mean())
-        memory = max(1, min(self.seen - 1, RECENT))
+        if not is_finite(size):
+            nows, now = [zero_nonfinite_(each) for each in nows], zero_nonfinite_(now)
+            size = float(now.abs().mean())
+        memory = max(1, min(self.shown - 1, RECENT))
         self.usual += (min(size, LARGEST_STEP * self.usual) - self.usual) / memory if self.usual else size
         part = min(1.0, LARGEST_STEP * self.usual / size) if size else 0.0
-        for each, worth, _ in shown:
-            worth.lerp_(each * part, 1 / memory)
+        torch._foreach_mul_(nows, part)
+        torch._foreach_lerp_(worths, nows, 1 / memory)
         total = part * float(now.mean())
         self.total += (total - self.total) / memory
         self.total_size += (abs(total) - self.total_size) / memory
-        if self.seen >= FIRST and self.total_size > 0:
-            worth = torch.cat([worth.flatten() for _, worth, _ in shown]).double()
-            log_rate = torch.cat([rate.flatten() for _, _, rate in shown]).double()
+        if self.shown >= FIRST and self.total_size > 0:
+            worth = shards.joined(worths, worths).double()
+            log_rate = ((shards.joined(places, worths) - 0.5) * self._width).double()
             steady = abs(self.total) / self.total_size
             pull = min(max(steady * float(pull_of(worth, log_rate)), -1.0), 1.0)
-            centre = self.centre + pull * SPEED * LONGEST / self.steps
-            self.centre = min(max(centre, log(COPIES[0])), log(COPIES[1]))
+            climbed = self.climbed + pull * SPEED * LONGEST / self.steps
+            self.climbed = min(max(climbed, log(COPIES[0])), log(COPIES[1]))
 
-    def interval(self) -> Interval:
-        """Return the body's interval: around the centre, and narrower with every step."""
-        start = log(BODY[1] / BODY[0])
-        width = start + min(1.0, self.step / self.steps) * (log(WIDTH) - start)
-        low, high = (log(end) for end in COPIES)
-        centre = min(max(self.centre, low + width / 2), high - width / 2)
-        return exp(centre - width / 2), exp(centre + width / 2)
+    def middle(self) -> float:
+        """Return the logarithm of the middle of the body's interval, by both sources."""
+        if len(self.recent) < 2:
+            return self.climbed  # no copies, or one, which compares with nothing
+        of_copies = super().middle()
+        above = self.climbed - of_copies if self.shown else 0.0
+        return of_copies + max(0.0, min(above, 2 * (above - log(APART))))
 
 
 def pull_of(worth: Tensor, log_rate: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from math import log
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..finite import zero_nonfinite_
-from .climb import FIRST, LARGEST_STEP, RECENT, SPEED, ClimbingSearch, pull_of
+from .body import Shards
+from .climb import APART, FIRST, LARGEST_STEP, RECENT, SPEED, ClimbingSearch, pull_of
 from .search import COPIES, LONGEST
 from .search_on_device import SearchOnDevice
 
@@ -21,21 +23,21 @@ class ClimbOnDevice(SearchOnDevice):
 
     Args:
         search: the search to continue.
-        like: a tensor on the device, of its widest type.
+        log_rates: the logarithms of the copies' rates, if there are any, as in :class:`SearchOnDevice`.
     """
 
-    watches_body = True
-
-    def __init__(self, search: ClimbingSearch, like: Tensor) -> None:
-        super().__init__(search, like)
-        self._worths = like.new_tensor([search.usual, search.total, search.total_size])
-        self._shown: list[tuple[Tensor, Tensor, Tensor]] = []
+    def __init__(self, search: ClimbingSearch, log_rates: Tensor) -> None:
+        super().__init__(search, log_rates)
+        known = [search.climbed, search.shown, search.usual, search.total, search.total_size]
+        self.climb = log_rates.new_tensor(known)
+        self._now: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def read(self) -> ClimbingSearch:
         """Return the search as it is now, read on the host."""
-        known = super().read()
+        of_copies = dataclasses.asdict(super().read())
+        climbed, shown, usual, total, total_size = self.climb.tolist()
         return ClimbingSearch(
-            known.steps, known.step, known.centre, known.seen, [], [], *self._worths.tolist()
+            **of_copies, climbed=climbed, shown=int(shown), usual=usual, total=total, total_size=total_size
         )
 
     def observe_body(
@@ -47,38 +49,46 @@ class ClimbOnDevice(SearchOnDevice):
             if "worth" in state:
                 place = state["u"]
                 now = -(grad * (weight - state["z"])).sum_to_size(place.shape)
-                self._shown.append((zero_nonfinite_(now), state["worth"], (place - 0.5) * width))
+                self._now.append((zero_nonfinite_(now), state["worth"], (place - 0.5) * width))
 
-    def follow_body(self, counts: Tensor) -> None:
-        """Move the centre by what has been shown of all parameters, if this counts."""
-        shown, self._shown = self._shown, []
-        if not shown:
+    def follow_body(self, shards: Shards, counts: Tensor) -> None:
+        """Move the centre by what has been shown of all parameters in all processes, if this counts."""
+        if not self._now:
             return
-        numbers = self.numbers
-        usual, total, total_size = self._worths.unbind()
-        centre, seen = numbers[1], numbers[2] + 1
-        memory = (seen - 1).clamp(1, RECENT)
-        now = torch.cat([each.flatten() for each, _, _ in shown]).to(numbers.dtype)
+        nows, worths, log_rates = map(list, zip(*self._now, strict=True))
+        self._now.clear()
+        nows = shards.summed(nows, worths)
+        climbed, before, usual, total, total_size = self.climb.clone().unbind()
+        memory = before.clamp(1, RECENT)
+        now = shards.joined(nows, worths).to(before.dtype)
         size = now.abs().mean()
         usual = torch.where(
             usual > 0, usual + (torch.minimum(size, LARGEST_STEP * usual) - usual) / memory, usual + size
         )
         part = (LARGEST_STEP * usual / size).clamp(max=1.0).masked_fill(size == 0, 0.0)
         kept = [
-            torch.where(counts, worth + (each * part - worth) / memory, worth) for each, worth, _ in shown
+            torch.where(counts, worth + (each * part - worth) / memory, worth)
+            for each, worth in zip(nows, worths, strict=True)
         ]
-        torch._foreach_copy_([worth for _, worth, _ in shown], kept)
+        torch._foreach_copy_(worths, kept)
         of_all = part * now.mean()
         total = total + (of_all - total) / memory
         total_size = total_size + (of_all.abs() - total_size) / memory
-        worth = torch.cat([each.flatten() for each in kept]).to(numbers.dtype)
-        log_rate = torch.cat([rate.flatten() for _, _, rate in shown]).to(numbers.dtype)
-        moves = (seen >= FIRST) & (total_size > 0)
+        worth = shards.joined(kept, worths).to(before.dtype)
+        log_rate = shards.joined(log_rates, worths).to(before.dtype)
+        moves = (before + 1 >= FIRST) & (total_size > 0)
         steady = (total.abs() / total_size).masked_fill(~moves, 0.0)
         pull = (steady * pull_of(worth, log_rate)).clamp(-1.0, 1.0)
-        centre = (centre + pull * SPEED * LONGEST / self.steps).clamp(log(COPIES[0]), log(COPIES[1]))
-        self._worths.copy_(torch.where(counts, torch.stack([usual, total, total_size]), self._worths))
-        numbers[1:].copy_(torch.where(counts, torch.stack([centre, seen]), numbers[1:]))
+        climbed = (climbed + pull * SPEED * LONGEST / self.steps).clamp(log(COPIES[0]), log(COPIES[1]))
+        now_known = torch.stack([climbed, before + 1, usual, total, total_size])
+        self.climb.copy_(torch.where(counts, now_known, self.climb))
 
-    def _middle(self, part: Tensor) -> Tensor:
-        return self.numbers[1]
+    def middle(self) -> Tensor:
+        """Return the logarithm of the middle of the body's interval, as :meth:`ClimbingSearch.middle`."""
+        climbed, shown = self.climb[0], self.climb[1]
+        if len(self.log_rates) < 2:
+            return climbed
+        of_copies = super().middle()
+        above = (climbed - of_copies) * (shown > 0)
+        raised = of_copies + torch.minimum(above, 2 * (above - log(APART))).clamp(min=0)
+        return torch.where(self.numbers[2] > 0, raised, climbed)

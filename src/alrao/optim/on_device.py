@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..evidence import EvidenceOnDevice
-from ..finite import in_range_on_device, usable
+from ..finite import in_range_on_device, largest
 from .update import GroupUpdate
 
 __all__ = ["DeviceUpdate", "Gate", "Kept", "Refusals", "counter", "widest"]
@@ -40,8 +40,10 @@ class Gate:
         if evidence is None:
             yes = torch.ones((), dtype=torch.bool, device=device)
             return cls(yes, yes, yes.to(dtype))
-        accepted = evidence.is_likelihood(maximize=maximize)
-        return cls(accepted, evidence.finite, accepted.to(dtype))
+        # Compiled code computes the parts of a stack once, and not again for every entry of a parameter.
+        likely, finite = evidence.is_likelihood(maximize=maximize), evidence.finite
+        live, sound = torch.stack([likely, finite]).to(dtype).unbind()
+        return cls(live > 0, sound > 0, live)
 
     def update(
         self,
@@ -64,10 +66,14 @@ class Gate:
         """
         body = [grad for grad, theirs in zip(grads, of_copies, strict=True) if not theirs]
         sound = self.finite & in_range_on_device(body) if body else self.finite
-        return [
-            grad.masked_fill(~(((usable(grad) | sound) if theirs else usable(grad)) & self.accepted), 0)
-            for grad, theirs in zip(grads, of_copies, strict=True)
-        ]
+        sound = sound & self.accepted
+        masked = []
+        for grad, theirs in zip(grads, of_copies, strict=True):
+            highest = self.live * (largest(grad.dtype) + 1) - 1  # -1: nothing passes
+            if theirs:
+                highest = highest.masked_fill(sound, torch.inf)
+            masked.append(torch.where(grad.abs() <= highest, grad, 0))
+        return masked
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from ..shards import (
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
 from . import checkpoint, processes
+from .blocks import Part, blocks
 from .checks import (
     check_head,
     no_likelihood,
@@ -45,7 +46,7 @@ from .feature_rates import FeaturePlaces, GroupRates
 from .observing import look, look_on_device, update_posterior
 from .on_device import Gate, Refusals, counter, widest
 from .rated import RatedOptimizer
-from .sleep import Part, Sleep, missed_steps
+from .sleep import Sleep, missed_steps
 from .update import GroupUpdate
 
 __all__ = ["AlraoOptimizer"]
@@ -360,7 +361,7 @@ class AlraoOptimizer(RatedOptimizer):
                 self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
                 continue
             if theirs and awake is not None:
-                parts.append(part := Part(self.state, p, awake))
+                parts.append(part := Part(self.state, p, (awake,)))
                 p, grad, rate = part.param, part.of(grad), part.of(rate)
             params.append(p)
             grads.append(grad)
@@ -380,7 +381,7 @@ class AlraoOptimizer(RatedOptimizer):
             update = GroupUpdate(params, grads, of_features, rates.constant, float(group["lr"]))
         for part in parts:
             part.begin()
-        self._apply_all(group, [update] if at_once else update.one_by_one())
+        self._apply_all(group, [update] if at_once else self._one_by_one(update, group, gate, rates))
         for part in parts:
             part.end(self._starts_as_weights)
         if parts and self.model.head.part != awake:
@@ -390,6 +391,21 @@ class AlraoOptimizer(RatedOptimizer):
                 part.begin(stands_for)
                 self._apply_all(self._standing_for(group, stands_for), [missed])
                 part.end(None)
+
+    def _one_by_one(
+        self, update: GroupUpdate, group: dict[str, Any], gate: bool | Gate, rates: GroupRates
+    ) -> Iterator[GroupUpdate]:
+        """Return an update for each parameter, or for blocks of it that stay in the cache."""
+        in_blocks = update.params[0].is_cpu and not isinstance(gate, Gate) and not rates.sharded
+        for of_one in update.one_by_one():
+            if not in_blocks or not self._has_state(self.state[of_one.params[0]], group):
+                yield of_one
+            else:
+                yield from blocks(of_one, self.state)
+
+    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
+        """Return whether a parameter has all of its state, so that parts of it can be updated separately."""
+        return False
 
     def _apply_all(self, group: dict[str, Any], updates: Iterable[GroupUpdate]) -> None:
         for update in updates:

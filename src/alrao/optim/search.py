@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
-from typing import ClassVar
+from typing import Self
 
 from ..finite import without_failed
 from ..rates import Interval
-from .body import BodyStep
 
 __all__ = ["COPIES", "RateSearch"]
 
@@ -17,6 +16,9 @@ COPIES = (1e-6, 0.1)
 
 BODY = (3e-4, 3e-3)
 """The body's interval at the start: rates above 0.01 ruin a Transformer before anything is known."""
+
+BEGUN = log(sqrt(BODY[0] * BODY[1]))
+"""The logarithm of its middle there."""
 
 WIDTH = 1.5
 """The ratio of the highest to the lowest rate of the body at the end."""
@@ -62,9 +64,6 @@ class RateSearch:
         steps: steps of the search.
     """
 
-    watches_body: ClassVar[bool] = False
-    """Whether :meth:`observe_body` is called; without it, a network without copies keeps the usual rate."""
-
     steps: int
     step: int = 0
     centre: float = log(USUAL)
@@ -73,7 +72,7 @@ class RateSearch:
     first: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, total: int | None) -> RateSearch:
+    def of(cls, total: int | None) -> Self:
         """Return the search for a training of ``total`` steps, or of an unknown number."""
         return cls(LONGEST if total is None else max(1, min(LONGEST, int(PART * total))))
 
@@ -107,22 +106,14 @@ class RateSearch:
         favoured = gate * favoured + (1 - gate) * max(favoured, log(USUAL))
         self.centre += (favoured - self.centre) / max(1.0, self.steps / 4)
 
-    def observe_body(self, step: BodyStep) -> None:
-        """Follow the body's features, in a subclass that does, before they move in a step of the search.
-
-        It is called once or several times at each step, with each parameter that follows the search once.
-        """
-
-    def follow_body(self) -> None:
-        """Move the centre by what was shown of the body at this step, in a subclass that does."""
+    def middle(self) -> float:
+        """Return the logarithm of the middle of the body's interval: nearer to the centre with every step."""
+        return BEGUN + min(1.0, self.step / self.steps) * (self.centre - BEGUN)
 
     def interval(self) -> Interval:
-        """Return the body's interval: narrower, and nearer to the centre, with every step."""
-        part = min(1.0, self.step / self.steps)
+        """Return the body's interval: narrower with every step."""
         start = log(BODY[1] / BODY[0])
-        width = start + part * (log(WIDTH) - start)
-        begun = log(sqrt(BODY[0] * BODY[1]))
+        width = start + min(1.0, self.step / self.steps) * (log(WIDTH) - start)
         low, high = (log(end) for end in COPIES)
-        centre = begun + part * (self.centre - begun)
-        centre = min(max(centre, low + width / 2), high - width / 2)
+        centre = min(max(self.middle(), low + width / 2), high - width / 2)
         return exp(centre - width / 2), exp(centre + width / 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log, sqrt
+from math import log
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..finite import alive, fail
 from ..rates import Interval
 from .search import (
+    BEGUN,
     BODY,
     COPIES,
     EVERY,
@@ -33,8 +34,6 @@ class SearchOnDevice:
         search: the search to continue.
         log_rates: the logarithms of the copies' rates, slowest first, on the device and in its widest type.
     """
-
-    watches_body = False
 
     def __init__(self, search: RateSearch, log_rates: Tensor) -> None:
         self.steps, self.log_rates = search.steps, log_rates
@@ -67,9 +66,14 @@ class SearchOnDevice:
         return (self.numbers[0] % EVERY == 0) | ~self.searching
 
     @property
+    def may_search(self) -> bool:
+        """Whether the search may go on, as far as the host knows."""
+        return self.calls <= self.steps
+
+    @property
     def may_be_due(self) -> bool:
-        """Return whether the interval may move after this step, as far as the host knows."""
-        return self.calls <= self.steps and (self.calls % EVERY == 0 or self.calls == self.steps)
+        """Whether the interval may move after this step, as far as the host knows."""
+        return self.may_search and (self.calls % EVERY == 0 or self.calls == self.steps)
 
     def count(self, live: Tensor) -> None:
         """Count a step, 1, or none, 0."""
@@ -104,13 +108,13 @@ class SearchOnDevice:
         start = log(BODY[1] / BODY[0])
         width = start + part * (log(WIDTH) - start)
         low, high = (log(end) for end in COPIES)
-        centre = self._middle(part)
+        centre = self.middle()
         centre = torch.minimum(torch.maximum(centre, low + width / 2), high - width / 2)
         return torch.stack([centre - width / 2, centre + width / 2])
 
-    def _middle(self, part: Tensor) -> Tensor:
-        begun = log(sqrt(BODY[0] * BODY[1]))
-        return begun + part * (self.numbers[1] - begun)
+    def middle(self) -> Tensor:
+        """Return the logarithm of the middle of the body's interval, as :meth:`RateSearch.middle`."""
+        return BEGUN + (self.numbers[0] / self.steps).clamp(max=1.0) * (self.numbers[1] - BEGUN)
 
     def interval(self) -> Interval:
         """Return the body's interval, read on the host."""

@@ -118,6 +118,9 @@ class SGD(AlraoOptimizer):
         fresh = (1 - group["dampening"]) * (1 - kept) / (1 - momentum) if momentum != 1 else steps
         return {**group, "momentum": kept, "dampening": 1 - fresh}
 
+    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
+        return group["momentum"] == 0 or "momentum_buffer" in state
+
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return self._takes_sparse(group) and not group["maximize"]
 

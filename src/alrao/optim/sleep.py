@@ -21,25 +21,26 @@ is given its :math:`\ell_j`, and :math:`d_j = \ell_j - \bar\ell` is kept. A copy
 :math:`\bar\ell + d_j`, but no more than makes its weight that of the best copy awake. The recursion itself is
 unchanged, so the weights of those awake are exact given those of the others.
 
-**The mixture** of a training pass is that of the copies that take part, with their weights scaled to sum
-to 1. In evaluation all copies take part.
+**The mixture** of a training pass is that of the copies awake from the first to the last whose weight is at
+least :data:`NEGLIGIBLE`, with their weights scaled to sum to 1. The others that take part are compared and
+trained, and cost the body nothing. In evaluation all copies take part, and all are in the mixture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import exp, inf, log
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..averaging import Switch
 from ..finite import without_failed, zero_unusable
+from .blocks import Part
 from .feature_rates import Entry, GroupRates
 from .update import GroupUpdate
 
-__all__ = ["LOOKS", "NEGLIGIBLE", "PERIOD", "Part", "Sleep", "missed_steps"]
+__all__ = ["LOOKS", "NEGLIGIBLE", "PERIOD", "Sleep", "missed_steps"]
 
 PERIOD = 97
 """Steps from one decision to the next: a prime, so that looks do not always meet the same batches."""
@@ -96,7 +97,7 @@ class Sleep:
         self._every = [1] * self.head.copies
         self._peak: list[float] = []
         self._behind: list[float] = []
-        self.head.awake = self.head.part = None
+        self.head.wake_all()
 
     def notice(self, scores: list[float]) -> None:
         """Wake all if all were computed after all: by a compiled model, or in evaluation mode."""
@@ -123,14 +124,14 @@ class Sleep:
             averaging.update(log_likelihood)
         else:
             averaging.update(self._given(averaging.weights.tolist(), log_likelihood))
+        weights = averaging.weights.tolist()
         if self.position >= PERIOD // 2:
-            weights = averaging.weights.tolist()
             self._peak = list(map(max, self._peak or weights, weights))
         self.position += 1
         if last:
-            self._decide(averaging.weights.tolist(), rates().tolist())
+            self._decide(weights, rates().tolist())
         if head.awake is not None:
-            self._plan()
+            self._plan(weights)
 
     # The posterior.
 
@@ -168,14 +169,17 @@ class Sleep:
         highest = max(rates[j] for j in awake)
         self._every = [_steps_between_looks(highest, rate) for rate in rates]
 
-    def _plan(self) -> None:
-        """Choose the copies of the next step."""
+    def _plan(self, weights: list[float]) -> None:
+        """Choose the copies of the next step, and those of its mixture."""
         head, copies = self.head, range(self.head.copies)
         awake, part = copies[head.awake], copies[head.part or slice(None)]
         self.since = [1 if j in part or j >= awake.stop else self.since[j] + 1 for j in copies]
         due = [j for j in copies[: awake.start] if self.since[j] >= self._every[j]]
         stop = min(awake.stop + (self.position >= PERIOD - LOOKS), len(copies))
         head.part = slice(min(due, default=awake.start), stop)
+        most = max(weights[j] for j in awake)
+        matter = [j for j in awake if weights[j] >= min(most, NEGLIGIBLE)]
+        head.mixing = slice(matter[0], matter[-1] + 1)
 
     # The weights.
 
@@ -203,6 +207,7 @@ class Sleep:
             "every": self._every,
             "awake": None if head.awake is None else [head.awake.start, head.awake.stop],
             "part": None if head.part is None else [head.part.start, head.part.stop],
+            "mixing": None if head.mixing is None else [head.mixing.start, head.mixing.stop],
             "peak": self._peak,
             "behind": self._behind,
         }
@@ -219,6 +224,7 @@ class Sleep:
         self._peak, self._behind = packed["peak"], packed["behind"]
         self.head.awake = None if packed["awake"] is None else slice(*packed["awake"])
         self.head.part = None if packed["part"] is None else slice(*packed["part"])
+        self.head.mixing = None if packed["mixing"] is None else slice(*packed["mixing"])
 
 
 def _log(x: float) -> float:
@@ -227,52 +233,6 @@ def _log(x: float) -> float:
 
 def _steps_between_looks(highest: float, rate: float) -> int:
     return max(1, min(LONGEST, int(highest / (2 * rate)))) if rate > 0 else LONGEST
-
-
-class Part:
-    """Some copies of a head's parameter, with their part of the optimizer's state.
-
-    While the part is updated, the state has an entry for it.
-
-    Args:
-        state: the optimizer's state.
-        whole: the parameter.
-        rows: the copies.
-    """
-
-    def __init__(self, state: Any, whole: Tensor, rows: slice) -> None:
-        self.whole, self.rows, self._state = whole, rows, state
-        self.param = whole.detach()[rows]
-        self._given = {key: self.of(value) for key, value in state[whole].items()}
-
-    def of(self, value: Any) -> Any:
-        """Return what belongs to these copies of a value for the parameter."""
-        return value[self.rows] if isinstance(value, Tensor) and len(value.shape) > 1 else value
-
-    def begin(self, stands_for: int | None = None) -> None:
-        """Give the part its state; for a step that stands for several, counted already, with counters."""
-        of_part = dict(self._given)
-        if stands_for is not None:
-            counters = {"step": lambda now: now / stands_for - 1, "k": lambda now: now - 1}
-            of_part.update({key: counters[key](of_part[key]) for key in counters.keys() & of_part.keys()})
-        self._state[self.param] = of_part
-
-    def end(self, starts_as_weights: Collection[str] | None) -> None:
-        """Take the state back. What is new, and the counters, become the parameter's.
-
-        Args:
-            starts_as_weights: state that begins as a copy of the weights; None: the counters stay.
-        """
-        whole = self._state[self.whole]
-        for key, value in self._state.pop(self.param).items():
-            if value is self._given.get(key) or starts_as_weights is None:
-                continue
-            if isinstance(value, Tensor) and value.shape == self.param.shape:
-                start = self.whole.detach() if key in starts_as_weights else torch.zeros_like(self.whole)
-                whole[key] = start.to(value.dtype, copy=True)
-                whole[key][self.rows] = value
-            else:
-                whole[key] = value
 
 
 def missed_steps(
@@ -287,7 +247,7 @@ def missed_steps(
         for j in copies[head.part]:
             if j in copies[awake]:
                 continue
-            part, stands_for = Part(state, p, slice(j, j + 1)), sleep.since[j]
+            part, stands_for = Part(state, p, (slice(j, j + 1),)), sleep.since[j]
             at = part.of(rate) * stands_for if isinstance(rate, Tensor) else rate
             grad = zero_unusable(part.of(p.grad)) if masked else part.of(p.grad)
             yield stands_for, part, GroupUpdate([part.param], [grad], [at], rates.constant, factor)
