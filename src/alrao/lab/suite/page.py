@@ -69,8 +69,8 @@ of steps.
 
 ![Performance profile](images/suite-profile.svg)
 
-Workloads *held out* were not used for choosing any default; which ones is decided by a hash of their names,
-before the first run. Written by `make suite`.
+Workloads *held out* were not used for choosing any default: they were listed before the first run of `auto`
+on them. Written by `make suite`.
 """
 PAIR = ("auto", "sgd")
 PAIRED = """\
