@@ -48,10 +48,11 @@ class Auto(AveragedOptimizer):
     where :math:`\eta_i` is the rate of feature :math:`i` and :math:`\gamma` the factor
     ``param_groups[…]["lr"]``, 1.0 unless a scheduler changes it. There are two phases:
 
-    1. **Search**, 50 steps: :math:`y \leftarrow y - \delta`. The copies of the head learn at rates from 1e-6
-       to 0.1. The body's interval starts as (3e-4, 3e-3), and narrows to a ratio of 1.5 around the rates at
-       which copies gain most, or around higher ones at which the body's own way is worth more: see
-       :class:`ClimbingSearch`. Where a feature's rate falls, its distance from its start shrinks with it.
+    1. **Search**, about 50 steps, or up to 500 while nothing is learned: :math:`y \leftarrow y - \delta`. The
+       copies of the head learn at rates from 1e-6 to 0.1. The body's interval starts as (3e-4, 3e-3), and
+       narrows to a ratio of 1.5 around the rates at which copies gain most, or around higher ones at which
+       the body's own way is worth more: see :class:`ClimbingSearch`. Where a feature's rate falls, its
+       distance from its start shrinks with it.
     2. **Averaging**: :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
        :math:`c_k = k^2 / \sum_{i \le k} i^2`, and :math:`y = (1 - \beta_1) z + \beta_1 x`. A network without
        copies has less of :math:`x` in :math:`y` while :math:`x` lags behind: see :class:`GradientPoint`.
@@ -301,7 +302,7 @@ class Auto(AveragedOptimizer):
                 self._search_on_device(self.search, evidence, gate)
         elif self._stepped and not self.search.over:
             self.search.follow_body(self._shards("worth"))
-            self.search.step += 1
+            self.search.count()
             if evidence is not None and evidence.finite:
                 self.search.observe(evidence.log_likelihood("mean"), self.copy_rates().log().tolist())
             if self.search.due:
@@ -340,7 +341,7 @@ class Auto(AveragedOptimizer):
             super()._raise_refused()
         except RuntimeError:
             if isinstance(self.search, ClimbOnDevice):
-                self.search.calls = self.search.read().step  # a refused step was none
+                self.search.calls = self.search.read().made  # a refused step was none
             raise
 
     def _move(self) -> None:

@@ -1,5 +1,6 @@
 """Auto: its steps against a slow reference, its search, its settings, and what it must withstand."""
 
+from dataclasses import replace
 from math import inf, log, nan
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from support.auto_reference import SlowAuto
-from support.auto_runs import batch, build, equal, small, train, weights
+from support.auto_runs import LONG, batch, build, equal, small, train, weights
 from torch import nn
 
 import alrao
@@ -29,7 +30,7 @@ def the_same(model, optimizer, slow):
     [
         {},
         {"weight_decay": 0.1},
-        {"weight_decay": 300.0},  # clamped
+        {"weight_decay": 300.0, "steps": 100},  # clamped, and nothing is learned
         {"steps": 100},
         {"steps": 3},
         {"betas": (0.9, 0.95), "eps": 1e-4, "foreach": True},
@@ -37,17 +38,18 @@ def the_same(model, optimizer, slow):
     ids=str,
 )
 def test_it_is_the_algorithm_as_written_down(options):
-    model, optimizer = build(dtype=torch.float64, **options)
+    model, optimizer = build(dtype=torch.float64, **{"steps": None, **options})
     places = {n: optimizer.state[p]["u"] for n, p in model.named_parameters() if "u" in optimizer.state[p]}
     assert len(places) == 2, "a weight and a bias"
     betas = options.get("betas", (0.7, 0.99))
     slow = SlowAuto(
         dict(zip([n for n, _ in model.named_parameters()], weights(model), strict=True)), places, 5,
-        steps={100: 30, 3: 1}.get(options.get("steps"), 50), weight_decay=options.get("weight_decay", 0.0),
-        beta=betas[0], beta2=betas[1], eps=options.get("eps", 1e-8),
+        steps={100: 30, 3: 1}.get(options.get("steps"), 50), slowest=1.0 if "steps" in options else 0.1,
+        weight_decay=options.get("weight_decay", 0.0), beta=betas[0], beta2=betas[1],
+        eps=options.get("eps", 1e-8),
     )  # fmt: skip
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 60, gamma=0.5)
-    for step in range(80):
+    for step in range(100):
         x, y = batch(step, torch.float64)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -84,6 +86,38 @@ def test_the_centre_goes_to_the_rates_of_the_copies_that_gain():
 def test_on_a_plateau_the_interval_never_moves_down():
     low, high = gaining([0, -1e-4, -1e-3, -1e-2, -0.1]).interval()  # the faster, the worse
     assert (low * high) ** 0.5 == pytest.approx(1e-3, rel=0.02)
+
+
+def waiting(plateau, total=None, first=-2.3):
+    """A search of copies that gain nothing at first; its state at the end of the plateau, and at its own."""
+    search = RateSearch.of(total)
+    rates = [log(1e-6) + j * (log(0.1) - log(1e-6)) / 4 for j in range(5)]
+    at_the_end = None
+    while not search.over:
+        search.count()
+        learned = max(0, search.made - plateau)
+        search.observe([first * (1 - min(0.5, 0.02 * j * learned)) for j in (0, 1, 2, 4, 2)], rates)
+        if search.made == plateau:
+            at_the_end = replace(search)
+    return at_the_end, search
+
+
+@pytest.mark.parametrize("first", [-2.3, -1e-3, -1500.0], ids="loss {}".format)  # classes, and squared errors
+def test_the_search_waits_for_the_end_of_a_plateau(first):
+    before, after = waiting(200, first=first)
+    assert before.step == pytest.approx(1 + 199 * 0.1)
+    assert 200 < after.made < 250
+    low, high = after.interval()
+    assert high / low == pytest.approx(1.5)
+    assert 3e-3 < low < high < 8e-3
+    assert waiting(0, first=first)[1].made < 65, "a search that learns at once hardly waits"
+
+
+@pytest.mark.parametrize(
+    ("total", "made"), [(None, 491), (10_000, 491), (1000, 296), (100, 30), (10, 3)], ids=str
+)
+def test_it_does_not_wait_for_ever(total, made):
+    assert waiting(10**6, total)[1].made == made
 
 
 def test_failed_copies_do_not_stop_the_search():
@@ -164,7 +198,7 @@ def test_a_group_with_its_own_rates_keeps_them(lr):
 def test_parameters_may_join_later(at):
     model, _ = build()
     late = model.net[0].weight
-    optimizer = alrao.Auto(model, params=[p for p in model.parameters() if p is not late])
+    optimizer = alrao.Auto(model, steps=LONG, params=[p for p in model.parameters() if p is not late])
     train(model, optimizer, 0, at)
     before = late.detach().clone()
     optimizer.add_param_group({"params": [late]})

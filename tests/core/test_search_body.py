@@ -34,7 +34,7 @@ def test_the_search_is_shown_gradients_at_the_weights_they_belong_to(foreach, ma
     torch.manual_seed(0)
     model = convert(deep_mlp().double())
     optimizer = alrao.Auto(model, foreach=foreach, maximize=maximize)
-    optimizer.search = Rewards(20)
+    optimizer.search = Rewards(20, slowest=1.0)
     copies = getattr(model, "head", nn.Module())
     body = [p for p in model.parameters() if not any(p is q for q in copies.parameters())]
     start = [p.detach().clone() for p in body]
@@ -59,7 +59,7 @@ def test_groups_with_their_own_rates_are_not_shown():
     net = deep_mlp()
     groups = [{"params": net[:3].parameters()}, {"params": net[3:].parameters(), "lr": 0.01}]
     optimizer = alrao.Auto(net, params=groups)
-    optimizer.search = Rewards(20)
+    optimizer.search = Rewards(20, slowest=1.0)
     net(torch.randn(8, 6)).square().mean().backward()
     optimizer.step()
     assert set(optimizer.search.sums) == {p.data_ptr() for p in net[:3].parameters()}

@@ -14,12 +14,14 @@ class SlowAuto:
         weights: the start, by name.
         places: the place of each feature in the interval, by name; copies of the head have none.
         copies: number of copies of the head.
-        steps: steps of the search.
+        steps: steps of the search, counted in full.
+        slowest: what a step counts while nothing is learned.
     """
 
     def __init__(
-        self, weights, places, copies, *, steps=50, weight_decay=0.0, beta=0.7, beta2=0.99, eps=1e-8
-    ):
+        self, weights, places, copies, *, steps=50, slowest=0.1, weight_decay=0.0, beta=0.7, beta2=0.99,
+        eps=1e-8,
+    ):  # fmt: skip
         self.y = {name: w.clone() for name, w in weights.items()}
         self.start = {name: w.clone() for name, w in weights.items()}
         self.x = self.z = None
@@ -27,6 +29,7 @@ class SlowAuto:
         self.places, self.copies, self.T = places, copies, steps
         self.weight_decay, self.beta, self.beta2, self.eps = weight_decay, beta, beta2, eps
         self.t, self.k, self.squares = 0, 0, 0.0
+        self.counted, self.learned, self.slowest = 0.0, 0.0, slowest
         self.centre = log(1e-3)
         self.R = self.first = None
         self.interval = (log(3e-4), log(3e-3))
@@ -40,7 +43,8 @@ class SlowAuto:
 
     def step(self, grads, log_likelihoods, factor=1.0):
         self.t += 1
-        if self.t > self.T:
+        searching = self.counted < self.T
+        if not searching:
             self.k += 1
             self.squares += self.k**2
             if self.z is None:
@@ -52,19 +56,22 @@ class SlowAuto:
             self.v[name] = self.beta2 * self.v[name] + (1 - self.beta2) * g**2
             direction = g / ((self.v[name] / (1 - self.beta2**self.t)).sqrt() + self.eps)
             delta = rate * direction + (rate * self.weight_decay).clamp(max=1) * y
-            if self.t <= self.T:
+            if searching:
                 self.y[name] = y - delta
             else:
                 self.z[name] = self.z[name] - delta
                 self.x[name] = self.x[name] + self.k**2 / self.squares * (self.z[name] - self.x[name])
                 self.y[name] = (1 - self.beta) * self.z[name] + self.beta * self.x[name]
-        if self.t <= self.T:
+        if searching:
+            pace = 1.0 if self.t == 1 else max(self.slowest, self.learned)
+            self.counted = min(self.counted + pace, self.T)
             self.follow(log_likelihoods)
 
     def follow(self, log_likelihoods):
-        seen = [-50.0 if not abs(x) < inf else max(x, -50.0) for x in log_likelihoods]
+        seen = [x if abs(x) < inf else -50.0 for x in log_likelihoods]
         if self.t == 1:
             self.first, self.R = seen, [0.0] * len(seen)
+        seen = [max(x, min(-50.0, 3 * min(self.first))) for x in seen]
         self.R = [R + (x - R) / min(self.t, 20) for R, x in zip(self.R, seen, strict=True)]
         gains = [R - x for R, x in zip(self.R, self.first, strict=True)]
         top = max(gains)
@@ -73,11 +80,12 @@ class SlowAuto:
         rates = [LOW + j * (HIGH - LOW) / (self.copies - 1) for j in range(self.copies)]
         m = sum(a * b for a, b in zip(q, rates, strict=True)) / sum(q)
         P = max(0.0, top)
-        a = P**4 / (P**4 + 0.2**4)
+        a = P**4 / (P**4 + (0.1 * abs(self.first[0])) ** 4)
+        self.learned = max(self.learned, a)
         m = a * m + (1 - a) * max(m, log(1e-3))
         self.centre += (m - self.centre) / max(1.0, self.T / 4)
-        if self.t % 5 == 0 or self.t == self.T:
-            self.move(self.t / self.T)
+        if self.t % 5 == 0 or self.counted == self.T:
+            self.move(self.counted / self.T)
 
     def move(self, s):
         width = log(10) + s * (log(1.5) - log(10))

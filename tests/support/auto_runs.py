@@ -12,10 +12,14 @@ def small(hidden=8, norm=False):
     return nn.Sequential(*layers)
 
 
-def build(seed=0, *, dtype=torch.float32, norm=False, hidden=8, **options):
+LONG = 167
+"""Steps of a training whose search takes 50 of them, whether anything is learned or not."""
+
+
+def build(seed=0, *, dtype=torch.float32, norm=False, hidden=8, steps=LONG, **options):
     torch.manual_seed(seed)
     model = alrao.Alrao(small(hidden, norm).to(dtype), 5)
-    return model, alrao.Auto(model, **options)
+    return model, alrao.Auto(model, steps=steps, **options)
 
 
 def batch(step, dtype=torch.float32):

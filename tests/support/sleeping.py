@@ -39,7 +39,7 @@ OPTIMIZERS = {
     "momentum": lambda model, **o: alrao.SGD(model, lr=(1e-4, 10), momentum=0.9, weight_decay=1e-4, **o),
     "adam": lambda model, **o: alrao.Adam(model, lr=(1e-5, 1), **o),
     "adamw": lambda model, **o: alrao.AdamW(model, lr=(1e-5, 1), amsgrad=True, **o),
-    "auto": lambda model, **o: alrao.Auto(model, **o),
+    "auto": lambda model, **o: alrao.Auto(model, steps=167, **o),
 }
 
 

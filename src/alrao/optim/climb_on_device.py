@@ -91,4 +91,4 @@ class ClimbOnDevice(SearchOnDevice):
         of_copies = super().middle()
         above = (climbed - of_copies) * (shown > 0)
         raised = of_copies + torch.minimum(above, 2 * (above - log(APART))).clamp(min=0)
-        return torch.where(self.numbers[2] > 0, raised, climbed)
+        return torch.where(self.numbers[3] > 0, raised, climbed)
