@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
+from support.processes import together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -161,7 +161,7 @@ def worker(rank, folder):
 def ranks(tmp_path_factory):
     """What each of two processes ended with."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(worker, (folder,), nprocs=2)
+    together(worker, 2, folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -5,8 +5,7 @@ from math import log
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from support.processes import torchrun
+from support.processes import DEADLINE, together, torchrun
 from support.shard_cases import SPECIAL, contract, resumed, special
 from support.shard_runs import CHECKPOINTS, CRITERIA, OPTIMIZERS, WAYS, all_cases, case, finish
 from support.tools import ROOT
@@ -44,8 +43,8 @@ def expected():
     return of
 
 
-def run(world, folder, what, *args):
-    mp.spawn(what, (world, folder, *args), nprocs=world)
+def run(world, folder, what, *args, deadline=DEADLINE):
+    together(what, world, world, folder, *args, deadline=deadline)
     return torch.load(folder / "found.pt", weights_only=True)
 
 
@@ -75,7 +74,7 @@ def test_a_checkpoint_of_two_processes_is_resumed_in_one(folder, expected, name,
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_checkpoint_of_two_processes_is_resumed_in_four(folder, two, expected, tmp_path):
-    for (name, *_), ended in run(4, tmp_path, resumed, folder).items():
+    for (name, *_), ended in run(4, tmp_path, resumed, folder, deadline=400).items():
         assert_same(ended, expected(name, "categorical"))
 
 
@@ -84,7 +83,7 @@ def test_a_checkpoint_of_two_processes_is_resumed_in_four(folder, two, expected,
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_whole_contract(tmp_path, expected, world):
     cases = all_cases(WAYS) if world == 2 else [*FAST, ("auto", "gaussian", "whole")]
-    found = run(world, tmp_path, contract, cases)
+    found = run(world, tmp_path, contract, cases, deadline=400)
     for name, likelihood, way in cases:
         assert_same(found[name, likelihood, way], expected(name, likelihood))
     for what, way in SPECIAL:

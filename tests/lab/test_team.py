@@ -63,7 +63,7 @@ def written(folder, wanted):
 def together(folder, wanted, processes=2, die=0):
     """Train them in several processes, which die after some steps of each run, or not."""
     words = written(folder, wanted), folder, die
-    code, said = torchrun("lab_ranks.py", *words, processes=processes, timeout=400)
+    code, said = torchrun("lab_ranks.py", *words, processes=processes, deadline=400)
     assert (code == 0) == (die == 0), said
     assert bool(re.search(r"exitcode *: 77", said)) == bool(die), said
 

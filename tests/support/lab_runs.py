@@ -1,5 +1,6 @@
 """Tiny runs of the workbench, and the content of their files: shared by test files."""
 
+import faulthandler
 import json
 import os
 import traceback
@@ -9,6 +10,7 @@ import torch
 
 from alrao.lab.run import run
 from alrao.lab.settings import Settings
+from support.processes import DEADLINE
 
 TINY = {"task": "digits", "method": "alrao", "epochs": 2, "train_size": 200}
 
@@ -50,12 +52,16 @@ def outcome(directory):
     return _timeless(files)
 
 
-def start(work):
-    """Call it in a process of its own, which exits with 0 where it came to an end; the process's number."""
+def start(work, deadline=DEADLINE):
+    """Call it in a process of its own, which exits with 0 where it came to an end; the process's number.
+
+    Where it takes too long, it shows its stack and exits with 1.
+    """
     child = os.fork()
     if child == 0:
         code = 1
         try:
+            faulthandler.dump_traceback_later(deadline, exit=True, file=2)
             work()
             code = 0
         except BaseException:
@@ -65,6 +71,6 @@ def start(work):
     return child
 
 
-def in_child(work):
+def in_child(work, deadline=DEADLINE):
     """Call it in a process that may die; its exit code."""
-    return os.waitstatus_to_exitcode(os.waitpid(start(work), 0)[1])
+    return os.waitstatus_to_exitcode(os.waitpid(start(work, deadline), 0)[1])

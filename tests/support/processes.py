@@ -1,26 +1,73 @@
-"""Scripts that tests run in several processes by torchrun."""
+"""Processes that tests start: none outlives its test, and one that hangs shows where."""
 
-import contextlib
+import faulthandler
 import os
-import signal
 import subprocess
 import sys
+import tempfile
+import time
+import warnings
 from pathlib import Path
 
+import torch
+import torch.multiprocessing as mp
 
-def torchrun(script, *arguments, processes=2, timeout=110):
+DEADLINE = 80
+"""Seconds after which a process shows its stack and ends; pytest's own limit shows nothing of it."""
+STARTING = 20
+"""More seconds for its imports."""
+START = "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
+"""How processes start; autograd's threads of GPUs do not survive a fork."""
+
+
+def together(work, processes, *arguments, deadline=DEADLINE):
+    """Call ``work(rank, *arguments)`` in several processes; raise what the first raised that failed.
+
+    They are forked: on a busy machine the imports of new processes take minutes, and the work some seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        stacks = [Path(folder, str(rank)) for rank in range(processes)]
+        words = (work, stacks, deadline, arguments)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)  # no thread works
+            group = mp.start_processes(_traced, words, processes, join=False, start_method=START)
+        end = time.monotonic() + deadline + STARTING
+        try:
+            while not group.join(max(0, end - time.monotonic()), grace_period=5):
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the processes neither ended nor failed in {deadline + STARTING} s")
+        except mp.ProcessExitedException as error:
+            written = [stack.read_text() for stack in stacks if stack.exists()]
+            raise RuntimeError("\n".join([str(error), *written])) from None
+        finally:
+            for process in group.processes:
+                process.kill()
+                process.join()
+
+
+def _traced(rank, work, stacks, deadline, arguments):
+    warnings.simplefilter("default")  # pytest's filters are forked too
+    with stacks[rank].open("w") as file:
+        faulthandler.enable(file)  # shows a crash too
+        faulthandler.dump_traceback_later(deadline, exit=True, file=file)
+        work(rank, *arguments)
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.disable()
+
+
+def torchrun(script, *arguments, processes=2, deadline=DEADLINE):
     """The exit code and what was written, of a script beside this file; no process outlives the call."""
+    here = Path(__file__).parent
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
-    command += [str(Path(__file__).parent / script), *map(str, arguments)]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command += [here / "traced.py", deadline, here / script, *arguments]
+    path = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-        start_new_session=True,
-    ) as process:  # fmt: skip
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
         try:
-            written, _ = process.communicate(timeout=timeout)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            written, _ = process.communicate(timeout=deadline + STARTING)
+        except BaseException:
+            process.terminate()  # torchrun ends its processes, which are in sessions of their own
+            raise
     return process.returncode, written
