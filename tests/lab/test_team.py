@@ -103,7 +103,7 @@ def forked(folder, wanted, processes):
         state.GradientState._reset_state()
         lab_ranks.main(path, folder)
 
-    children = [start(lambda rank=rank: work(rank)) for rank in range(processes)]
+    children = [start(lambda rank=rank: work(rank), deadline=300) for rank in range(processes)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * processes
 
 
