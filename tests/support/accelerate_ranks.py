@@ -1,9 +1,4 @@
-"""Run by `torchrun` in two processes: Accelerate over two halves of every batch, and rates that differ.
-
-Usage: torchrun --nproc-per-node 2 tests/support/accelerate_ranks.py folder
-"""
-
-import sys
+"""Run in two processes: Accelerate over two halves of every batch, and rates that differ."""
 
 import torch
 
@@ -32,7 +27,3 @@ def main(folder):
     rank = accelerator.process_index
     torch.save({"model": model.state_dict(), "refused": refused}, f"{folder}/{rank}.pt")
     accelerator.end_training()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

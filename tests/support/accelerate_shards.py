@@ -1,9 +1,4 @@
-"""Run by `torchrun` in two processes: Accelerate's FSDP plugin over two halves of every batch.
-
-Usage: torchrun --nproc-per-node 2 tests/support/accelerate_shards.py folder
-"""
-
-import sys
+"""Run in two processes: Accelerate's FSDP plugin over two halves of every batch."""
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -50,7 +45,3 @@ def main(folder):
         accelerator.free_memory()
     torch.save(found, f"{folder}/{accelerator.process_index}.pt")
     accelerator.end_training()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

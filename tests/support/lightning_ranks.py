@@ -1,9 +1,4 @@
-"""Run by `torchrun` in two processes: Lightning's DDP over the two halves of every batch.
-
-Usage: torchrun --nproc-per-node 2 tests/support/lightning_ranks.py folder
-"""
-
-import sys
+"""Run in two processes: Lightning's DDP over the two halves of every batch."""
 
 import torch
 from torch.utils.data import DataLoader
@@ -41,7 +36,3 @@ def main(folder):
     fit.fit(module, DataLoader(table(), batch_sampler=Halves(rank)))
     rates = [module.optimizers().rates(p) for p in module.model.parameters()]
     torch.save({"model": module.model.state_dict(), "rates": rates}, f"{folder}/{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

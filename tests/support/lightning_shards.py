@@ -1,9 +1,4 @@
-"""Run by `torchrun` in two processes: Lightning's ModelParallelStrategy over the two halves of every batch.
-
-Usage: torchrun --nproc-per-node 2 tests/support/lightning_shards.py folder
-"""
-
-import sys
+"""Run in two processes: Lightning's ModelParallelStrategy over the two halves of every batch."""
 
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -50,7 +45,3 @@ def main(folder):
     sgd, rank = run(folder, alrao.SGD, lr=(1e-2, 1.0), momentum=0.5)
     auto, _ = run(folder, alrao.Auto, steps=9)
     torch.save({"sgd": sgd, "auto": auto}, f"{folder}/{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

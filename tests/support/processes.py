@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,21 @@ def _traced(rank, work, stacks, deadline, arguments):
         faulthandler.disable()
 
 
+def as_by_torchrun(work, processes, *arguments, deadline=DEADLINE):
+    """Call ``work(*arguments)`` in processes whose environment is that of torchrun; see :func:`together`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    together(_member, processes, work, processes, port, arguments, deadline=deadline)
+
+
+def _member(rank, work, processes, port, arguments):
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
+    os.environ.update({name: str(value) for name, value in own.items()})
+    os.environ["OMP_NUM_THREADS"] = "1"
+    work(*arguments)
+
+
 def torchrun(script, *arguments, processes=2, deadline=DEADLINE):
     """The exit code and what was written, of a script beside this file; no process outlives the call."""
     here = Path(__file__).parent
@@ -67,6 +83,9 @@ def torchrun(script, *arguments, processes=2, deadline=DEADLINE):
     ) as process:
         try:
             written, _ = process.communicate(timeout=deadline + STARTING)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return 1, process.communicate()[0]
         except BaseException:
             process.terminate()  # torchrun ends its processes, which are in sessions of their own
             raise
