@@ -10,7 +10,10 @@ from support.shard_cases import SPECIAL, contract, resumed, special
 from support.shard_runs import CHECKPOINTS, CRITERIA, OPTIMIZERS, WAYS, all_cases, case, finish
 from support.tools import ROOT
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = [
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
+    pytest.mark.timeout(300),  # thousands of messages, each of which waits for a processor
+]
 
 FAST = [(name, "categorical", "whole") for name in OPTIMIZERS]
 FAST += [("auto", "categorical", way) for way in ("layers", "resharded", "kept")]
@@ -56,7 +59,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two(folder):
     """What two processes end with."""
-    return run(2, folder, contract, FAST)
+    return run(2, folder, contract, FAST, deadline=240)
 
 
 @pytest.mark.parametrize(("name", "likelihood", "way"), FAST)
@@ -127,6 +130,7 @@ def test_a_mixed_precision_policy(two):
         ("inside", ["FullyShardedDataParallel", "fully_shard"]),
         ("muon", ["Adafactor", "NAdam"]),
         ("part", ["2 processes", "spread over 1", "torch.distributed.checkpoint"]),
+        ("smaller", ["2 processes", "spread over 1", "torch.distributed.checkpoint"]),
         ("collapse", ["full_state_dict=True"]),
     ],
 )

@@ -39,8 +39,9 @@ def test_a_command_of_the_page(command, tmp_path):
     words = re.sub("^torchrun", f"{python} -m torch.distributed.run --standalone", words)
     environment = {**os.environ, "ALRAO_DATA": str(data), "ALRAO_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
-        shlex.split(words), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+        shlex.split(words), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        timeout=500,
+    )  # fmt: skip
     if "--gpus" in command:
         assert done.returncode == 2
         assert "--gpus 0.25 is more than any node of the Ray cluster has (0)" in done.stderr

@@ -225,10 +225,18 @@ def bad_input(rank, world):
         plain = build()
         optimizer_for(plain).load_state_dict(optimizer.state_dict())
 
+    def smaller():  # each process shards a model over itself only
+        model = whole(build())
+        optimizer = optimizer_for(model)
+        step(model, optimizer)
+        alone = init_device_mesh("cpu", (world, 1), mesh_dim_names=("all", "alone"))["alone"]
+        few = fully_shard(build(), mesh=alone)
+        optimizer_for(few).load_state_dict(optimizer.state_dict())
+
     def collapse():
         whole(build()).collapse()
 
-    bad = (copies, seeds, rates, flattened, older, inside, muon, part, collapse)
+    bad = (copies, seeds, rates, flattened, older, inside, muon, part, smaller, collapse)
     return {do.__name__: message(do) for do in bad}
 
 
