@@ -75,6 +75,9 @@ def _try(candidate: Candidate, row: dict[str, Any]) -> None:
     if not row["losses"][1] < row["losses"][0]:
         raise RuntimeError(f"the loss did not fall: {row['losses'][0]} to {row['losses'][1]}")
     row["stage"] = "collapse"
+    optimizer.zero_grad()
+    del optimizer, loss  # the largest networks need the memory
+    gc.collect()
     model.eval()
     with torch.no_grad():
         expected = _loss(candidate, model, batch)
@@ -83,6 +86,7 @@ def _try(candidate: Candidate, row: dict[str, Any]) -> None:
             raise RuntimeError("copies are left")
         if not math.isfinite(_loss(candidate, plain, batch)):
             raise RuntimeError("the collapsed network's loss is not finite")
+        del plain
         row["stage"] = "state"
         other = alrao.Alrao(candidate.build(), output=candidate.output).eval()
         other.load_state_dict(model.state_dict())
@@ -205,9 +209,9 @@ def main() -> None:
         raise TimeoutError(f"took longer than {args.seconds} s")
 
     signal.signal(signal.SIGALRM, late)
+    sizes = {candidate.key: _parameters(candidate) for candidate in wanted}
+    wanted = [c for c in sorted(wanted, key=lambda c: sizes[c.key]) if sizes[c.key] <= args.parameters]
     for i, candidate in enumerate(wanted):
-        if _parameters(candidate) > args.parameters:
-            continue
         signal.alarm(args.seconds)
         row = attempt(candidate)
         signal.alarm(0)

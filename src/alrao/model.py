@@ -129,6 +129,7 @@ class Alrao(AveragedWrapper):
             net.set_submodule(each, head)
         self.__dict__["head"] = head  # not a second child: the network has it already
         self.stand_for(net if name else head)
+        self._watch.follow(head)
 
     # The user's network, reachable through the wrapper.
 
@@ -155,6 +156,11 @@ class Alrao(AveragedWrapper):
             weight = next(head.parameters())
             if not self._watch.look(weight, head.evidence, head.loads):
                 self._watch = None
+
+    def notice_optimizer(self) -> None:
+        """Learn that an optimizer of alrao has been built for the model."""
+        if self._watch is not None:
+            self._watch.unfollow()
 
     def notice_step(self) -> None:
         """Learn that an optimizer of alrao has stepped, as it must; see :class:`alrao.watch.StepWatch`."""

@@ -176,6 +176,9 @@ class Plain:
                 "the forward pass; with Lightning, add alrao.integrations.lightning.AlraoCallback"
             )
 
+    def notice_optimizer(self) -> None:
+        """Do nothing, for the same reason as :meth:`notice_step`."""
+
     def notice_step(self) -> None:
         """Do nothing: there are no copies that another optimizer may have trained."""
 

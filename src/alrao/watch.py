@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from operator import attrgetter
+from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .warn import warn
 
@@ -21,12 +25,34 @@ class StepWatch:
     """Counts changes of a head's weights between forward passes, until an optimizer of alrao steps.
 
     torch counts the changes of a tensor in place, so nothing is read from a device. Weights that are loaded,
-    or moved to another device or type, do not count.
+    or moved to another device or type, do not count. Fused optimizers of torch leave that count as it is;
+    their steps are noticed by a hook, which is removed when an optimizer of alrao is built.
     """
 
     def __init__(self) -> None:
         self._seen: tuple[Tensor, Tensor, int, int] | None = None
         self._changes = 0
+        self._head: weakref.ref[nn.Module] | None = None
+        self._stepped = False
+
+    def follow(self, head: nn.Module) -> None:
+        """Notice the steps of all optimizers of torch that train the head, until :meth:`unfollow`."""
+        self._head = weakref.ref(head)
+        _following.add(self)
+        _hook.update()
+
+    def unfollow(self) -> None:
+        """Leave the hook, because an optimizer of alrao has been built."""
+        _following.discard(self)
+        _hook.update()
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Note a step of an optimizer, if it changes the head's weights."""
+        head = None if self._head is None else self._head()
+        weight = None if head is None else next(head.parameters(), None)
+        if weight is not None and weight.grad is not None:
+            groups = optimizer.param_groups
+            self._stepped |= any(each is weight for group in groups for each in group["params"])
 
     def look(self, weight: nn.Parameter, leaf: Tensor, loads: int) -> bool:
         """Return whether to look again, after a warning where one is due.
@@ -40,9 +66,10 @@ class StepWatch:
             return True  # a shard is gathered again for each pass
         now = (weight, leaf, loads, version_of(weight))
         before, self._seen = self._seen, now
+        stepped, self._stepped = self._stepped, False
         if before is None or before[0] is not weight or before[1] is not leaf or before[2] != loads:
             self._changes = 0
-        elif before[3] != now[3]:
+        elif before[3] != now[3] or stepped:
             self._changes += 1
         if self._changes < CHANGES:
             return True
@@ -53,3 +80,29 @@ class StepWatch:
             "alrao.PerFeature(torch.optim.NAdam, model) for any other"
         )
         return False
+
+
+_following: weakref.WeakSet[StepWatch] = weakref.WeakSet()
+
+
+class _Hook:
+    """The one global hook, present only while a model has no optimizer of alrao: it would cost each step."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def update(self) -> None:
+        """Register the hook where it is needed, else remove it."""
+        if _following and self._handle is None:
+            self._handle = register_optimizer_step_post_hook(_note)
+        elif not _following and self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for each in list(_following):
+        each.note(optimizer)
+
+
+_hook = _Hook()

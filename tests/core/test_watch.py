@@ -1,6 +1,7 @@
 """An optimizer of torch that trains an Alrao model causes one warning; nothing else does."""
 
 import copy
+import gc
 import pickle
 import warnings
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from support.small import mlp
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 import alrao
@@ -38,11 +40,12 @@ def train(model, optimizer, steps=10, of_model=False):
 
 
 @pytest.mark.parametrize("of_model", [False, True])
-@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("way", ["foreach", "fused", None])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_an_optimizer_of_torch_is_noticed_once(kind, foreach, of_model):
+def test_an_optimizer_of_torch_is_noticed_once(kind, way, of_model):
     model = made()
-    optimizer = kind(model.parameters(), lr=0.1, foreach=foreach)
+    options = {"foreach": False} if way is None else {way: True}
+    optimizer = kind(model.parameters(), lr=0.1, **options)
     (message,) = messages(lambda: train(model, optimizer, of_model=of_model))
     assert "alrao.AdamW(model)" in message
     assert not messages(lambda: train(model, optimizer))
@@ -182,5 +185,37 @@ def test_a_body_trained_by_torch_beside_is_not():
             ours.zero_grad(), theirs.zero_grad()
             loss_of(model).backward()
             theirs.step(), ours.step()
+
+    assert not messages(run)
+
+
+def test_the_hook_is_there_only_while_a_model_has_no_optimizer():
+    hooks = _global_optimizer_post_hooks
+    gc.collect()
+    alrao.SGD(made())
+    before = len(hooks)
+    models = [made(), made()]
+    assert len(hooks) == before + 1
+    alrao.SGD(models[0])
+    assert len(hooks) == before + 1
+    alrao.Auto(models[1])
+    assert len(hooks) == before
+    forgotten = made()
+    del forgotten
+    gc.collect()
+    made_after = made()
+    alrao.AdamW(made_after)
+    assert len(hooks) == before
+
+
+def test_fused_steps_of_another_network_are_not():
+    model, other = made(), mlp()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1, fused=True)
+
+    def run():
+        for _ in range(6):
+            loss_of(model).backward()
+            loss_of(other).backward()
+            optimizer.step()
 
     assert not messages(run)

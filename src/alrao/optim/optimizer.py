@@ -111,6 +111,7 @@ class AlraoOptimizer(RatedOptimizer):
         if not (capturable and self.makes_state_early):
             self.state = checkpoint.Unstepped(dict, self.state)
         check_head(self.param_groups, self._head_params)
+        self.model.notice_optimizer()
 
     # Shards.
 
