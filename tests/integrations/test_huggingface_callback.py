@@ -86,6 +86,14 @@ def test_an_optimizer_of_torch_is_refused(tmp_path):
         trainer(tmp_path, model, optimizer, callbacks=[AlraoCallback()]).train()
 
 
+def test_the_optimizer_that_the_trainer_makes_is_noticed_without_the_callback(tmp_path):
+    model = alrao.Alrao(classifier(), COPIES)
+    fit = trainer(tmp_path, model, optimizer=False, max_steps=6)
+    fit.optimizer = None  # the Trainer then makes a fused AdamW
+    with pytest.warns(UserWarning, match="not by an optimizer of alrao"):
+        fit.train()
+
+
 def test_an_optimizer_of_another_model_is_refused(tmp_path):
     model, other = (alrao.Alrao(classifier(), COPIES) for _ in range(2))
     with pytest.raises(ValueError, match="built for this model"):

@@ -262,7 +262,12 @@ NOT_RUN = {
 }
 VISION = "from alrao.lab.zoo.vision import torchvision  # before others import it"
 BEFORE = {
-    "how-to/fastai.md": VISION,
+    "how-to/fastai.md": f"""{VISION}
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its imports use what torch and pandas have deprecated
+    import fastai.callback.schedule
+""",
     "how-to/lora.md": VISION,
     "how-to/timm.md": VISION,
     "integrations/lightning.md": VISION,

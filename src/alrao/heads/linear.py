@@ -176,7 +176,7 @@ class CategoricalHead(LinearHead):
     likelihood = "categorical"
     remedy = (
         "compute it with cross_entropy or nll_loss from the model's output as it is (label smoothing, class "
-        "weights and soft targets are fine), or train a plain network with this loss"
+        "weights and soft targets are fine)"
     )
 
     def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
