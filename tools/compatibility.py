@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from compatibility_models import Candidate, candidates
+from compatibility_models import BFLOAT16, Candidate, candidates
 
 import alrao
 
@@ -142,7 +142,8 @@ def page(rows: dict[str, dict[str, Any]], missing: list[str]) -> str:
             "is built small, with random weights and without a change of its code; `alrao.Alrao(net)` "
             f"converts it, `alrao.Auto` trains it for {STEPS} steps on one batch, on which the loss must "
             "fall. It is then collapsed, and its state is loaded into another copy, which must have the same "
-            "loss. `make compatibility` makes the page; it resumes where it was stopped. The packages are "
+            f"loss. {' and '.join(f'`{name}`' for name in BFLOAT16)} are tried in bfloat16, to save memory. "
+            "`make compatibility` makes the page; it resumes where it was stopped. The packages are "
             f"{_versions()}."
         ),
         "",
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the networks' names")
     parser.add_argument("--retry", action="store_true", help="try again what failed")
     parser.add_argument("--seconds", type=int, default=600, help="the most processor time for one network")
-    parser.add_argument("--parameters", type=float, default=150e6, help="leave out larger networks")
+    parser.add_argument("--parameters", type=float, default=1e9, help="leave out larger networks")
     parser.add_argument("--page", action="store_true", help="write only the page")
     args = parser.parse_args()
     rows = read()

@@ -60,6 +60,10 @@ def _image_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(out, batch["y"])
 
 
+BFLOAT16 = ("vit_h_14", "regnet_y_128gf")
+"""Networks of more than 600 million parameters, which need 10 GB in float32."""
+
+
 def _torchvision() -> Iterator[Candidate]:
     models = torchvision.models
     fixed = {"inception_v3": 299, "vit_h_14": 28}
@@ -73,24 +77,28 @@ def _torchvision() -> Iterator[Candidate]:
         if name == "maxvit_t":
             size = 224  # a fixed one
 
-        def build(name: str = name, options: dict[str, Any] = options) -> nn.Module:
-            return models.get_model(name, weights=None, **options)
+        kind = torch.bfloat16 if name in BFLOAT16 else torch.float32
 
-        yield Candidate(
-            "torchvision", "classifier", name, build, lambda _, size=size: _images(size), _image_loss
-        )
+        def build(name: str = name, options: dict[str, Any] = options, kind: torch.dtype = kind) -> nn.Module:
+            return models.get_model(name, weights=None, **options).to(kind)
+
+        def batch(_: nn.Module, size: int = size, kind: torch.dtype = kind) -> Batch:
+            images = _images(size)
+            return images | {"x": images["x"].to(kind)}
+
+        yield Candidate("torchvision", "classifier", name, build, batch, _image_loss)
     for name in models.list_models(module=models.segmentation):
 
-        def build(name: str = name) -> nn.Module:
+        def segmenter(name: str = name) -> nn.Module:
             return models.get_model(name, weights=None, weights_backbone=None, num_classes=CLASSES)
 
-        def batch(_: nn.Module) -> Batch:
+        def maps(_: nn.Module) -> Batch:
             return {"x": torch.randn(2, 3, 64, 64), "y": torch.arange(64 * 64 * 2).view(2, 64, 64) // 999}
 
         def loss(model: nn.Module, batch: Batch) -> Tensor:
             return F.cross_entropy(model(batch["x"])["out"], batch["y"])
 
-        yield Candidate("torchvision", "segmentation", name, build, batch, loss)
+        yield Candidate("torchvision", "segmentation", name, segmenter, maps, loss)
 
 
 TIMM = (
