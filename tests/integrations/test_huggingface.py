@@ -1,6 +1,8 @@
 """The Hugging Face Trainer with Alrao models: gradients of the copies, clipping, checkpoints, files."""
 
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -357,3 +359,18 @@ def test_the_loss_inside_a_model_works_in_chunks(monkeypatch):
         lazily = causal_gradients(patch, 1)
     for ours, expected in zip(lazily, causal_gradients(monkeypatch, 10**9), strict=True):
         torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")  # the Trainer's default
+def test_the_code_of_the_trainer_on_the_page_runs(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "integrations" / "huggingface.md"
+    code = re.search(r"^## The Trainer$.*?^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)[1]
+    assert code.count('"…"') == 1
+    monkeypatch.chdir(tmp_path)
+    classifier().save_pretrained("pretrained")
+    names = {"train": examples(), "test": examples()}
+    exec(compile(code.replace("…", "pretrained"), str(page), "exec"), names)
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained("folder/plain")
+    assert type(plain) is transformers.BertForSequenceClassification
+    assert names["trainer"].state.global_step > 0
+    assert names["model"].posterior.max() > 1.01 / names["model"].posterior.numel()

@@ -257,7 +257,7 @@ def test_the_workbench_page_names_every_task_method_and_command():
 # The code on the pages.
 
 NOT_RUN = {
-    "integrations/huggingface.md": "loads a pre-trained model; test_huggingface.py trains a small one",
+    "integrations/huggingface.md": "loads a pre-trained model; test_huggingface.py runs it with a small one",
     "integrations/reinforcement-learning.md": "trains for 200,000 steps; test_sb3.py trains for a few",
 }
 VISION = "from alrao.lab.zoo.vision import torchvision  # before others import it"
