@@ -6,6 +6,7 @@ import weakref
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -101,6 +102,8 @@ class _Hook:
 
 
 def _note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     for each in list(_following):
         each.note(optimizer)
 
