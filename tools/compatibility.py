@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compatibility_models import BFLOAT16, Candidate, candidates
 
 import alrao
+from alrao.lab.vision import torchvision
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "results" / "compatibility.jsonl"
@@ -226,13 +227,11 @@ def main() -> None:
 
 
 def _parameters(candidate: Candidate) -> float:
+    """Return the number of parameters with 1000 classes, for networks of torchvision; else 0."""
     if candidate.package != "torchvision":
         return 0
-    try:
-        with torch.device("meta"):
-            return sum(p.numel() for p in candidate.build().parameters())
-    except NotImplementedError:  # its initialisation reads numbers
-        return 0
+    weights: Any = torchvision.models.get_model_weights(candidate.name)
+    return float(next(iter(weights)).meta["num_params"])
 
 
 if __name__ == "__main__":

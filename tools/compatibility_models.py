@@ -131,12 +131,12 @@ TIMM_SMALLER = (
 
 
 def _timm() -> Iterator[Candidate]:
-    import timm
-
     smaller = TIMM_SMALLER.split()
     for name in TIMM.split():
 
         def build(name: str = name) -> nn.Module:
+            import timm
+
             options = {"img_size": 64} if name in smaller else {}
             return timm.create_model(name, num_classes=CLASSES, **options)
 
@@ -188,13 +188,13 @@ TEXT = {
 
 
 def _transformers() -> Iterator[Candidate]:
-    import transformers
-
     for task, names in TEXT.items():
         for name in names.split():
             kind = f"{name}{task}" if task == "LMHeadModel" else f"{name}For{task}"
 
             def build(kind: str = kind) -> nn.Module:
+                import transformers
+
                 model_type = getattr(transformers, kind)
                 config_type = model_type.config_class
                 known = set(inspect.signature(config_type.__init__).parameters) | set(dir(config_type()))
