@@ -187,7 +187,7 @@ def _escape(text: str) -> str:
 
 def _share(rows: list[dict[str, Any]]) -> str:
     passed = sum(row["ok"] for row in rows)
-    return f"{passed} of {len(rows)} ({100 * passed / max(1, len(rows)):.0f} %)"
+    return f"{passed} of {len(rows)} ({100 * passed // max(1, len(rows))} %)"
 
 
 def main() -> None:
