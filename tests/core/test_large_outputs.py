@@ -15,7 +15,7 @@ from support.large import (
 
 import alrao
 from alrao.heads import large
-from alrao.tensors import LazyLogProbs, LogProbs
+from alrao.tensors import LazyLogProbs, LogProbs, lazy
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,7 @@ READINGS = {
     "argmax_of_all": lambda out: out.argmax(),
     "argmax_of_rows": lambda out: out.argmax(0),
     "topk": lambda out: out.topk(3).indices,
+    "topk_values": lambda out: torch.topk(out, 2, 1, largest=False).values,
     "max": lambda out: out.max(1).values,
     "softmax": lambda out: out.softmax(-1),
     "detach": lambda out: out.detach(),
@@ -110,6 +111,25 @@ def test_numbers_that_are_read_are_those_of_the_present_head(name, grad, monkeyp
     with torch.set_grad_enabled(grad):
         found = READINGS[name](out).detach()
     torch.testing.assert_close(found.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+
+
+def test_argmax_and_topk_without_a_graph_never_hold_the_output(monkeypatch):
+    monkeypatch.setattr(lazy, "ROWS", 5)
+    sizes, values = [], large._Layer.values
+    monkeypatch.setattr(
+        large._Layer, "values", lambda layer, rows, *shape: sizes.append(len(rows)) or values(layer, rows, *shape)
+    )
+    model, x = converted(), batch(4, 3)
+    out = model(x)
+    moved = out.transpose(1, 2)
+    with torch.no_grad():
+        found, best = moved.topk(3, 1), out.argmax(-1)
+    assert max(sizes) == 5
+    with torch.no_grad():
+        expected = model(x).transpose(1, 2).topk(3, 1)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.indices[:, 0], best)
+    torch.testing.assert_close(found.values, expected.values.as_subclass(torch.Tensor))
 
 
 def test_without_a_graph_the_numbers_are_computed_at_once():

@@ -247,15 +247,18 @@ def log_mixture(
         return out
 
 
-def _log_mixture_of(copies: Copies, z: Tensor, a: Tensor, out: Tensor) -> Tensor:
-    """Fill in the log-probabilities of a chunk; return the weight of the copies left in each row."""
+def _log_mixture_of(copies: Copies, z: Tensor, a: Tensor, out: Tensor) -> Tensor | None:
+    """Fill in the log-probabilities of a chunk; return the weight of the copies left in each row.
+
+    None: all are left, and no probability is below :data:`alrao.finite.TINY`.
+    """
     if copies.reads:
         out.zero_()
         for j in range(copies.number):
             out.addcmul_(copies.log_probs(j, z, careful=False).exp_(), a[j])
         if out.numel() == 0 or out.amin().item() > finite.TINY:
             out.log_()
-            return torch.ones_like(out[:, :1])
+            return None
     out.fill_(-torch.inf)
     left = torch.zeros_like(out[:, :1])
     for j in range(copies.number):
@@ -283,21 +286,61 @@ def backward_of_mixture(
             total = of_rows.sum(-1, keepdim=True)
             positive += of_rows.relu().sum()
             seen += total.count_nonzero()
-            log_m = torch.empty_like(of_rows)
-            left = _log_mixture_of(copies, x, a, log_m).clamp(min=torch.finfo(log_m.dtype).tiny)
+            chunk = _Chunk(copies, x, of_rows, total, a)
             grad_z = torch.zeros_like(x, dtype=scores.dtype)
             for j in range(copies.number):
-                log_p = copies.log_probs(j, x, careful=True)
-                alive = log_p[:, :1] > -torch.inf
-                scores[j] += (log_p * of_rows).masked_fill_(of_rows == 0, 0).sum()
-                mixed = (log_p - log_m).add_((a[j] / left).log()).exp_().mul_(of_rows)
-                p = log_p.exp_()
-                mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
-                grad_z += mixed.masked_fill_(~alive, 0).to(z.dtype) @ copies.finite_weight(j)
-                own = p.mul_(-total).add_(of_rows).masked_fill_(~alive, 0)
+                score, own, back = chunk.gradients_of(j)
+                scores[j] += score
+                if back is not None:
+                    grad_z += back
                 gradients.add(j, own.to(z.dtype), x, first=rows.start == 0)
                 if gradients.bias is not None:
                     gradients.bias[j] += own.sum(0)
             if gradients.z is not None:
                 gradients.z[rows] = grad_z.where(healthy[rows], 0)
         return gradients, reports.pack(scores, g.sum(), positive, seen)
+
+
+class _Chunk:
+    """Rows whose gradient ``g`` by the mixture's log-probabilities is given."""
+
+    def __init__(self, copies: Copies, z: Tensor, g: Tensor, total: Tensor, a: Tensor) -> None:
+        self.copies, self.z, self.g, self.total, self.a = copies, z, g, total, a
+        self._log_m = torch.empty_like(g)
+        self._left = _log_mixture_of(copies, z, a, self._log_m)
+        self._g_over_m = None if self._left is not None else self._log_m.neg().exp_().mul_(g)
+        self._room = torch.empty_like(g) if self._left is None else None
+
+    def gradients_of(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a copy's score, its own gradient by its logits, and what it gives to the gradient by ``z``."""
+        if self._g_over_m is not None:
+            score, own, back = self._plainly(j)
+            if finite.all_finite((score.item(), 0.0 if back is None else back.sum().item())):
+                return score, own, back
+        return self._carefully(j)
+
+    def _plainly(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the same where everything is finite, with a third of the passes over the numbers."""
+        copies, g, a = self.copies, self.g, self.a[j].item()
+        log_p = copies.log_probs(j, self.z, careful=False)
+        score = torch.bmm(log_p[:, None], g[:, :, None]).sum()
+        p, back = log_p.exp_(), None
+        if a > 0:  # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
+            mixed = torch.ops.aten._softmax_backward_data.out(
+                self._g_over_m, p, -1, p.dtype, grad_input=self._room
+            )
+            back = (mixed.to(self.z.dtype) @ copies.weight[j]).to(p.dtype).mul_(a)
+        return score, torch.addcmul(g, p, self.total, value=-1, out=p), back
+
+    def _carefully(self, j: int) -> tuple[Tensor, Tensor, Tensor]:
+        copies, g, log_m = self.copies, self.g, self._log_m
+        left = self._left if self._left is not None else torch.ones_like(log_m[:, :1])
+        log_p = copies.log_probs(j, self.z, careful=True)
+        alive = log_p[:, :1] > -torch.inf
+        score = (log_p * g).masked_fill_(g == 0, 0).sum()
+        share = self.a[j] / left.clamp(min=torch.finfo(log_m.dtype).tiny)
+        mixed = (log_p - log_m).add_(share.log()).exp_().mul_(g)
+        p = log_p.exp_()
+        mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
+        back = mixed.masked_fill_(~alive, 0).to(self.z.dtype) @ copies.finite_weight(j)
+        return score, p.mul_(-self.total).add_(g).masked_fill_(~alive, 0), back

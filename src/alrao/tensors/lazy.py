@@ -1,8 +1,8 @@
 """A large output of a classifier that is computed only where it is read.
 
 :class:`LazyLogProbs` has the shape and the type of the log-probabilities, but no numbers. A loss of hard
-targets and ``argmax`` work through its rows in chunks; changes of shape return another one. Anything else
-reads the numbers, which are computed then, as :class:`LogProbs`.
+targets, ``argmax``, and ``topk`` under ``no_grad`` work through its rows in chunks; changes of shape return
+another one. Anything else reads the numbers, which are computed then, as :class:`LogProbs`.
 """
 
 from __future__ import annotations
@@ -259,6 +259,20 @@ def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> A
     return found.unsqueeze(x.axis) if keepdim else found
 
 
+def _topk(
+    x: LazyLogProbs, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, **out: Any
+) -> Any:
+    # Where values may be differentiated, torch needs the whole output.
+    if x._real is not None or out or dim % x.ndim != x.axis or torch.is_grad_enabled():
+        return NotImplemented
+    rows, shape = x.rows().detach(), [size for i, size in enumerate(x.shape) if i != x.axis]
+    if not len(rows):
+        return NotImplemented
+    parts = [x.source.values(part).topk(k, -1, largest, sorted) for part in rows.split(ROWS)]
+    found = (torch.cat(numbers).view(*shape, k).movedim(-1, x.axis) for numbers in zip(*parts, strict=True))
+    return torch.return_types.topk(tuple(found))
+
+
 ROWS = 128
 """Rows whose numbers are computed at a time where only a few of the numbers are needed."""
 
@@ -270,6 +284,8 @@ _ROUTES: dict[Op, Op] = {
     _T.log_softmax: _log_softmax,
     torch.argmax: _argmax,
     _T.argmax: _argmax,
+    torch.topk: _topk,
+    _T.topk: _topk,
 }
 
 _METADATA: set[Op] = {
