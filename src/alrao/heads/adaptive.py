@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from ..finite import alive_copies, alive_rows, fail, finite_gradient, zero_nonfi
 from ..tensors import Members, watched
 from .base import Head, stacked
 from .members import mixture_nll
-from .mixture import wide
+from .mixture import refuse_second_derivative, wide
 
 __all__ = ["AdaptiveHead", "AdaptiveOutput"]
 
@@ -69,9 +69,7 @@ class AdaptiveHead(Head):
         # A copy with a parameter that is not finite has failed: its numbers must not touch the others'.
         alive = alive_copies(parameters.values())[:, None]
         parameters = {name: finite_gradient(zero_nonfinite(p)) for name, p in parameters.items()}
-        frozen = {name: parameter.detach() for name, parameter in parameters.items()}
-        own = fail(self._target_log_probs(z.detach(), target, parameters), alive)
-        mixed = fail(self._target_log_probs(finite_gradient(z), target, frozen), alive)
+        own, mixed = (fail(x, alive) for x in self._target_log_probs(finite_gradient(z), target, parameters))
         a = self.averaging.weights.to(own.dtype, copy=True)
         members = Members(own, mixed, a, self.evidence_leaf(*self.parameters()), self.likelihood)
         output = -mixture_nll(own, mixed, members, if_all_fail=log(self.n_classes))
@@ -110,20 +108,24 @@ class AdaptiveHead(Head):
         logits = torch.einsum("rch,coh->rco", hidden, parameters[f"tail_{cluster}_1_weight"])
         return logits.log_softmax(-1, dtype=wide(z.dtype))
 
-    def _target_log_probs(self, z: Tensor, target: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        frequent = self._frequent(z, parameters)
-        shortlist = self.cutoffs[0]
-        column = target.clone()
-        rare = frequent.new_zeros(frequent.shape[:2])
+    def _target_log_probs(
+        self, z: Tensor, target: Tensor, parameters: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return those of all copies, ``(copies, rows)``, twice: for the copies and for the body."""
+        shortlist, column = self.cutoffs[0], target.clone()
+        rare: list[tuple[Tensor, Tensor, Tensor]] = []
         for i, (low, high) in enumerate(zip(self.cutoffs[:-1], self.cutoffs[1:], strict=True)):
             (rows,) = ((target >= low) & (target < high)).nonzero(as_tuple=True)
             column[rows] = shortlist + i
             if rows.numel():
-                log_p = self._rare(z[rows], i, parameters)
-                index = (target[rows] - low)[:, None, None].expand(-1, self.copies, 1)
-                rare = rare.index_add(0, rows, log_p.gather(-1, index).squeeze(-1))
-        column = column[:, None, None].expand(-1, self.copies, 1)
-        return (frequent.gather(-1, column).squeeze(-1) + rare).t()
+                first, second = (parameters[f"tail_{i}_{k}_weight"] for k in (0, 1))
+                found = _TargetLogProbs.apply(z[rows], first, second, None, target[rows] - low)
+                rare.append((rows, *found))
+        bias = parameters["head_bias"] if self.has_head_bias else None
+        own, mixed = _TargetLogProbs.apply(z, None, parameters["head_weight"], bias, column)
+        for rows, of_own, of_mixed in rare:
+            own, mixed = own.index_add(1, rows, of_own), mixed.index_add(1, rows, of_mixed)
+        return own, mixed
 
     def layer(self, copy: int) -> nn.Module:
         """Return copy number ``copy`` as an adaptive softmax."""
@@ -149,3 +151,49 @@ class AdaptiveHead(Head):
 def _of_all_copies(z: Tensor, weight: Tensor) -> Tensor:
     """Return ``(rows, copies, out)`` from ``z`` ``(rows, d)`` and ``weight`` ``(copies, out, d)``."""
     return F.linear(z, weight.flatten(0, 1)).unflatten(-1, weight.shape[:2])
+
+
+class _TargetLogProbs(torch.autograd.Function):
+    r"""The targets' log-probabilities under softmax layers of all copies, ``(copies, rows)``, twice.
+
+    The values are the same; what flows back into the first reaches only the parameters, what flows back into
+    the second reaches only ``z``. With the gradient :math:`\delta_{ky} - p_k` by the logits, both need the
+    same products, scaled by other numbers: one for each row and copy.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, first: Tensor | None, second: Tensor, bias: Tensor | None, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        hidden = z.expand(len(second), *z.shape) if first is None else z @ first.transpose(1, 2)
+        logits = hidden @ second.transpose(1, 2)
+        if bias is not None:
+            logits += bias[:, None]
+        log_p = logits.log_softmax(-1, dtype=wide(z.dtype))
+        index = target.expand(len(second), -1)[..., None]
+        ctx.save_for_backward(z, first, second, hidden, log_p, index)
+        of_target = log_p.gather(-1, index)[..., 0]
+        return of_target, of_target.clone()
+
+    @staticmethod
+    def backward(ctx: Any, own: Tensor, mixed: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        z, first, second, hidden, log_p, index = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        own, mixed = own[..., None], mixed[..., None]
+        dtype = log_p.dtype
+        by_logits = log_p.exp().neg_()
+        by_logits.scatter_add_(-1, index, torch.ones_like(own))
+        grads: list[Tensor | None] = [None] * 5
+        if needs[2]:
+            grads[2] = (by_logits.transpose(1, 2) @ (hidden.to(dtype) * own)).to(second.dtype)
+        if needs[3]:
+            grads[3] = (own.transpose(1, 2) @ by_logits)[:, 0].to(second.dtype)
+        if needs[0] or needs[1]:
+            back = by_logits @ second.to(dtype)
+            of_z = back * mixed
+            if first is not None:
+                grads[1] = ((back * own).transpose(1, 2) @ z.to(dtype)).to(first.dtype) if needs[1] else None
+                of_z = of_z @ first.to(dtype)
+            grads[0] = of_z.sum(0).to(z.dtype) if needs[0] else None
+        return tuple(grads)

@@ -312,7 +312,7 @@ class _Chunk:
         self._room = torch.empty_like(g) if self._left is None else None
 
     def gradients_of(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a copy's score, its own gradient by its logits, and what it gives to the gradient by ``z``."""
+        """Return a copy's score, its own gradient by its logits, and its part of the gradient by ``z``."""
         if self._g_over_m is not None:
             score, own, back = self._plainly(j)
             if finite.all_finite((score.item(), 0.0 if back is None else back.sum().item())):

@@ -269,8 +269,10 @@ def _topk(
     if not len(rows):
         return NotImplemented
     parts = [x.source.values(part).topk(k, -1, largest, sorted) for part in rows.split(ROWS)]
-    found = (torch.cat(numbers).view(*shape, k).movedim(-1, x.axis) for numbers in zip(*parts, strict=True))
-    return torch.return_types.topk(tuple(found))
+    values, indices = (
+        torch.cat(numbers).view(*shape, k).movedim(-1, x.axis) for numbers in zip(*parts, strict=True)
+    )
+    return torch.return_types.topk((values, indices))
 
 
 ROWS = 128
