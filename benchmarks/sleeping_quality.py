@@ -158,7 +158,7 @@ def run_many_classes(name: str, method: str, seed: int) -> list[dict[str, Any]]:
             step(model, optimizer, batch)
             row["seconds"] += time.process_time() - start
             if i == 1 and variant == "null":
-                perturb(model, seed)
+                perturb(model, 100 * seed + 1)
             if i in AFTER:
                 row[f"after {i}"] = test_loss(model, test)
         row["test"] = test_loss(model, test)

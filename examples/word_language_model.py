@@ -75,7 +75,11 @@ def main():
     parser.add_argument("--words", type=int, default=10_000, help="size of the vocabulary")
     parser.add_argument("--copies", type=int, default=10)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--sleep", action="store_true", help="leave out copies that have lost")
+    parser.add_argument(
+        "--sleep",
+        action=argparse.BooleanOptionalAction,
+        help="leave out copies that have lost, as by default",
+    )
     args = parser.parse_args()
     torch.manual_seed(0)
     text = read(args.text, args.words)

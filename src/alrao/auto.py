@@ -83,7 +83,8 @@ class Auto(AveragedOptimizer):
         swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
             training weights in both modes, for a network that acts while it learns.
         sleep: after the search, leave out copies of the head while their posterior weight is negligible, as
-            in :class:`SGD`. None: where it pays, for a classifier whose copies have a million weights.
+            in :class:`SGD`. None: where it pays, for a classifier on the CPU whose copies have a million
+            weights together; False: never.
         capturable: never read anything on the host, as in :class:`SGD`.
 
     Example:
@@ -118,7 +119,7 @@ class Auto(AveragedOptimizer):
         foreach: bool | None = None,
         process_group: Any = None,
         swap: bool = True,
-        sleep: bool | None = False,
+        sleep: bool | None = None,
         capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)

@@ -13,6 +13,7 @@ from support.sleeping import (
     CLASSES,
     COPIES,
     OPTIMIZERS,
+    asleep,
     make_batch,
     make_model,
     put_to_sleep,
@@ -48,14 +49,27 @@ def test_as_long_as_all_are_awake_nothing_changes(name, monkeypatch, short_cycle
         assert torch.equal(a, b)
 
 
-def test_no_copy_sleeps_unless_asked_to():
+def test_by_default_copies_sleep_only_under_auto_where_it_pays():
+    small, large_model = make_model(), alrao.Alrao(nn.Linear(128, 1000))
+    for make in (alrao.SGD, alrao.Adam, alrao.AdamW):
+        assert not make(small).sleeps
+        assert not make(large_model).sleeps
+    assert not alrao.Auto(small).sleeps
+    assert alrao.Auto(large_model).sleeps
+    assert not alrao.Auto(large_model, sleep=False).sleeps
+    assert not alrao.Auto(large_model, capturable=True).sleeps
+    assert not alrao.Auto(nn.Linear(1024, 1025)).sleeps
+    regression = alrao.Alrao(nn.Linear(128, 1000), likelihood="gaussian")
+    assert not alrao.Auto(regression).sleeps
+    bayes = alrao.Alrao(nn.Linear(128, 1000), averaging=alrao.BayesianAverage(10))
+    assert not alrao.Auto(bayes).sleeps
+
+
+def test_under_auto_copies_of_a_large_layer_fall_asleep_without_being_asked_to(monkeypatch, short_cycles):
+    monkeypatch.setattr(sleeping, "WORTHWHILE", 0)
     model = make_model()
-    assert not alrao.SGD(model).sleeps
-    assert not alrao.Auto(model).sleeps
-    large_model = alrao.Alrao(nn.Linear(128, 1000))
-    assert not alrao.Auto(large_model).sleeps
-    assert alrao.Auto(large_model, sleep=None).sleeps
-    assert not alrao.Auto(model, sleep=None).sleeps
+    train(model, alrao.Auto(model), range(50 + 3 * sleeping.PERIOD))
+    assert asleep(model) > 0
 
 
 # The posterior.
@@ -253,5 +267,5 @@ def test_sleep_is_refused_where_no_copy_can():
     bayes = alrao.Alrao(nn.Linear(3, 2), averaging=alrao.BayesianAverage(4))
     with pytest.raises(ValueError, match="BayesianAverage"):
         alrao.SGD(bayes, sleep=True)
-    with pytest.raises(ValueError, match="sleep=True"):
+    with pytest.raises(ValueError, match="sleep=False"):
         alrao.Zoom(alrao.SGD(make_model(), sleep=True), steps=10)

@@ -194,13 +194,13 @@ def test_resetting_the_posterior_wakes_all(short_cycles):
     assert_close(model.posterior, torch.full((COPIES,), 1 / COPIES))
 
 
-@pytest.mark.parametrize("faster", [False, True])
-def test_a_sleeper_wakes_when_the_best_rate_changes_late(faster):
-    # A single layer. With inputs ten times as large, stable rates are a hundredth of what they were.
+@pytest.mark.parametrize(("name", "faster"), [("sgd", False), ("sgd", True), ("adam", True)])
+def test_a_sleeper_wakes_when_the_best_rate_changes_late(name, faster):
+    # A single layer. With inputs ten times as large, stable rates of SGD are a hundredth of what they were.
     scales = (10.0, 0.3) if faster else (1.0, 30.0)
     torch.manual_seed(0)
     model = alrao.Alrao(nn.Linear(INPUTS, CLASSES), COPIES)
-    optimizer = alrao.SGD(model, lr=(1e-4, 10), sleep=True)
+    optimizer = OPTIMIZERS[name](model, sleep=True)
     train(model, optimizer, range(450), scale=scales[0])
     winner, awake = int(model.posterior.argmax()), model.head.awake
     assert asleep(model) >= 2
@@ -208,3 +208,15 @@ def test_a_sleeper_wakes_when_the_best_rate_changes_late(faster):
     later = int(model.posterior.argmax())
     assert later > winner if faster else later < winner
     assert later not in range(COPIES)[awake]
+
+
+def test_slower_copies_wake_under_auto_when_rates_become_too_high_late():
+    torch.manual_seed(0)
+    model = alrao.Alrao(nn.Linear(INPUTS, CLASSES), COPIES)
+    optimizer = alrao.Auto(model, sleep=True)
+    train(model, optimizer, range(450))
+    winner, awake = int(model.posterior.argmax()), model.head.awake
+    assert asleep(model) >= 2
+    train(model, optimizer, range(450, 1300), scale=1000.0)
+    assert int(model.posterior.argmax()) < winner
+    assert model.head.awake is None or model.head.awake.start < awake.start

@@ -55,7 +55,7 @@ NEGLIGIBLE = 0.01
 """A copy falls asleep once its posterior weight has been lower in the second half of a cycle."""
 
 WORTHWHILE = 2**20
-"""How many weights all copies have together from which on sleeping is the default of ``Auto``."""
+"""How many weights all copies have together from which on copies sleep under ``Auto`` by default."""
 
 
 class Sleep:

@@ -258,8 +258,8 @@ def _check(optimizer: AlraoOptimizer) -> None:
         )
     if optimizer.sleeps:
         raise ValueError(
-            "Zoom follows the posterior over all copies and moves their rates, so none may sleep: leave out "
-            "sleep=True"
+            "Zoom follows the posterior over all copies and moves their rates, so none may sleep: pass "
+            "sleep=False"
         )
     head = optimizer.group_of_head
     if _initial(optimizer, head) is None:
