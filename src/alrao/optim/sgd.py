@@ -52,7 +52,7 @@ class SGD(AlraoOptimizer):
             as in the paper, or their ``"sum"``.
         process_group: the processes that train this model together; by default all.
         sleep: leave out copies of the head while their posterior weight is negligible. It saves most of the
-            time of a large output layer, on the CPU.
+            time of a large output layer, on the CPU. Off by default: the paper's method trains all copies.
 
     Example:
         >>> import torch, alrao
