@@ -50,7 +50,7 @@ import alrao
 from alrao.lab.run import run
 from alrao.lab.settings import Settings
 from alrao.lab.suite.workloads import WORKLOADS
-from alrao.lab.values import MethodSpec
+from alrao.lab.settings import MethodSpec
 
 Batch = tuple[Tensor, Tensor]
 VARIANTS = ("awake", "sleeping", "null")

@@ -18,7 +18,7 @@ from support.lab_data import check_refusal
 from support.needs import DATA, needs_cifar10
 from support.pictures import BATCHES, CLASSES, as_binary, as_images, as_python, cifar, packed, trusted
 
-from alrao.lab.data import arrays as arrays_module
+from alrao.lab.data import cifar as cifar_module
 from alrao.lab.data.cifar import load_cifar10
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -214,7 +214,7 @@ class TestRefusals:
 
 
 def test_progress_only_on_a_terminal(tmp_path, monkeypatch, capsys):
-    from alrao.lab.data.archives import open_file, track
+    from alrao.lab.data.files import open_file, track
 
     def read():
         assert list(track(range(3), "reading data")) == [0, 1, 2]
@@ -310,7 +310,7 @@ def test_full_disk_is_a_warning(binary, cache, monkeypatch):
     def save(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(arrays_module.torch, "save", save)
+    monkeypatch.setattr(cifar_module.torch, "save", save)
     with pytest.warns(UserWarning, match="No space left on device"):
         load_cifar10(binary)
     assert not [path for path in cache.iterdir() if not path.name.endswith(".lock")]
@@ -340,7 +340,7 @@ def test_killed_while_writing(binary, cache):
     ],
 )
 def test_place(variables, expected, monkeypatch):
-    from alrao.lab.data.places import cache_folder
+    from alrao.lab.data.files import cache_folder
 
     monkeypatch.delenv("ALRAO_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

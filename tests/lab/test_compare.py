@@ -10,16 +10,15 @@ from support.lab_runs import outcome, settings
 
 from alrao.lab import run as runs
 from alrao.lab import spread, training
-from alrao.lab.compare import Comparison, Triangle
 from alrao.lab.errors import LabError
 from alrao.lab.reading import read
 from alrao.lab.render.terminal import comparison_table, ended, live_table, triangle_table
 from alrao.lab.run import run
-from alrao.lab.runset import RunSet
+from alrao.lab.runset import Comparison, RunSet, Triangle
+from alrao.lab.settings import Interval, MethodSpec
 from alrao.lab.spread import Processes
 from alrao.lab.store import RunDirectory
 from alrao.lab.table import experiments
-from alrao.lab.values import Interval, MethodSpec
 
 SMALL = {"train_size": 64, "epochs": 1}
 

@@ -141,7 +141,7 @@ class TestImageFolder:
             problem = load("imagefolder", archive)
             assert problem.identity == expected.identity
             assert problem.about == {**expected.about, "source": "pets.tar.xz"}
-            monkeypatch.setattr("alrao.lab.data.archives.unpack", None)  # once is enough
+            monkeypatch.setattr("alrao.lab.data.files.unpack", None)  # once is enough
         assert len(list(cache.glob("pets-*"))) == 1
 
     def test_train_size_and_last_batch(self, flat):

@@ -16,9 +16,8 @@ from alrao.lab.learner import Learner
 from alrao.lab.methods import GRID, METHODS, expand, learner, settle
 from alrao.lab.resolve import resolve
 from alrao.lab.seeds import seed_of
-from alrao.lab.settings import Settings
+from alrao.lab.settings import Interval, MethodSpec, Settings
 from alrao.lab.store import RunDirectory
-from alrao.lab.values import Interval, MethodSpec
 
 CPU = torch.device("cpu")
 RATES = {"sgd": "sgd@0.1", "frozen": "frozen@0.1:0.5"}

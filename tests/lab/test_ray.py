@@ -10,8 +10,8 @@ import pytest
 from support.lab_runs import outcome, settings
 
 from alrao.lab.cli.app import cli
-from alrao.lab.compare import Comparison
 from alrao.lab.errors import LabError
+from alrao.lab.runset import Comparison
 from alrao.lab.spread import Processes, Ray, _run_on_node, _versions, pick_spread
 
 SMALL = {"train_size": 100, "epochs": 1, "threads": 1}

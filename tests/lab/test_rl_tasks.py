@@ -12,7 +12,6 @@ pytest.importorskip("stable_baselines3", reason="the extra alrao[rl] is not inst
 pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
 
 from alrao.lab import loop
-from alrao.lab.compare import Comparison
 from alrao.lab.errors import LabError
 from alrao.lab.reading import read
 from alrao.lab.render.cells import cells
@@ -23,6 +22,7 @@ from alrao.lab.rl import Recipe
 from alrao.lab.rl.agent import Agent, Episodes, make_environment, play
 from alrao.lab.rl.tasks import LunarLander, Pendulum
 from alrao.lab.run import run
+from alrao.lab.runset import Comparison
 from alrao.lab.seeds import seed_of
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory

@@ -20,9 +20,8 @@ from alrao.optim import AlraoOptimizer
 from .errors import LabError, optional, unknown
 from .finder import find_rate
 from .learner import Averaged, Both, Learner, Mechanic, Recalibrated, ScheduleFree
-from .settings import Settings
+from .settings import Interval, MethodSpec, Settings
 from .tasks.task import Problem, Supervised
-from .values import Interval, MethodSpec
 
 GRID = (1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """The rates of the paper's search for the best SGD."""

@@ -11,9 +11,8 @@ from typing import Any
 from .errors import LabError
 from .methods import METHODS
 from .resolve import FIELDS, OF_ALRAO, resolve
-from .settings import Settings
+from .settings import MethodSpec, Settings
 from .tasks import Budget, get_task
-from .values import MethodSpec
 
 OF_METHOD = ("method", "lr", *OF_ALRAO, "former")
 SHOWN = {"lr": "{}", "copies": "{} copies", "former": "{}"}

@@ -9,9 +9,8 @@ from typing import Any
 
 from .errors import LabError, unknown
 from .methods import METHODS, settle
-from .settings import GROUPS, Settings, flag
+from .settings import GROUPS, Interval, MethodSpec, Settings, flag
 from .tasks import Task, get_task
-from .values import Interval, MethodSpec
 
 RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "positive": (

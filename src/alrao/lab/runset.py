@@ -1,20 +1,27 @@
-"""Sets of runs: trained in parallel, none twice; the failure of one does not stop the others."""
+"""Sets of runs, none trained twice: methods with seeds, and intervals of rates.
+
+The failure of one run does not stop the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from .errors import LabError
 from .lease import LEASE
+from .methods import GRID, expand
 from .provenance import require_clean
+from .reading import read
 from .records import locate
-from .resolve import resolve
+from .resolve import of_alrao, resolve
 from .run import pick_device
-from .settings import Settings
+from .settings import Interval, MethodSpec, Settings
 from .spread import Processes, Spread
 from .store import BusyError, Run
+from .table import experiments
 
 
 @dataclass(frozen=True)
@@ -82,3 +89,73 @@ class RunSet:
     def runs(self) -> list[Run]:
         """All runs of the set."""
         return [planned.run for planned in self.planned.values()]
+
+
+class Comparison(RunSet):
+    """The runs of some methods on a task.
+
+    Args:
+        settings: of every run; method and seed are replaced. ``lr`` is for the methods that take an interval.
+        methods: names as the command line spells them; ``sgd`` is the grid of seven rates.
+        seeds: the number of runs of each method.
+        grid_seeds: the number of runs of each rate of the grid; the best one on validation gets all seeds.
+        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
+    """
+
+    def __init__(
+        self, settings: Settings, methods: Sequence[str], *, seeds: int, grid_seeds: int, roots: list[Path]
+    ) -> None:
+        self.seeds = seeds
+        specs = list(dict.fromkeys(spec for method in methods for spec in expand(method)))
+        if settings.lr is not None and not any(map(of_alrao, specs)):
+            raise LabError(
+                "--lr is for the methods of Alrao; the rates of the others go to their names: adam@0.01"
+            )
+        self._rates = [spec for spec in specs if spec.name == "sgd"] if "sgd" in methods else []
+        super().__init__(_with(settings, specs[0], 0), roots)
+        self.settings = settings
+        for seed in range(max(seeds, grid_seeds)):
+            for spec in specs:
+                if seed < (grid_seeds if spec in self._rates else seeds):
+                    self.plan(_with(settings, spec, seed))
+
+    def run(self, spread: Spread | None = None, tell: Tell | None = None) -> None:
+        """Train the missing runs: first every method and every rate, then the best rate with all seeds."""
+        super().run(spread, tell)
+        best = self.best_rate()
+        if best is not None:
+            for seed in range(self.seeds):
+                self.plan(_with(self.settings, best, seed))
+            super().run(spread, tell)
+
+    def best_rate(self) -> MethodSpec | None:
+        """Return SGD at the rate that is best on validation so far."""
+        found = experiments(read(p.run for p in self.planned.values() if p.settings.method in self._rates))
+        if not found or found[0].ended.empty:
+            return None
+        best = found[0].rows.iloc[0]
+        return best["spec"] if best["failed"] < best["seeds"] else None
+
+
+def _with(settings: Settings, method: MethodSpec, seed: int) -> Settings:
+    lr = settings.lr if of_alrao(method) else None
+    return replace(settings, method=method, seed=seed, lr=lr)
+
+
+class Triangle(RunSet):
+    """The paper's triangle: a run for every pair of rates of a grid, plain SGD or Adam on the diagonal."""
+
+    def __init__(self, settings: Settings, rates: Sequence[float] = GRID, *, roots: list[Path]) -> None:
+        if not of_alrao(settings.method):
+            raise LabError(f"the triangle is about alrao and alrao-adam, got --method {settings.method}")
+        super().__init__(replace(settings, lr=None), roots)
+        plain = "sgd" if settings.method.name == "alrao" else "adam"
+        self.rates = sorted(set(rates))
+        self.cells: dict[tuple[float, float], Planned] = {}
+        for i, low in enumerate(self.rates):
+            for high in self.rates[i:]:
+                if low == high:
+                    wanted = replace(settings, method=MethodSpec(plain, low), lr=None)
+                else:
+                    wanted = replace(settings, lr=Interval(low, high))
+                self.cells[low, high] = self.plan(wanted)

@@ -13,7 +13,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from .methods import METHODS
 from .naming import OF_METHOD, divergence, label, title, varied
 from .reading import PARTS, Reading, Record
-from .values import MethodSpec
+from .settings import MethodSpec
 
 HIGHER_IS_BETTER = ("return", "accuracy")
 TYPED = ["spec", "method", "ours", "rate", "fraction", "low", "high", "varied"]

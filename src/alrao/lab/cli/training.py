@@ -98,11 +98,11 @@ def compare(
     Each method trains with several seeds, SGD at seven rates. The best epoch and the best rate are chosen on
     the validation data; the figures are those on the test data. Finished runs are not repeated.
     """
-    from ..compare import Comparison
     from ..methods import usual_methods
     from ..reading import read
     from ..render.terminal import comparison_table
     from ..resolve import resolve
+    from ..runset import Comparison
     from ..table import experiments
 
     names = usual_methods() if methods is None else words_of(methods)
@@ -132,10 +132,10 @@ def triangle(settings: Settings, rates: str | None, spread: Spread, roots: list[
 
     Where both ends of an interval are equal, SGD is trained at that rate (Adam with --method alrao-adam).
     """
-    from ..compare import Triangle
     from ..methods import GRID
     from ..render.terminal import triangle_table
-    from ..values import parse_rate
+    from ..runset import Triangle
+    from ..settings import parse_rate
 
     grid = GRID if rates is None else [parse_rate(rate) for rate in words_of(rates)]
     runs = Triangle(settings, grid, roots=roots)

@@ -13,8 +13,7 @@ import torch
 
 from ..errors import LabError
 from ..vision import torchvision
-from .archives import is_archive, readable, track, unpacked
-from .places import short_digest
+from .files import is_archive, readable, short_digest, track, unpacked
 
 reader = torchvision.datasets.folder
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import LabError, unknown
 from ..seeds import generator
-from .places import shipped, short_digest
+from .files import shipped, short_digest
 from .text import read_text
 
 LEAST_ROWS = 20

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LabError, unknown
-from .archives import readable
-from .places import data_path
+from .files import data_path, readable
 
 LEVELS = ("char", "word")
 PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..compare import Comparison, Triangle
 from ..methods import GRID
-from ..runset import RunSet
-from ..settings import Settings
-from ..values import Interval, MethodSpec
+from ..runset import Comparison, RunSet, Triangle
+from ..settings import Interval, MethodSpec, Settings
 
 
 @dataclass(frozen=True)

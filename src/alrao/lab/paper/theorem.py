@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import alrao
 
-from ..data.places import shipped
+from ..data.files import shipped
 
 MULTIPLES = (0.009, 0.09, 0.9, 9.0, 90.0, 900.0)
 """The rates of the copies, as multiples of 1/λ: three below 1, three above."""

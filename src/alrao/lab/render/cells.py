@@ -9,10 +9,9 @@ from typing import Any
 
 from ..errors import LabError
 from ..naming import OF_METHOD, unusual
-from ..settings import Settings, flag
+from ..settings import MethodSpec, Settings, flag, spelled
 from ..table import Experiment, spread
 from ..tasks import get_task
-from ..values import MethodSpec, spelled
 
 MANY = 3
 """From this number of SGD's rates on, ``sgd`` selects the grid."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from ..settings import spelled
 from ..table import Experiment
-from ..values import spelled
 from .cells import behind, cells, columns, compare_command, row_name
 
 HEAD = """# Results

@@ -14,12 +14,11 @@ from rich.text import Text
 import alrao
 from alrao.averaging import posterior_bar
 
-from ..compare import Triangle
 from ..naming import divergence, label
-from ..runset import Planned, RunSet
+from ..runset import Planned, RunSet, Triangle
+from ..settings import spelled
 from ..table import Experiment
 from ..training import Moment
-from ..values import spelled
 from .cells import cells, columns, measure_text, row_name, value_text
 
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;

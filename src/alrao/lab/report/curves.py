@@ -10,8 +10,8 @@ import pandas as pd  # type: ignore[import-untyped]
 from ..naming import divergence
 from ..reading import Record
 from ..render.cells import compare_command
+from ..settings import MethodSpec
 from ..table import Experiment
-from ..values import MethodSpec
 from .captions import caption
 from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain, thinned
 

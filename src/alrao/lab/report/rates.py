@@ -10,8 +10,8 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from ..methods import METHODS
 from ..render.cells import compare_command, triangle_command
+from ..settings import spelled
 from ..table import Experiment
-from ..values import spelled
 from .captions import caption
 from .figure import ADAM, ALRAO, BASELINE, LOG, SCALE, Figure, Plot, axes_controls, ordered, panels, plain
 from .figure import rounded as short

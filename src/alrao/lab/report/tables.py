@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..render.cells import cells, columns, duration, row_name
+from ..settings import spelled
 from ..table import Experiment
-from ..values import spelled
 from .curves import compared
 
 

@@ -16,7 +16,7 @@ import torch
 from stable_baselines3.common.utils import set_random_seed
 from torch import Tensor, nn
 
-from ..data.places import short_digest
+from ..data.files import short_digest
 from ..seeds import seed_of
 from ..settings import Settings
 from ..tasks.task import Budget

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..values import MethodSpec
+from ..settings import MethodSpec
 
 FARTHEST = 3
 """Decades that a search may go beyond the rates it starts with, on each side."""

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from ..render import markdown as md
 from ..report.figure import ALRAO, Figure, panels
+from ..settings import spelled
 from ..table import historical_note, spread, summary
-from ..values import spelled
 from .contenders import Contender
 from .gaps import Standings, differences
 from .workloads import Workload

@@ -11,9 +11,8 @@ import pandas as pd  # type: ignore[import-untyped]
 
 from ..reading import read
 from ..runset import Planned, RunSet
-from ..settings import Settings
+from ..settings import MethodSpec, Settings
 from ..table import best_rate, frame
-from ..values import MethodSpec
 from .contenders import Contender
 from .gaps import validation
 from .workloads import Workload

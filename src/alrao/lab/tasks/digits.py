@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..data.places import shipped, short_digest
+from ..data.files import shipped, short_digest
 from ..seeds import generator
 from ..settings import Settings
 from ..zoo import small

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ..data.archives import is_archive
-from ..data.places import data_path
+from ..data.files import data_path, is_archive
 from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings

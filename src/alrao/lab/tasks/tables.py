@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import alrao
 
-from ..data.places import shipped, short_digest
+from ..data.files import shipped, short_digest
 from ..data.tables import diabetes, prepare, read_csv, split
 from ..errors import LabError
 from ..seeds import generator

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..data.places import data_path, short_digest
+from ..data.files import data_path, short_digest
 from ..data.text import LEVELS, Parts, Streams, Vocabulary, ptb, split
 from ..errors import LabError
 from ..settings import Settings
