@@ -48,9 +48,8 @@ from torch import Tensor, nn
 
 import alrao
 from alrao.lab.run import run
-from alrao.lab.settings import Settings
+from alrao.lab.settings import MethodSpec, Settings
 from alrao.lab.suite.workloads import WORKLOADS
-from alrao.lab.settings import MethodSpec
 
 Batch = tuple[Tensor, Tensor]
 VARIANTS = ("awake", "sleeping", "null")

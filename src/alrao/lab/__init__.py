@@ -2,6 +2,6 @@
 
 A task (``tasks``, ``rl``) has data (``data``), plain networks (``zoo``) and budgets. A method (``methods``)
 turns a plain network into a model with an optimizer (``learner``). A run (``run``) trains one in the training
-loop (``loop``) and is stored in a directory (``store``). ``compare`` is a set of runs; ``table``, ``render``
+loop (``loop``) and is stored in a directory (``store``). ``runset`` is a set of runs; ``table``, ``render``
 and ``report`` show results; ``paper`` and ``suite`` are published experiments; ``cli`` is the command line.
 """

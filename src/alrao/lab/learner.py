@@ -31,11 +31,13 @@ class Learner:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
         self.scheduler: LRScheduler | None = None
+        self.parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        """Everything that further training depends on, except random generators."""
 
     def follow(self, schedule: str, steps: int) -> None:
         """Apply a schedule of the rates over a number of steps."""
         if schedule != "none":
-            self.scheduler = LambdaLR(self.optimizer, _factor(schedule, steps))
+            self.scheduler = self.parts["scheduler"] = LambdaLR(self.optimizer, _factor(schedule, steps))
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
         """Make one step against the gradient of the loss."""
@@ -80,18 +82,13 @@ class Learner:
         return self.optimizer.copy_rates().tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that further training depends on, except random generators."""
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        if self.scheduler is not None:
-            state["scheduler"] = self.scheduler.state_dict()
-        return state
+        """Return the state of every part."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
 
 
 WARM_UP = 0.05
@@ -118,8 +115,7 @@ class Mechanic(Learner):
         own = self.optimizer.state.get("_mechanic", {})  # type: ignore[call-overload]
         entries = [own.get(p, {}) for p in self.model.parameters()]
         rest = {name: value for name, value in own.items() if isinstance(name, str)}
-        packed = {**state["optimizer"]["state"]}
-        packed.pop("_mechanic", None)
+        packed = {name: value for name, value in state["optimizer"]["state"].items() if name != "_mechanic"}
         state["optimizer"] = {**state["optimizer"], "state": packed}
         return {**state, "mechanic": rest, "entries": entries}
 
@@ -135,7 +131,7 @@ class Both(Learner):
 
     def __init__(self, model: nn.Module, first: Optimizer, second: Optimizer) -> None:
         super().__init__(model, first)
-        self.second = Learner(model, second)
+        self.second = self.parts["second"] = Learner(model, second)
 
     def follow(self, schedule: str, steps: int) -> None:
         super().follow(schedule, steps)
@@ -148,13 +144,6 @@ class Both(Learner):
         if self.second.scheduler is not None:
             self.second.scheduler.step()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "second": self.second.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.second.load_state_dict(state["second"])
-
 
 class Averaged(Learner):
     """DoG: the model to evaluate is the average of all iterates, weighted towards the last."""
@@ -162,7 +151,7 @@ class Averaged(Learner):
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(model, optimizer)
         dog = optional("dog", "peers", "an average of the weights", "dog-optimizer")
-        self.averager = dog.PolynomialDecayAverager(model)
+        self.averager = self.parts["averager"] = dog.PolynomialDecayAverager(model)
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
         super().step(loss, clip)
@@ -171,13 +160,6 @@ class Averaged(Learner):
     def evaluated(self) -> nn.Module:
         averaged: nn.Module = self.averager.averaged_model
         return averaged.eval()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "averager": self.averager.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.averager.load_state_dict(state["averager"])
 
 
 class Recalibrated(Averaged):
