@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
@@ -33,15 +33,66 @@ RECORD = 1 + 3 * SIDE * SIDE
 Part = tuple[Tensor, Tensor]
 
 
+@dataclass(frozen=True)
+class Arrays:
+    """Images (n, channels, height, width) of bytes, labels (n) of int64, for training and for testing."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+    digest: str
+    """Of the pixels and labels, whatever file they came from."""
+
+    @staticmethod
+    def of(*parts: Tensor, classes: tuple[str, ...]) -> Arrays:
+        """Complete images and labels, of training and of testing, by their digest."""
+        train, train_labels, test, test_labels = tensors = [tensor.contiguous() for tensor in parts]
+        contents = [tensor.numpy().reshape(-1).view(np.uint8).data for tensor in tensors]
+        digest = short_digest([tuple(tensor.shape) for tensor in tensors], *contents)
+        return Arrays(train, train_labels, test, test_labels, classes, digest)
+
+
 def load_cifar10(where: str | Path | None = None) -> tuple[Arrays, Path]:
     """Return the images and labels, and the file or folder they were read from.
 
     The forms are the distributed ``cifar-10-python.tar.gz`` and ``cifar-10-binary.tar.gz``, the folders they
     unpack to, and image folders ``train/<class>/*`` and ``test/<class>/*`` or a tar archive of them. The
-    decoded images are kept in the cache.
+    decoded images are kept in the cache; a damaged cache is written again.
     """
     source = _find(data_path(where, WANTED))
-    return cached("cifar10", source, state_of(source, _files(source)), lambda: _read(source)), source
+    state = state_of(source, _files(source))
+    path = cache_folder() / f"cifar10-{short_digest(str(source.resolve()))}.pt"
+    if (arrays := _cached(path, state)) is None:
+        with locked(path):
+            if (arrays := _cached(path, state)) is None:  # no other process has made it
+                arrays = _read(source)
+                _cache(arrays, path, state)
+    return arrays, source
+
+
+def _cached(path: Path, state: str) -> Arrays | None:
+    """The content of the cache, or None if there is none, if the source has changed, or if it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        content = torch.load(path, weights_only=True)
+        arrays = Arrays.of(*content["parts"], classes=tuple(content["classes"]))
+        return arrays if (content["state"], content["digest"]) == (state, arrays.digest) else None
+    except Exception:  # whatever is wrong with it, it can be made again
+        return None
+
+
+def _cache(made: Arrays, path: Path, state: str) -> None:
+    """Write the cache; one that cannot be written only costs time."""
+    parts = [made.train, made.train_labels, made.test, made.test_labels]
+    content = {"state": state, "parts": parts, "classes": list(made.classes), "digest": made.digest}
+    try:
+        replace_file(path, lambda file: torch.save(content, file))
+    except LabError as error:
+        why = f"no cache, so the data will be read again: {error} (ALRAO_CACHE names another place)"
+        warnings.warn(why, stacklevel=3)
 
 
 def _find(place: Path) -> Path:
@@ -158,65 +209,3 @@ def _pixels(path: Path) -> Tensor:
     if image.size != (SIDE, SIDE):
         raise LabError(f"{path} has {image.width}×{image.height} pixels; CIFAR-10 has {SIDE}×{SIDE}")
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """Images (n, channels, height, width) of bytes, labels (n) of int64, for training and for testing."""
-
-    train: Tensor
-    train_labels: Tensor
-    test: Tensor
-    test_labels: Tensor
-    classes: tuple[str, ...]
-    digest: str
-    """Of the pixels and labels, whatever file they came from."""
-
-    @staticmethod
-    def of(*parts: Tensor, classes: tuple[str, ...]) -> Arrays:
-        """Complete images and labels, of training and of testing, by their digest."""
-        train, train_labels, test, test_labels = tensors = [tensor.contiguous() for tensor in parts]
-        contents = [tensor.numpy().reshape(-1).view(np.uint8).data for tensor in tensors]
-        digest = short_digest([tuple(tensor.shape) for tensor in tensors], *contents)
-        return Arrays(train, train_labels, test, test_labels, classes, digest)
-
-
-def cached(kind: str, source: Path, state: str, read: Callable[[], Arrays]) -> Arrays:
-    """Return what ``read`` returns, from the cache if it was read before.
-
-    A damaged cache is written again. One that cannot be written only costs time: it is a warning.
-
-    ``state`` is a text that changes when the source does.
-    """
-    path = cache_folder() / f"{kind}-{short_digest(str(source.resolve()))}.pt"
-    arrays = _load(path, state)
-    if arrays is not None:
-        return arrays
-    with locked(path):
-        return _load(path, state) or _make(path, state, read)
-
-
-def _make(path: Path, state: str, read: Callable[[], Arrays]) -> Arrays:
-    made = read()
-    parts = [made.train, made.train_labels, made.test, made.test_labels]
-    content = {"state": state, "parts": parts, "classes": list(made.classes), "digest": made.digest}
-    try:
-        replace_file(path, lambda file: torch.save(content, file))
-    except LabError as error:
-        warnings.warn(
-            f"no cache, so the data will be read again: {error} (ALRAO_CACHE names another place)",
-            stacklevel=4,
-        )
-    return made
-
-
-def _load(path: Path, state: str) -> Arrays | None:
-    """The content of the cache, or None if there is none, if the source has changed, or if it is damaged."""
-    if not path.is_file():
-        return None
-    try:
-        content = torch.load(path, weights_only=True)
-        arrays = Arrays.of(*content["parts"], classes=tuple(content["classes"]))
-        return arrays if (content["state"], content["digest"]) == (state, arrays.digest) else None
-    except Exception:  # whatever is wrong with it, it can be made again
-        return None

@@ -47,7 +47,7 @@ class Exhibit:
     """Of the report, by name."""
 
 
-def _networks(methods: str, seeds: int, **settings: Any) -> tuple[Plan, ...]:
+def _networks(methods: str = "alrao,sgd,adam", seeds: int = 3, **settings: Any) -> tuple[Plan, ...]:
     models = ("googlenet", "vgg19", "mobilenet")
     return tuple(Plan("cifar10", methods, seeds, settings={"model": model, **settings}) for model in models)
 
@@ -66,48 +66,34 @@ EXHIBITS: dict[str, Exhibit] = {
     exhibit.name: exhibit
     for exhibit in (
         Exhibit(
-            "table1",
-            "Optimal SGD, Adam and Alrao",
-            "Table 1",
+            "table1", "Optimal SGD, Adam and Alrao", "Table 1",
             "Alrao comes close to SGD at its best rate, usually a little behind it, and never fails; Adam at "
             "its defaults is mostly as good or better, and fails in a few cases.",
             (CIFAR, PTB),
-            (
-                *_networks("alrao,sgd,adam", 10),
-                *_networks("alrao,adam", 10, width=3.0),
-                replace(PTB, seeds=5),
-            ),
+            (*_networks(seeds=10), *_networks("alrao,adam", 10, width=3.0), replace(PTB, seeds=5)),
         ),
         Exhibit(
-            "params",
-            "Numbers of parameters",
-            "the table of appendix F",
+            "params", "Numbers of parameters", "the table of appendix F",
             "Copies of the output layer add less than 5 % on CIFAR-10, 15 % for characters of Penn Treebank, "
             "and three times the network for its words.",
         ),
         Exhibit(
-            "curves",
-            "Learning curves",
-            "Figure 2, and the further ones of appendix D",
+            "curves", "Learning curves", "Figure 2, and the further ones of appendix D",
             "The curve of Alrao shadows that of SGD at its best rate, although most of SGD's rates learn "
             "little or nothing.",
             (CIFAR,),
-            _networks("alrao,sgd,adam", 3),
+            _networks(),
             ("curves", "valley"),
         ),
         Exhibit(
-            "triangle",
-            "Every interval of rates",
-            "Figure 3",
+            "triangle", "Every interval of rates", "Figure 3",
             "Alrao works as soon as the interval contains at least one suitable rate.",
             (Plan("digits", rates=GRID, settings=SMALL),),
             (Plan("cifar10", rates=(*GRID, 100.0), settings={"model": "googlenet", "epochs": 30}),),
             ("triangle",),
         ),
         Exhibit(
-            "posterior",
-            "The posterior over the copies",
-            "Figure 4, appendix C",
+            "posterior", "The posterior over the copies", "Figure 4, appendix C",
             "The fastest copies drop out within a few steps; a fast one leads for a short time; in the end "
             "one slower copy has a weight close to 1.",
             (replace(CIFAR, methods="alrao"),),
@@ -115,9 +101,7 @@ EXHIBITS: dict[str, Exhibit] = {
             ("posterior", "features"),
         ),
         Exhibit(
-            "adam",
-            "Alrao on Adam",
-            "Figure 7, appendix E",
+            "adam", "Alrao on Adam", "Figure 7, appendix E",
             "Alrao-Adam trains as well as Adam at a good rate, but its test loss is worse and may diverge.",
             (replace(CIFAR, methods=f"alrao-adam,adam,{ADAM_RATES}", seeds=1),),
             (
@@ -128,18 +112,14 @@ EXHIBITS: dict[str, Exhibit] = {
             ("adam",),
         ),
         Exhibit(
-            "frozen",
-            "Training a fraction of the features",
-            "Figure 8, appendix G",
+            "frozen", "Training a fraction of the features", "Figure 8, appendix G",
             "With a good part of the features left untrained, the loss is close to that of full training.",
             (Plan("digits", FROZEN, settings=SMALL),),
             (Plan("cifar10", FROZEN, 1, settings={"model": "googlenet"}),),
             ("frozen",),
         ),
         Exhibit(
-            "rl",
-            "Deep Q-learning",
-            "the last rows of Table 1, and Figure 6",
+            "rl", "Deep Q-learning", "the last rows of Table 1, and Figure 6",
             "Alrao reaches the return of SGD at its best rate, while only two or three of SGD's seven rates "
             "learn.",
             GAMES,
@@ -147,11 +127,9 @@ EXHIBITS: dict[str, Exhibit] = {
             ("curves", "valley"),
         ),
         Exhibit(
-            "theorem",
-            "One good rate is enough",
-            "the theorem of appendix B",
+            "theorem", "One good rate is enough", "the theorem of appendix B",
             "With a convex loss, fixed features, the gradient of all data and Bayesian averaging, the loss "
             "of the mixture tends to the optimum if one rate is below 1/λ, whatever the other copies do.",
         ),
     )
-}
+}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,21 +12,12 @@ from .small import scaled
 
 
 def _convolution(
-    inputs: int,
-    outputs: int,
-    kernel: int,
-    *,
-    stride: int = 1,
-    groups: int = 1,
-    bias: bool = True,
-    relu: bool = True,
+    inputs: int, outputs: int, kernel: int, *, relu: bool = True, **options: Any
 ) -> nn.Sequential:
     """A convolution that keeps the image's size (except for the stride), BatchNorm, and ReLU."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=bias),
-        nn.BatchNorm2d(outputs),
-    ]
-    return nn.Sequential(*layers, nn.ReLU(inplace=True)) if relu else nn.Sequential(*layers)
+    convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, **options)
+    rectified = [nn.ReLU(inplace=True)] if relu else []
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), *rectified)
 
 
 def _classifier(layers: list[nn.Module], channels: int, classes: int) -> nn.Module:
@@ -106,14 +98,8 @@ def googlenet(classes: int = 10, width: float = 1.0) -> nn.Module:
 
 
 MOBILENET = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 1),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
+    (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
+)  # fmt: skip
 """Expansion, channels, number of blocks, stride of the first: MobileNetV2's table except for one stride."""
 
 
@@ -129,11 +115,10 @@ class InvertedResidual(nn.Module):
             _convolution(inside, outputs, 1, bias=False, relu=False),
         )
         self.shortcut: nn.Module | None = None
-        if stride == 1:
-            same = inputs == outputs
-            self.shortcut = (
-                nn.Identity() if same else _convolution(inputs, outputs, 1, bias=False, relu=False)
-            )
+        if stride == 1 and inputs == outputs:
+            self.shortcut = nn.Identity()
+        elif stride == 1:
+            self.shortcut = _convolution(inputs, outputs, 1, bias=False, relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.block(x)
