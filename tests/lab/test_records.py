@@ -11,9 +11,8 @@ from support.tools import ROOT
 
 from alrao.lab import provenance
 from alrao.lab.errors import LabError
-from alrao.lab.keep import experiment_file, keep
 from alrao.lab.provenance import require_clean, source_state, unclean
-from alrao.lab.reading import read, read_runs
+from alrao.lab.reading import experiment_file, keep, read, read_runs
 from alrao.lab.records import KeptRun, find_runs, locate, read_rows, write_rows
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import comparison_table

@@ -19,7 +19,7 @@ from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import TrainingBar, comparison_table
 from alrao.lab.resolve import resolve
 from alrao.lab.rl import Recipe
-from alrao.lab.rl.agent import Agent, Episodes, make_environment, play
+from alrao.lab.rl.qlearning import Agent, Episodes, make_environment, play
 from alrao.lab.rl.tasks import LunarLander, Pendulum
 from alrao.lab.run import run
 from alrao.lab.runset import Comparison
@@ -288,7 +288,7 @@ def test_another_recipe_is_another_run(monkeypatch):
 
 def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    for module in ("alrao.integrations.sb3", "alrao.lab.rl.agent", "alrao.lab.rl.qlearning"):
+    for module in ("alrao.integrations.sb3", "alrao.lab.rl.qlearning"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     task, resolved = resolve(settings())
     with pytest.raises(LabError, match=r"pendulum needs the package gymnasium.*alrao\[rl\]"):

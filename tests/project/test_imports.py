@@ -97,7 +97,7 @@ def test_imports_of_modules_are_seen():
     # Of the tool: without this, the other tests could pass for nothing.
     assert {"trainable", "rates"} <= GRAPH["optim.optimizer"]
     assert {"model", "heads.__init__", "averaging", "features"} <= reachable("optim.__init__")
-    assert "lab.settings" in import_graph.graph("lab")["lab.tasks.digits"]
+    assert "lab.settings" in import_graph.graph("lab")["lab.tasks.images"]
 
 
 @pytest.mark.parametrize("module", CORE)

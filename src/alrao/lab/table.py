@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from .methods import METHODS
-from .naming import OF_METHOD, divergence, label, title, varied
 from .reading import PARTS, Reading, Record
+from .resolve import OF_METHOD, divergence, label, title, varied
 from .settings import MethodSpec
 
 HIGHER_IS_BETTER = ("return", "accuracy")

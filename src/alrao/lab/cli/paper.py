@@ -80,7 +80,7 @@ def suite(
     For each method, learning-rate-free or tuned: the gap of its test loss to the best tuned run, for each
     workload, at worst and on average. Rates are chosen on validation data. Finished runs are not repeated.
     """
-    from ..paper.files import write_images
+    from ..paper.make import write_images
     from ..store import replace_file
     from ..suite import page
     from ..suite.contenders import CONTENDERS

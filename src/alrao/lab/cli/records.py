@@ -126,7 +126,7 @@ def keep(paths: tuple[Path, ...], results: str) -> None:
     PATHS are directories of runs; by default, runs. A run is kept if it started from a clone whose tracked
     files were committed: train it with --to-keep.
     """
-    from ..keep import keep as add
+    from ..reading import keep as add
 
     count, refused = add(paths or [Path("runs")], Path(results))
     say(f"{count} {'run' if count == 1 else 'runs'} added to {results}")

@@ -8,7 +8,7 @@ from math import isnan
 from typing import Any
 
 from ..errors import LabError
-from ..naming import OF_METHOD, unusual
+from ..resolve import OF_METHOD, unusual
 from ..settings import MethodSpec, Settings, flag, spelled
 from ..table import Experiment, spread
 from ..tasks import get_task

@@ -14,7 +14,7 @@ from rich.text import Text
 import alrao
 from alrao.averaging import posterior_bar
 
-from ..naming import divergence, label
+from ..resolve import divergence, label
 from ..runset import Planned, RunSet, Triangle
 from ..settings import spelled
 from ..table import Experiment

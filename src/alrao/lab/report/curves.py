@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
-from ..naming import divergence
 from ..reading import Record
 from ..render.cells import compare_command
+from ..resolve import divergence
 from ..settings import MethodSpec
 from ..table import Experiment
 from .captions import caption

@@ -10,7 +10,7 @@ from .task import Budget, Problem, Supervised, Task
 __all__ = ["TASKS", "Budget", "Problem", "Supervised", "Task", "get_task"]
 
 TASKS = {
-    "digits": ("tasks.digits", "Digits"),
+    "digits": ("tasks.images", "Digits"),
     "cifar10": ("tasks.images", "Cifar10"),
     "imagenet": ("tasks.folders", "ImageNet"),
     "imagefolder": ("tasks.folders", "ImageFolder"),
@@ -18,13 +18,13 @@ TASKS = {
     "shakespeare": ("tasks.text", "Shakespeare"),
     "text": ("tasks.text", "Text"),
     "regression": ("tasks.tables", "Regression"),
-    "autoencoder": ("tasks.digits", "Autoencoder"),
+    "autoencoder": ("tasks.images", "Autoencoder"),
     "cancer": ("tasks.tables", "Cancer"),
     "wine": ("tasks.tables", "Wine"),
     "picture": ("tasks.tables", "Picture"),
     "patches": ("tasks.tables", "Patches"),
-    "finetune-digits": ("tasks.finetuning", "FinetuneDigits"),
-    "finetune-cifar10": ("tasks.finetuning", "FinetuneCifar10"),
+    "finetune-digits": ("tasks.images", "FinetuneDigits"),
+    "finetune-cifar10": ("tasks.images", "FinetuneCifar10"),
     "pendulum": ("rl.tasks", "Pendulum"),
     "lunarlander": ("rl.tasks", "LunarLander"),
 }

@@ -1,17 +1,21 @@
-"""Classification of images in memory, and CIFAR-10."""
+"""Images in memory: CIFAR-10 and handwritten digits, to classify, to reconstruct, and to fine-tune on."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..seeds import generator
+from ..data.files import shipped, short_digest
+from ..seeds import generator, seed_of
 from ..settings import Settings
 from ..zoo import paper, small
 from .examples import Data, Examples, ExamplesTask, InMemory, Part
+from .tables import Numbers
 from .task import Budget, Classification
 
 BAND = 4
@@ -130,3 +134,151 @@ class Cifar10(ImageTask):
 
     def build(self, problem: Examples) -> nn.Module:
         return NETWORKS[problem.settings.model or self.models[0]](10, problem.settings.width)
+
+
+SPLIT = {"train": 1000, "valid": 397, "test": 400}
+LAYERS: dict[str, tuple[int, int, type[nn.Module]]] = {
+    "mlp": (2, 128, nn.ReLU),
+    "sigmoid": (2, 128, nn.Sigmoid),
+    "deep": (10, 64, nn.ReLU),
+    "deep-tanh": (16, 48, nn.Tanh),
+    "deep-sigmoid": (3, 64, nn.Sigmoid),
+}
+"""Hidden layers, their units, and the activation of the dense networks."""
+
+
+def digits(settings: Settings) -> Data:
+    """Read the digits, and split them by a constant seed or by the run's."""
+    pixels, labels = shipped("load_digits", return_X_y=True)
+    pixels = pixels.astype("uint8")
+    everything = Part(torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels).long())
+    name = ("digits", "split", settings.seed) if settings.resplit else ("digits", "split")
+    order = torch.randperm(len(everything), generator=generator(*name))
+    rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
+    digest = short_digest(pixels.tobytes(), labels.tolist())
+    about = {"source": "scikit-learn", "image": [1, 8, 8]}
+    return {name: everything.take(which) for name, which in rows}, digest, about
+
+
+class Digits(ImageTask):
+    """1797 images of 8×8 pixels in 17 shades of grey."""
+
+    name = "digits"
+    summary = "scikit-learn's handwritten digits, 8×8 pixels; no download"
+    models = ("mlp", "cnn", "sigmoid", "deep", "deep-tanh", "deep-sigmoid", "vit")
+    mini = Budget(epochs=30, batch=32, seeds=3)
+    paper = Budget(epochs=100, batch=32, seeds=10)  # not in the paper
+    options = frozenset({"resplit", "width"})
+
+    def read(self, settings: Settings) -> Data:
+        parts, identity, about = digits(settings)
+        return parts, identity, {**about, "classes": 10}
+
+    def build(self, problem: Examples) -> nn.Module:
+        model, width = problem.settings.model or self.models[0], problem.settings.width
+        if model == "cnn":
+            return small.digits_cnn(10, width)
+        if model == "vit":
+            return small.VisionTransformer(10, image=8, patch=2, channels=1, norm_first=False, width=width)
+        layers, units, activation = LAYERS[model]
+        return small.mlp(64, 10, hidden=(small.scaled(units, width),) * layers, activation=activation)
+
+
+class Autoencoder(ExamplesTask):
+    """The digits, reconstructed from twelve numbers each."""
+
+    name = "autoencoder"
+    summary = "scikit-learn's digits through a bottleneck of twelve numbers; no download"
+    models = ("mlp",)
+    mini = Budget(epochs=60, batch=32, seeds=3)
+    paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
+    options = frozenset({"resplit", "width"})
+    kind = Numbers
+
+    def read(self, settings: Settings) -> Data:
+        images, identity, about = digits(settings)
+        images["train"] = images["train"].take(slice(settings.train_size))
+        pixels = {name: part.inputs.flatten(1).double() for name, part in images.items()}
+        mean, deviation = pixels["train"].mean(), pixels["train"].std(correction=0)
+        parts = {name: Part(*[((x - mean) / deviation).float()] * 2) for name, x in pixels.items()}
+        return parts, identity, about
+
+    def build(self, problem: Examples) -> nn.Module:
+        return small.autoencoder(64, problem.settings.width)
+
+
+CLASSES = 5
+"""The first five classes are known, the other five are learned."""
+BATCH = 64
+"""Images of a step of the first training, which is Adam's at 0.001."""
+
+
+class _Finetuning(ImageTask):
+    """The unknown classes of images, with a network that knows the others; its output layer is new."""
+
+    source: ClassVar[staticmethod[[Settings], Data]]
+    """Reads the data with all ten classes."""
+    fresh: ClassVar[staticmethod[[int], nn.Sequential]]
+    """Returns the network before its first training."""
+    steps: ClassVar[int]
+    """Of the first training."""
+    trained: ClassVar[dict[str, nn.Module]] = {}
+    """The networks after their first training, by the data they were trained on."""
+
+    def read(self, settings: Settings) -> Data:
+        parts, identity, about = self.source(settings)
+        unknown = {}
+        for name, part in parts.items():
+            rest = part.take((part.targets >= CLASSES).nonzero().flatten())
+            unknown[name] = Part(rest.inputs, rest.targets - CLASSES)
+        return unknown, identity, {**about, "classes": CLASSES}
+
+    def build(self, problem: Examples) -> nn.Module:
+        settings = problem.settings
+        parts, identity, _ = self.source(settings)
+        key = f"{identity} {settings.seed if settings.resplit else ''}"
+        if key not in self.trained:
+            self.trained.clear()
+            self.trained[key] = self._train(parts["train"])
+        net: Any = copy.deepcopy(self.trained[key])
+        net[-1] = nn.Linear(net[-1].in_features, CLASSES)
+        return net
+
+    def _train(self, part: Part) -> nn.Module:
+        """Return the network after its first training: the same for every run on this data."""
+        known = part.take((part.targets < CLASSES).nonzero().flatten())
+        images = known.inputs.float()
+        images = (images - images.mean()) / images.std()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of("pretraining", self.name))
+            net, random = self.fresh(CLASSES), generator("pretraining", self.name, "order")
+            optimizer = torch.optim.Adam(net.parameters())
+            for _ in range(self.steps):
+                which = torch.randint(len(known), (BATCH,), generator=random)
+                optimizer.zero_grad()
+                F.cross_entropy(net(images[which]), known.targets[which]).backward()
+                optimizer.step()
+        return net
+
+
+class FinetuneDigits(_Finetuning):
+    """The digits 5 to 9 from 100 images, after 0 to 4."""
+
+    name = "finetune-digits"
+    summary = "digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download"
+    models = ("cnn",)
+    mini = Budget(epochs=15, batch=16, seeds=3, train=100)
+    paper = Budget(epochs=100, batch=16, seeds=10, train=100)  # not in the paper
+    options = frozenset({"resplit"})
+    source, fresh, steps = staticmethod(digits), staticmethod(small.digits_cnn), 150
+
+
+class FinetuneCifar10(_Finetuning):
+    """Five classes of CIFAR-10 from 500 images, after the other five."""
+
+    name = "finetune-cifar10"
+    summary = "five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)"
+    models = ("resnet-gn",)
+    mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
+    paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
+    source, fresh, steps = staticmethod(cifar10), staticmethod(small.residual), 200
