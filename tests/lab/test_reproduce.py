@@ -11,7 +11,7 @@ from support.report_runs import SGD_RATES, full_experiment, make_run
 from alrao.lab.cli.app import cli
 from alrao.lab.cli.paper import NAMES
 from alrao.lab.errors import LabError
-from alrao.lab.paper import checks, files, make, theorem
+from alrao.lab.paper import checks, computed, make
 from alrao.lab.paper.exhibits import EXHIBITS, Plan
 from alrao.lab.reading import read_runs
 from alrao.lab.report.page import Report
@@ -58,7 +58,7 @@ def test_the_triangle_is_about_alrao_whatever_the_default_method(tmp_path):
 
 @pytest.fixture(scope="module")
 def found():
-    return theorem.compute(steps=400)
+    return computed.compute(steps=400)
 
 
 def test_the_mixture_follows_the_best_copy_to_the_optimum_while_others_diverge(found):
@@ -207,14 +207,14 @@ def test_without_a_browser_the_error_says_what_is_needed(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(Chromium, "find_browser", lambda **_: None)
     with pytest.raises(LabError, match="need Chromium or Chrome"):
-        files.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
+        make.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
 
 
 @pytest.mark.slow
 @needs_chromium
 def test_images_are_svg(tmp_path, found):
     pytest.importorskip("kaleido")
-    files.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
+    make.write_images({tmp_path / "theorem.svg": make.theorem_figure(found)})
     text = (tmp_path / "theorem.svg").read_text()
     assert text.startswith("<svg")
     assert "loss above the optimum" in text

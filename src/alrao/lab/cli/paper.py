@@ -117,7 +117,7 @@ def params() -> None:
 
     The table shows them plain and with Alrao, beside the paper's figures.
     """
-    from ..paper.params import counts
+    from ..paper.computed import counts
     from ..render.terminal import plain_table
 
     out.print(plain_table(*counts(), title="Parameters, in millions"))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from ..report.copies import trace, winners
 from ..report.curves import curves, mean_curve
 from ..report.figure import Figure
-from ..report.posterior import trace, winners
 from ..table import Experiment
-from .theorem import Theorem
+from .computed import Theorem
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,8 @@ from ..settings import Settings
 from ..store import file_name, replace_file
 from ..table import Experiment
 from .checks import CHECKS, Verdict, check_theorem
+from .computed import Theorem, compute, counts
 from .exhibits import EXHIBITS, Exhibit
-from .params import counts
-from .theorem import Theorem, compute
 
 WIDTH = 1000
 HEAD = """# The paper's tables and figures, made again

@@ -24,10 +24,9 @@ try:
 except ImportError as error:
     raise missing(str(error.name), "lab", "the report") from None
 
+from .copies import features_figure, health, posterior_figure, shown_layers
 from .curves import adam_curves, learning_curves
-from .features import features_figure, health, shown_layers
 from .figure import FEW, THEMES, Figure
-from .posterior import posterior_figure
 from .rates import frozen, triangle, valley
 from .tables import Comparison, comparison
 
