@@ -16,7 +16,7 @@ from alrao.lab.errors import LabError
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.tasks import get_task
-from alrao.lab.tasks.examples import cut
+from alrao.lab.tasks.task import cut
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ import alrao
 from alrao.lab.finder import find_rate, valley
 from alrao.lab.learner import Learner
 from alrao.lab.methods import learner
-from alrao.lab.movement import Movement
+from alrao.lab.recording import Movement
 from alrao.lab.resolve import resolve
 from alrao.lab.seeds import seed_of
 from alrao.lab.settings import Settings

@@ -22,9 +22,8 @@ from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
 from alrao.lab.suite.contenders import CONTENDERS, Contender
-from alrao.lab.suite.gaps import Standings, differences
 from alrao.lab.suite.page import dots, markdown, profile, table
-from alrao.lab.suite.plan import Suite
+from alrao.lab.suite.runs import Standings, Suite, differences
 from alrao.lab.suite.workloads import FIRST_HELD_OUT, HELD_OUT, NEW, WORKLOADS, Workload, hold_out
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from .errors import LabError
-from .events import EventFiles
 from .learner import Learner
-from .movement import Movement
 from .provenance import provenance
+from .recording import EventFiles, Movement
 from .settings import Settings
 from .store import RunDirectory
 from .tasks import Problem, Supervised

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from .errors import LabError
-from .events import EventFiles, event_files
 from .loop import train
 from .provenance import require_clean
+from .recording import EventFiles, event_files
 from .records import locate
 from .resolve import resolve
 from .settings import Settings

@@ -219,8 +219,5 @@ class Settings:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-SPELLED: dict[str, type[Spelled]] = {
-    "method": MethodSpec,
-    "lr": Interval,
-}
+SPELLED: dict[str, type[Spelled]] = {"method": MethodSpec, "lr": Interval}
 """The fields whose values have a spelling."""

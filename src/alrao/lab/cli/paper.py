@@ -84,8 +84,7 @@ def suite(
     from ..store import replace_file
     from ..suite import page
     from ..suite.contenders import CONTENDERS
-    from ..suite.gaps import Standings
-    from ..suite.plan import Suite
+    from ..suite.runs import Standings, Suite
     from ..suite.workloads import WORKLOADS
 
     runs = Suite(

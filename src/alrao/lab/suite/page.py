@@ -16,7 +16,7 @@ from ..report.figure import ALRAO, Figure, panels
 from ..settings import spelled
 from ..table import historical_note, spread, summary
 from .contenders import Contender
-from .gaps import Standings, differences
+from .runs import Standings, differences
 from .workloads import Workload
 
 

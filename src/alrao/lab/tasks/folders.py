@@ -20,8 +20,7 @@ from ..data.files import data_path, is_archive
 from ..errors import LabError
 from ..seeds import generator, seed_of
 from ..settings import Settings
-from .examples import Data, Examples, ExamplesTask
-from .task import Batch, Budget, Classification
+from .task import Batch, Budget, Classification, Data, Examples, ExamplesTask
 
 if TYPE_CHECKING:
     from ..data.folders import Listing

@@ -14,9 +14,8 @@ from ..data.files import shipped, short_digest
 from ..seeds import generator, seed_of
 from ..settings import Settings
 from ..zoo import paper, small
-from .examples import Data, Examples, ExamplesTask, InMemory, Part
 from .tables import Numbers
-from .task import Budget, Classification
+from .task import Budget, Classification, Data, Examples, ExamplesTask, InMemory, Part
 
 BAND = 4
 """The widest band, in pixels."""

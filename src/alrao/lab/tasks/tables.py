@@ -18,8 +18,7 @@ from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings
 from ..zoo.small import mlp, scaled
-from .examples import Data, Examples, ExamplesTask, InMemory, Part
-from .task import Budget, Classification
+from .task import Budget, Classification, Data, Examples, ExamplesTask, InMemory, Part
 
 HIDDEN = 64
 FREQUENCIES = 64
@@ -123,35 +122,21 @@ class Regression(_Rows):
         return _data(inputs, targets, rows, table.identity, about)
 
 
-class _Shipped(_Rows):
-    """Rows that scikit-learn ships, or that are made of what it ships; their columns are standardised."""
-
-    options = frozenset({"resplit", "width"})
-
-    @abstractmethod
-    def rows(self) -> tuple[Tensor, Tensor, str, dict[str, Any]]:
-        """Return inputs, targets, a digest of the data, and its description."""
-
-    def read(self, settings: Settings) -> Data:
-        inputs, targets, identity, about = self.rows()
-        rows = _split(len(inputs), settings)
-        if targets.is_floating_point():
-            targets = _standardised(targets, rows["train"])
-        return _data(_standardised(inputs, rows["train"]), targets, rows, identity, about)
-
-
-class _Labelled(_Shipped):
+class _Labelled(_Rows):
     kind = Classes
     mini = Budget(epochs=50, batch=16, seeds=3)
     paper = Budget(epochs=200, batch=16, seeds=10)  # not in the paper
+    options = frozenset({"resplit", "width"})
     source: ClassVar[str]
     """The function of scikit-learn that loads it."""
 
-    def rows(self) -> tuple[Tensor, Tensor, str, dict[str, Any]]:
+    def read(self, settings: Settings) -> Data:
         table = shipped(self.source)
+        rows = _split(len(table.target), settings)
+        inputs = _standardised(torch.from_numpy(table.data), rows["train"])
         identity = short_digest(table.data.tobytes(), table.target.tolist())
         about = {"source": "scikit-learn", "classes": len(table.target_names)}
-        return torch.from_numpy(table.data), torch.from_numpy(table.target).long(), identity, about
+        return _data(inputs, torch.from_numpy(table.target).long(), rows, identity, about)
 
 
 class Cancer(_Labelled):
@@ -170,7 +155,7 @@ class Wine(_Labelled):
     source = "load_wine"
 
 
-class _Pixels(_Shipped):
+class _Pixels(_Rows):
     """Something to regress from a picture."""
 
     mini = Budget(epochs=16, batch=256, seeds=3)
@@ -178,14 +163,17 @@ class _Pixels(_Shipped):
     options = frozenset({"width"})
     file: ClassVar[str]
 
-    def rows(self) -> tuple[Tensor, Tensor, str, dict[str, Any]]:
-        pixels = shipped("load_sample_image", self.file)
-        about = {"source": f"scikit-learn's {self.file}"}
-        return *self.examples(torch.tensor(pixels).double()), short_digest(pixels.tobytes()), about
-
     @abstractmethod
-    def examples(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets made of the pixels (height, width, 3)."""
+
+    def read(self, settings: Settings) -> Data:
+        pixels = shipped("load_sample_image", self.file)
+        made = self.rows(torch.tensor(pixels).double())
+        rows = _split(len(made[0]), settings)
+        inputs, targets = (_standardised(each, rows["train"]) for each in made)
+        about = {"source": f"scikit-learn's {self.file}"}
+        return _data(inputs, targets, rows, short_digest(pixels.tobytes()), about)
 
 
 class Picture(_Pixels):
@@ -195,7 +183,7 @@ class Picture(_Pixels):
     summary = "scikit-learn's picture of a temple, the colour at a place; no download"
     file = "china.jpg"
 
-    def examples(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the colours by their place, given as waves of random directions and lengths."""
         colours = pixels[::PICTURE_SIDE, ::PICTURE_SIDE]
         height, width, _ = colours.shape
@@ -213,7 +201,7 @@ class Patches(_Pixels):
     summary = "scikit-learn's picture of a flower, a pixel from those around it; no download"
     file = "flower.jpg"
 
-    def examples(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the grey values of pixels drawn at random, by those around them."""
         patches = pixels.mean(-1).unfold(0, PATCH, 1).unfold(1, PATCH, 1).reshape(-1, PATCH * PATCH)
         patches = patches[torch.randperm(len(patches), generator=generator("patches"))[:PATCHES]]
