@@ -49,7 +49,7 @@ def test_every_exhibit_has_runs_or_a_program(budget):
 
 
 def test_the_triangle_is_about_alrao_whatever_the_default_method(tmp_path):
-    runs = Plan("digits", rates=(0.1, 1.0)).runs("mini", Settings(), [tmp_path])
+    runs = Plan("digits", rates=(0.1, 1.0)).runs(Settings(), [tmp_path])
     assert [str(planned.settings.method) for planned in runs.cells.values()] == ["sgd@0.1", "alrao", "sgd@1"]
 
 

@@ -22,9 +22,9 @@ class Plan:
     rates: tuple[float, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def runs(self, budget: str, common: Settings, roots: list[Path]) -> RunSet:
+    def runs(self, common: Settings, roots: list[Path]) -> RunSet:
         """Return the runs, finished ones included."""
-        settings = replace(common, task=self.task, budget=budget, **self.settings)
+        settings = replace(common, task=self.task, **self.settings)
         if self.rates:
             return Triangle(replace(settings, method=MethodSpec("alrao")), self.rates, roots=roots)
         return Comparison(settings, self.methods.split(","), seeds=self.seeds, grid_seeds=1, roots=roots)

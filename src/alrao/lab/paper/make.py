@@ -18,7 +18,7 @@ from ..errors import LabError, optional
 from ..reading import Reading, read
 from ..render import markdown
 from ..report.captions import caption
-from ..report.figure import ALRAO, BASELINE, LOG, Figure, ordered, panels, themed
+from ..report.figure import ALRAO, BASELINE, LOG, Figure, light, ordered, panels
 from ..report.page import Report, Section, write_report
 from ..runset import RunSet
 from ..settings import Settings
@@ -70,7 +70,7 @@ def write_images(figures: dict[Path, Figure]) -> None:
         drawn = {}
         async with kaleido.Kaleido(mathjax=False) as browser:
             for path, figure in figures.items():
-                plot = themed(figure)
+                plot = light(figure)
                 picture = go.Figure(data=plot.data, layout=plot.layout)
                 size = {"width": WIDTH, "height": figure.plot.wide["height"], "format": "svg"}
                 drawn[path] = await browser.calc_fig(picture.to_plotly_json(), opts=size)
@@ -118,12 +118,8 @@ def _section(exhibit: Exhibit, budget: str, found: Sequence[Shown]) -> str:
         if shown.table:
             lines += [*markdown.table(shown.table[0], shown.table[1:]), ""]
         for file, figure in shown.figures.items():
-            lines += [
-                f"![{figure.title}]({file}.svg)",
-                "",
-                f"{figure.look_for} Made by `{figure.command}`.",
-                "",
-            ]
+            made = f"{figure.look_for} Made by `{figure.command}`."
+            lines += [f"![{figure.title}]({file}.svg)", "", made, ""]
         lines += [shown.note, ""] if shown.note else []
     return "\n".join([*lines, f"`alrao reproduce {exhibit.name} --budget {budget}`", ""])
 
@@ -132,7 +128,6 @@ def _section(exhibit: Exhibit, budget: str, found: Sequence[Shown]) -> str:
 class Reproduction:
     """The exhibits that were made."""
 
-    budget: str
     shown: list[Shown] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """Exhibits that could not be made, or not from all their runs, and why."""
@@ -146,9 +141,7 @@ def reproduce(
     names: Sequence[str], common: Settings, roots: list[Path], figures: Path, page: Path, run: Run
 ) -> Reproduction:
     """Make exhibits: train their missing runs, write their files to ``figures``, and the report."""
-    budget = common.budget
-    made = Reproduction(budget)
-    every = Reading()
+    made, every, budget = Reproduction(), Reading(), common.budget
     extra: list[Figure] = []
     for name in names:
         exhibit = EXHIBITS[name]
@@ -160,7 +153,7 @@ def reproduce(
                 made.shown.append(_params(exhibit))
             else:
                 for plan in exhibit.mini if budget == "mini" else exhibit.paper:
-                    runs = plan.runs(budget, common, roots)
+                    runs = plan.runs(common, roots)
                     run(runs)
                     if runs.failed:
                         made.failed[name] = "; ".join(f"{path}: {why}" for path, why in runs.failed.items())
@@ -172,7 +165,7 @@ def reproduce(
             made.failed[name] = str(error)
     every.records = list({record.run.path: record for record in every.records}.values())
     write_report(every, page, extra, f"alrao reproduce {' '.join(names)} --budget {budget}")
-    _write(made, figures)
+    _write(made, figures, budget)
     return made
 
 
@@ -241,7 +234,7 @@ def theorem_figure(found: Theorem) -> Figure:
     return Figure("theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, table)
 
 
-def _write(made: Reproduction, place: Path) -> None:
+def _write(made: Reproduction, place: Path, budget: str) -> None:
     images: dict[Path, Figure] = {}
     for shown in made.shown:
         for name, figure in shown.figures.items():
@@ -249,5 +242,5 @@ def _write(made: Reproduction, place: Path) -> None:
             images[place / f"{name}.svg"] = figure
         if shown.table:
             write_csv(place / f"{shown.name}.csv", pd.DataFrame(shown.table[1:], columns=shown.table[0]))
-    write_index(made.budget, made.shown, made.failed, place / "README.md")
+    write_index(budget, made.shown, made.failed, place / "README.md")
     write_images(images)

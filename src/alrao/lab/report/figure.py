@@ -200,10 +200,9 @@ def axes_controls(
     return [Control(name, [("log", log), ("linear", linear)])]
 
 
-def themed(figure: Figure, theme: str = "light") -> Plot:
-    """Return the plot as it looks on a wide screen in a theme."""
-    colours = THEMES[theme]
-    plot = deepcopy(figure.plot)
+def light(figure: Figure) -> Plot:
+    """Return the plot as it looks on a wide screen in the light theme."""
+    colours, plot = THEMES["light"], deepcopy(figure.plot)
     changes = dict(figure.plot.wide)
     for control in figure.controls:
         changes |= control.choices[0][1]

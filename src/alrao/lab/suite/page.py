@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from ..render import markdown as md
+from ..render.terminal import plain_table
 from ..report.figure import ALRAO, Figure, panels
 from ..settings import spelled
 from ..table import historical_note, spread, summary
@@ -47,11 +48,10 @@ def _summed(standings: Standings, contender: Contender, workloads: Sequence[Work
 def table(standings: Standings, workloads: Sequence[Workload], title: str) -> Table:
     """Return what the contenders achieved on some workloads together, for the terminal."""
     caption = "per cent behind the best tuned test loss; runs: to find the rate"
-    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
-    for i, column in enumerate(["contender", *SUMMED]):
-        shown.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=not i)
-    for contender in standings.contenders:
-        shown.add_row(*_summed(standings, contender, workloads))
+    rows = [_summed(standings, contender, workloads) for contender in standings.contenders]
+    look: dict[str, Any] = {"title": title, "caption": caption, "box": box.SIMPLE_HEAD, "padding": 0}
+    shown = plain_table(["contender", *SUMMED], rows, **look)
+    shown.columns[0].no_wrap = True
     return shown
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .small import scaled
+from .small import pooled, scaled
 
 
 def _convolution(
@@ -18,10 +18,6 @@ def _convolution(
     convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, **options)
     rectified = [nn.ReLU(inplace=True)] if relu else []
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), *rectified)
-
-
-def _classifier(layers: list[nn.Module], channels: int, classes: int) -> nn.Module:
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
 VGG19 = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
@@ -41,7 +37,7 @@ def vgg19(classes: int = 10, width: float = 1.0) -> nn.Module:
             layers.append(_convolution(channels, size, 3))
             channels = size
         layers.append(nn.MaxPool2d(2))
-    return _classifier(layers, channels, classes)
+    return pooled(layers, channels, classes)
 
 
 GOOGLENET = (
@@ -94,7 +90,7 @@ def googlenet(classes: int = 10, width: float = 1.0) -> nn.Module:
             block = Inception(channels, tuple(scaled(size, width) for size in sizes))
             layers.append(block)
             channels = block.outputs
-    return _classifier(layers, channels, classes)
+    return pooled(layers, channels, classes)
 
 
 MOBILENET = (
@@ -141,7 +137,7 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Module:
             channels = outputs
     last = scaled(1280, width)
     layers.append(_convolution(channels, last, 1, bias=False))
-    return _classifier(layers, last, classes)
+    return pooled(layers, last, classes)
 
 
 class RecurrentLM(nn.Module):

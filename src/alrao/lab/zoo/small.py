@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from math import inf
 
@@ -25,11 +25,13 @@ def scaled(channels: int, width: float) -> int:
     return max(1, round(channels * width))
 
 
+def pooled(layers: Iterable[nn.Module], channels: int, classes: int) -> nn.Sequential:
+    """Return layers, the mean over the image that is left, and a Linear layer."""
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
 def mlp(
-    inputs: int,
-    classes: int,
-    hidden: Sequence[int] = (128, 128),
-    activation: Callable[[], nn.Module] = nn.ReLU,
+    inputs: int, classes: int, hidden: Sequence[int] = (128, 128), activation: type[nn.Module] = nn.ReLU
 ) -> nn.Module:
     """Fully connected layers; an example of any shape is flattened to ``inputs`` numbers."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -63,7 +65,7 @@ def _cnn(channels: int, classes: int, sizes: Sequence[int], width: float, batch_
         layers += [nn.BatchNorm2d(size)] if batch_norm else []
         layers.append(nn.ReLU())
         channels = size
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return pooled(layers, channels, classes)
 
 
 def separable(classes: int, width: float = 1.0) -> nn.Sequential:
@@ -73,7 +75,7 @@ def separable(classes: int, width: float = 1.0) -> nn.Sequential:
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Conv2d(inputs, inputs, 3, stride=2, padding=1, groups=inputs), nn.BatchNorm2d(inputs)]
         layers += [nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], classes))
+    return pooled(layers, sizes[-1], classes)
 
 
 class _Block(nn.Module):
@@ -107,15 +109,8 @@ def residual(classes: int, width: float = 1.0, *, batch_norm: bool = False) -> n
     for size in sizes:
         blocks.append(_Block(inputs, size, 2, norm))
         inputs = size
-    return nn.Sequential(
-        nn.Conv2d(3, sizes[0], 3, padding=1, bias=False),
-        *blocks,
-        norm(inputs),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(inputs, classes),
-    )
+    first = nn.Conv2d(3, sizes[0], 3, padding=1, bias=False)
+    return pooled([first, *blocks, norm(inputs), nn.ReLU()], inputs, classes)
 
 
 def _encoder(size: int, layers: int, norm_first: bool = True) -> nn.TransformerEncoder:
@@ -141,22 +136,14 @@ class VisionTransformer(nn.Module):
     """
 
     def __init__(
-        self,
-        classes: int,
-        size: int = 48,
-        layers: int = 3,
-        image: int = 32,
-        patch: int = 4,
-        *,
-        channels: int = 3,
-        norm_first: bool = True,
+        self, classes: int, *, image: int = 32, patch: int = 4, channels: int = 3, norm_first: bool = True,
         width: float = 1.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
-        size = _size(size, width)
+        size = _size(48, width)
         self.patches = nn.Conv2d(channels, size, patch, patch)
         self.positions = nn.Embedding((image // patch) ** 2, size)
-        self.encoder = _encoder(size, layers, norm_first)
+        self.encoder = _encoder(size, 3, norm_first)
         self.output = nn.Linear(size, classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -171,11 +158,9 @@ class TransformerLM(nn.Module):
     It reads at most ``window`` symbols at once and has no state.
     """
 
-    def __init__(
-        self, symbols: int, size: int = 64, layers: int = 2, window: int = 70, *, width: float = 1.0
-    ) -> None:
+    def __init__(self, symbols: int, layers: int = 2, window: int = 70, *, width: float = 1.0) -> None:
         super().__init__()
-        size = _size(size, width)
+        size = _size(64, width)
         self.embedding = nn.Embedding(symbols, size)
         self.positions = nn.Embedding(window, size)
         self.encoder = _encoder(size, layers)
@@ -203,12 +188,12 @@ class _Mixing(nn.Module):
 class Mixer(nn.Module):
     """Patches of an image as tokens; layers over tokens and over channels in turn; the mean over tokens."""
 
-    def __init__(self, classes: int, size: int = 48, layers: int = 2, *, width: float = 1.0) -> None:
+    def __init__(self, classes: int, *, width: float = 1.0) -> None:
         super().__init__()
-        size = scaled(size, width)
+        size = scaled(48, width)
         self.patches = nn.Conv2d(3, size, 4, 4)
-        self.mixings = nn.ModuleList(_Mixing(over) for _ in range(layers) for over in (64, size))
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(2 * layers + 1))
+        self.mixings = nn.ModuleList(_Mixing(over) for _ in range(2) for over in (64, size))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(5))
         self.output = nn.Linear(size, classes)
 
     def forward(self, images: Tensor) -> Tensor:
