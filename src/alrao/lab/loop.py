@@ -68,7 +68,11 @@ class _Loop:
 
     def __post_init__(self) -> None:
         self.epochs = self.settings.epochs or 1
-        self.training = _start(self.problem, self.settings, self.team)
+        if isinstance(self.problem, Supervised):
+            self.training: Training = SupervisedTraining(self.problem, self.settings, self.team)
+        else:
+            assert isinstance(self.problem, Trainable)
+            self.training = self.problem.start(self.settings, self.team.device)
         self.movement = Movement(self.training.learner)
         self.progress = _Progress()
         self.best_weights: dict[str, Tensor] | None = None
@@ -211,13 +215,6 @@ class _Loop:
                 f"{self.directory.path / 'checkpoint.pt'} is not of this run or of this version "
                 f"({type(error).__name__}): delete it to start the run again"
             ) from error
-
-
-def _start(problem: Problem, settings: Settings, team: Team) -> Training:
-    if isinstance(problem, Supervised):
-        return SupervisedTraining(problem, settings, team)
-    assert isinstance(problem, Trainable)
-    return problem.start(settings, team.device)
 
 
 def _trace_posterior(trace: list[Any], updates: int, learner: Learner) -> None:

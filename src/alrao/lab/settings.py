@@ -197,9 +197,9 @@ class Settings:
     former: str = option("", "settings of a row that the workbench no longer has; no option")
 
     def __post_init__(self) -> None:
-        for name, kind in SPELLED.items():
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, kind.of(value))
+        object.__setattr__(self, "method", MethodSpec.of(self.method))
+        if self.lr is not None:
+            object.__setattr__(self, "lr", Interval.of(self.lr))
 
     def key(self) -> dict[str, Any]:
         """Return what identifies the run: every field that repeats it and is not the usual value, as spelled.
@@ -217,7 +217,3 @@ class Settings:
         """Return a short name for the settings on the data of that identity."""
         text = json.dumps([self.key(), data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-SPELLED: dict[str, type[Spelled]] = {"method": MethodSpec, "lr": Interval}
-"""The fields whose values have a spelling."""

@@ -41,6 +41,7 @@ def _row(record: Record) -> dict[str, Any]:
     method = METHODS.get(spec.name)
     rate = spec.lr if spec.lr is not None or method is None else method.default_rate
     low, high = (interval.low, interval.high) if interval is not None else (nan, nan)
+    common = [item for item in settings.key().items() if item[0] not in (*OF_METHOD, "seed")]
     names, shown = list(METHODS), ",".join(varied(settings))
     place = names.index(spec.name) if spec.name in names else len(names)
     order = (place, spec.name, spec.lr or 0.0, spec.fraction or 0.0, shown != "", low, high)
@@ -50,7 +51,7 @@ def _row(record: Record) -> dict[str, Any]:
         figures |= {f"{part} {measure}": values.get(measure) for measure in result[part]}
         figures[part] = values.get(record.measures[0])
     return {
-        "experiment": _experiment_of(record),
+        "experiment": repr((*common, json.dumps(record.about, sort_keys=True, default=str))),
         "label": label(settings),
         "spec": spec,
         "method": spec.name,
@@ -71,13 +72,6 @@ def _row(record: Record) -> dict[str, Any]:
         "order": (*(0.0 if value != value else value for value in order), label(settings), settings.seed),
         **figures,
     }
-
-
-def _experiment_of(record: Record) -> str:
-    """What the runs of an experiment have in common: everything but method and seed."""
-    key = record.settings.key().items()
-    common = [item for item in key if item[0] not in (*OF_METHOD, "seed")]
-    return repr((*common, json.dumps(record.about, sort_keys=True, default=str)))
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:

@@ -142,8 +142,13 @@ def _is_cifar(folder: Path) -> bool:
 
 
 def _of_folder(folder: Path) -> Arrays:
-    if any(_is_batch(path.name) for path in folder.iterdir()):
-        return _of_batches(folder)
+    batches = any(_is_batch(path.name) for path in folder.iterdir())
+    if batches and any(folder.glob("*.bin")):
+        train = [_of_binary(folder / f"{name}.bin") for name in BATCHES]
+        images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
+        return Arrays.of(images, labels, *_of_binary(folder / f"{TEST}.bin"), classes=CLASSES)
+    if batches:
+        return _of_python(folder)
     parts = [scan(folder / part) for part in ("train", "test")]
     for part in parts:
         if len(part.classes) != len(CLASSES):
@@ -155,14 +160,6 @@ def _of_folder(folder: Path) -> Arrays:
         paths = track([part.path(i) for i in range(len(part))], f"reading {part.root.name}")
         tensors += [torch.stack([_pixels(path) for path in paths]), torch.from_numpy(part.labels)]
     return Arrays.of(*tensors, classes=parts[0].classes)
-
-
-def _of_batches(folder: Path) -> Arrays:
-    if not any(folder.glob("*.bin")):
-        return _of_python(folder)
-    train = [_of_binary(folder / f"{name}.bin") for name in BATCHES]
-    images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
-    return Arrays.of(images, labels, *_of_binary(folder / f"{TEST}.bin"), classes=CLASSES)
 
 
 class _Python(torchvision.datasets.CIFAR10):  # type: ignore[misc]

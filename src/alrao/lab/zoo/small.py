@@ -97,13 +97,13 @@ class _Block(nn.Module):
         return shortcut + y
 
 
-def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(max(1, channels // GROUP), channels)
-
-
 def residual(classes: int, width: float = 1.0, *, batch_norm: bool = False) -> nn.Sequential:
     """Three residual blocks of 16, 32 and 64 channels with GroupNorm or BatchNorm, for images of 3×32×32."""
-    norm: Callable[[int], nn.Module] = nn.BatchNorm2d if batch_norm else _group_norm
+
+    def norm(channels: int) -> nn.Module:
+        groups = max(1, channels // GROUP)
+        return nn.BatchNorm2d(channels) if batch_norm else nn.GroupNorm(groups, channels)
+
     sizes = [GROUP * max(1, scaled(size, width) // GROUP) for size in (16, 32, 64)]
     blocks, inputs = [], sizes[0]
     for size in sizes:
