@@ -1,37 +1,38 @@
 """Processes that tests start: none outlives its test, and one that hangs shows where."""
 
 import faulthandler
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 
-import torch
 import torch.multiprocessing as mp
 
 DEADLINE = 80
 """Seconds after which a process shows its stack and ends; pytest's own limit shows nothing of it."""
 STARTING = 20
 """More seconds for its imports."""
-START = "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
-"""How processes start; autograd's threads of GPUs do not survive a fork."""
+START = "forkserver" if sys.platform == "linux" else "spawn"
+"""How processes start. The server has done the imports. Processes forked from that of the tests could not use
+autograd once a test has used it on another device than the CPU."""
+
+multiprocessing.set_forkserver_preload(["torch.distributed.tensor", "alrao"])
 
 
 def together(work, processes, *arguments, deadline=DEADLINE):
     """Call ``work(rank, *arguments)`` in several processes; raise what the first raised that failed.
 
-    They are forked: on a busy machine the imports of new processes take minutes, and the work some seconds.
+    They are forked from a server: on a busy machine the imports of new processes take minutes, and the work
+    some seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         stacks = [Path(folder, str(rank)) for rank in range(processes)]
         words = (work, stacks, deadline, arguments)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)  # no thread works
-            group = mp.start_processes(_traced, words, processes, join=False, start_method=START)
+        group = mp.start_processes(_traced, words, processes, join=False, start_method=START)
         end = time.monotonic() + deadline + STARTING
         try:
             while not group.join(max(0, end - time.monotonic()), grace_period=5):
@@ -47,7 +48,6 @@ def together(work, processes, *arguments, deadline=DEADLINE):
 
 
 def _traced(rank, work, stacks, deadline, arguments):
-    warnings.simplefilter("default")  # pytest's filters are forked too
     with stacks[rank].open("w") as file:
         faulthandler.enable(file)  # shows a crash too
         faulthandler.dump_traceback_later(deadline, exit=True, file=file)
