@@ -152,7 +152,10 @@ class Auto(AveragedOptimizer):
         rates = super()._begin_group(group, distribution)
         for p in group["params"]:
             if group["follows"] and "u" in self.state[p]:
-                self.state[p]["worth"] = torch.zeros_like(self.state[p]["u"])
+                self.state[p]["worth"] = worth = torch.zeros_like(self.state[p]["u"])
+                if self.model.head.copies < 2:
+                    for key in ("total", "total_size"):
+                        self.state[p][key] = torch.zeros((), dtype=worth.dtype, device=p.device)
         return rates
 
     def _interval_of(self, group: dict[str, Any]) -> Interval:

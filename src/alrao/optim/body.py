@@ -11,7 +11,7 @@ from torch import Tensor
 from ..rates import Interval
 from ..shards import is_shard, local, sum_over_shards, summed_as, whole_of
 
-__all__ = ["BodyStep", "Shards"]
+__all__ = ["BodyStep", "Shards", "totals_of"]
 
 
 class BodyStep(NamedTuple):
@@ -35,6 +35,9 @@ class BodyStep(NamedTuple):
     worths: list[Tensor]
     """What the way of each feature has been worth, in the shape of ``places``: 0 at the start, for the search
     to change in place, and saved with the optimizer's state."""
+    totals: list[list[Tensor]]
+    """Two running means of the worth of a parameter, with its sign and without, likewise; none
+    with copies."""
 
     @classmethod
     def of(
@@ -53,7 +56,13 @@ class BodyStep(NamedTuple):
             [grads[i] for i in at],
             [states[i]["u"] for i in at],
             [states[i]["worth"] for i in at],
+            [totals_of(states[i]) for i in at if "total" in states[i]],
         )
+
+
+def totals_of(state: dict[str, Any]) -> list[Tensor]:
+    """Return the running means of a parameter's worth: two tensors without an axis, as a counter."""
+    return [state["total"], state["total_size"]]
 
 
 class Shards:

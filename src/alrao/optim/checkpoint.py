@@ -63,7 +63,7 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
     """Raise a ValueError if a tensor of the state does not fit its parameter."""
     for i, p in params.items():
         for key, value in state.get(i, {}).items():
-            if not isinstance(value, Tensor) or key == "step":
+            if not isinstance(value, Tensor) or key in ("step", "total", "total_size"):
                 continue
             _check_processes(key, value, p)
             if not (broadcasts(value.shape, p.shape) if key in ("u", "worth") else value.shape == p.shape):

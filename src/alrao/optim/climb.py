@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..finite import is_finite, zero_nonfinite_
 from .body import BodyStep, Shards
+from .on_device import widest
 from .search import BEGUN, COPIES, LONGEST, RateSearch
 
-__all__ = ["ClimbingSearch", "pull_of"]
+__all__ = ["ClimbingSearch", "follow_totals_", "pull_of", "pull_of_each"]
 
 SPEED = 0.1
 """How far the logarithm of the centre moves in a step at most, in a search of the usual length."""
@@ -53,6 +54,10 @@ class ClimbingSearch(RateSearch):
     to its rate, and the centre rises. Where the loss is noise, the sign of the worth changes from step to
     step, :math:`s` is small, and the centre stays.
 
+    Without copies, the loss may have parts of very different size, such as those of a policy and of a value
+    function. There every parameter has a fraction of its own, at most 1 in size, times a steadiness of its
+    own, and the centre follows their mean, weighted by the number of features, times :math:`s`.
+
     Copies can tell rates apart once one of them gains. Behind two layers of sigmoids that takes longer than
     the search, but features tell sooner; behind three, neither does. So the copies are believed until the
     body's centre is 3 times above theirs, and the body alone from 9 times on.
@@ -74,6 +79,7 @@ class ClimbingSearch(RateSearch):
 
     def __post_init__(self) -> None:
         self._now: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._totals: list[list[Tensor]] = []
         self._width = 0.0
 
     def observe_body(self, step: BodyStep) -> None:
@@ -86,12 +92,14 @@ class ClimbingSearch(RateSearch):
         torch._foreach_mul_(now, step.grads)
         for each, place, worth in zip(now, step.places, step.worths, strict=True):
             self._now.append((each.sum_to_size(place.shape).to(worth.dtype), worth, place))
+        self._totals += step.totals
 
     def follow_body(self, shards: Shards) -> None:
         """Move the centre by what has been shown of all parameters, in all processes."""
         if not self._now:
             return
         nows, worths, places = map(list, zip(*self._now, strict=True))
+        totals, self._totals = self._totals, []
         self._now.clear()
         nows = shards.summed(nows, worths)
         self.shown += 1
@@ -108,11 +116,16 @@ class ClimbingSearch(RateSearch):
         total = part * float(now.mean())
         self.total += (total - self.total) / memory
         self.total_size += (abs(total) - self.total_size) / memory
+        for of_one, each, worth in zip(totals, nows, worths, strict=bool(totals)):
+            follow_totals_(of_one, shards.joined([each], [worth]).mean(), 1 / memory)
         if self.shown >= FIRST and self.total_size > 0:
-            worth = shards.joined(worths, worths).double()
-            log_rate = ((shards.joined(places, worths) - 0.5) * self._width).double()
             steady = abs(self.total) / self.total_size
-            pull = min(max(steady * float(pull_of(worth, log_rate)), -1.0), 1.0)
+            log_rates = [(place - 0.5) * self._width for place in places]
+            if totals:
+                pull = steady * float(pull_of_each(worths, log_rates, totals, shards))
+            else:
+                of_all = (shards.joined(x, worths).double() for x in (worths, log_rates))
+                pull = min(max(steady * float(pull_of(*of_all)), -1.0), 1.0)
             climbed = self.climbed + pull * SPEED * LONGEST / self.steps
             self.climbed = min(max(climbed, log(COPIES[0])), log(COPIES[1]))
 
@@ -123,6 +136,25 @@ class ClimbingSearch(RateSearch):
         of_copies = super().middle()
         above = self.climbed - of_copies if self.shown else 0.0
         return of_copies + max(0.0, min(above, 2 * (above - log(APART))))
+
+
+def follow_totals_(totals: list[Tensor], now: Tensor, part: float | Tensor) -> None:
+    """Follow the worth of all features of a parameter, with its sign and without, by a part of the way."""
+    both = [old + (new.to(old.dtype) - old) * part for old, new in zip(totals, (now, now.abs()), strict=True)]
+    torch._foreach_copy_(totals, both)
+
+
+def pull_of_each(
+    worths: list[Tensor], log_rates: list[Tensor], totals: list[list[Tensor]], shards: Shards
+) -> Tensor:
+    """Return the mean over all parameters of where each draws the centre to, by its features and steadily."""
+    pulls, features = [], 0
+    for worth, log_rate, (total, size) in zip(worths, log_rates, totals, strict=True):
+        of_one, at = (shards.joined([x], [worth]).to(widest(x.device)) for x in (worth, log_rate))
+        steady = (total.abs() / size).masked_fill(size == 0, 0.0)
+        pulls.append(of_one.numel() * steady * pull_of(of_one, at).clamp(-1.0, 1.0))
+        features += of_one.numel()
+    return torch.stack(pulls).sum() / features
 
 
 def pull_of(worth: Tensor, log_rate: Tensor) -> Tensor:

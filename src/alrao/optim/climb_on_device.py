@@ -10,8 +10,18 @@ import torch
 from torch import Tensor
 
 from ..finite import zero_nonfinite_
-from .body import Shards
-from .climb import APART, FIRST, LARGEST_STEP, RECENT, SPEED, ClimbingSearch, pull_of
+from .body import Shards, totals_of
+from .climb import (
+    APART,
+    FIRST,
+    LARGEST_STEP,
+    RECENT,
+    SPEED,
+    ClimbingSearch,
+    follow_totals_,
+    pull_of,
+    pull_of_each,
+)
 from .search import COPIES, LONGEST
 from .search_on_device import SearchOnDevice
 
@@ -31,6 +41,7 @@ class ClimbOnDevice(SearchOnDevice):
         known = [search.climbed, search.shown, search.usual, search.total, search.total_size]
         self.climb = log_rates.new_tensor(known)
         self._now: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._totals: list[list[Tensor]] = []
 
     def read(self) -> ClimbingSearch:
         """Return the search as it is now, read on the host."""
@@ -50,12 +61,14 @@ class ClimbOnDevice(SearchOnDevice):
                 place = state["u"]
                 now = -(grad * (weight - state["z"])).sum_to_size(place.shape)
                 self._now.append((zero_nonfinite_(now), state["worth"], (place - 0.5) * width))
+                self._totals += [totals_of(state)] if "total" in state else []
 
     def follow_body(self, shards: Shards, counts: Tensor) -> None:
         """Move the centre by what has been shown of all parameters in all processes, if this counts."""
         if not self._now:
             return
         nows, worths, log_rates = map(list, zip(*self._now, strict=True))
+        totals, self._totals = self._totals, []
         self._now.clear()
         nows = shards.summed(nows, worths)
         climbed, before, usual, total, total_size = self.climb.clone().unbind()
@@ -74,11 +87,15 @@ class ClimbOnDevice(SearchOnDevice):
         of_all = part * now.mean()
         total = total + (of_all - total) / memory
         total_size = total_size + (of_all.abs() - total_size) / memory
-        worth = shards.joined(kept, worths).to(before.dtype)
-        log_rate = shards.joined(log_rates, worths).to(before.dtype)
+        for of_one, each, kept_one in zip(totals, nows, worths, strict=bool(totals)):
+            follow_totals_(of_one, part * shards.joined([each], [kept_one]).mean(), counts / memory)
         moves = (before + 1 >= FIRST) & (total_size > 0)
         steady = (total.abs() / total_size).masked_fill(~moves, 0.0)
-        pull = (steady * pull_of(worth, log_rate)).clamp(-1.0, 1.0)
+        if totals:
+            pull = steady * pull_of_each(worths, log_rates, totals, shards).to(before.dtype)
+        else:
+            both = (shards.joined(x, worths).to(before.dtype) for x in (kept, log_rates))
+            pull = (steady * pull_of(*both)).clamp(-1.0, 1.0)
         climbed = (climbed + pull * SPEED * LONGEST / self.steps).clamp(log(COPIES[0]), log(COPIES[1]))
         now_known = torch.stack([climbed, before + 1, usual, total, total_size])
         self.climb.copy_(torch.where(counts, now_known, self.climb))
