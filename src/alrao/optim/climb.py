@@ -58,9 +58,8 @@ class ClimbingSearch(RateSearch):
     function. There every parameter has a fraction of its own, at most 1 in size, times a steadiness of its
     own, and the centre follows their mean, weighted by the number of features, times :math:`s`.
 
-    Copies can tell rates apart once one of them gains. Behind two layers of sigmoids that takes longer than
-    the search, but features tell sooner; behind three, neither does. So the copies are believed until the
-    body's centre is 3 times above theirs, and the body alone from 9 times on.
+    Copies can tell rates apart once one of them gains. Behind layers of sigmoids features tell sooner. So the
+    centre is that of the copies until the body's is 3 times above it, and the body's from 9 times on.
 
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023, and Cutkosky et
     al., "Mechanic: A Learning Rate Tuner", 2023, for the same worth of the whole network's way.

@@ -157,8 +157,10 @@ COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
 
 def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
     """Draw a row for each workload, with a dot for each contender at its gap to the best tuned run."""
-    names = [workload.name for workload in workloads if workload.name in standings.best]
-    gaps = standings.gaps.reindex(columns=names)
+    ready = [workload for workload in workloads if workload.name in standings.best]
+    held_out = {each.name: f"{each.name} (held out)" for each in ready if not each.chosen_on}
+    names = [*held_out.values(), *(each.name for each in ready if each.chosen_on)]
+    gaps = standings.gaps.rename(columns=held_out).reindex(columns=names)
     plot = panels(1, height=120 + 26 * len(names))
     for contender, look in _looks(contenders):
         found = gaps.loc[contender.name].dropna().clip(upper=FARTHEST)
