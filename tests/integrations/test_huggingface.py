@@ -176,7 +176,8 @@ def started_with_auto(folder, *callbacks, **options):
     torch.manual_seed(0)
     model = alrao.Alrao(classifier(), 10)
     settings = {"num_train_epochs": 30, "lr_scheduler_type": "constant", **options}
-    return trainer(folder, model, alrao.Auto(model), callbacks=callbacks, **settings)
+    optimizer = alrao.Auto(model, steps=167)  # a search of 50 steps, whatever is learned
+    return trainer(folder, model, optimizer, callbacks=callbacks, **settings)
 
 
 @pytest.mark.parametrize("callbacks", [[], [AlraoCallback()]], ids=["alone", "callback"])
