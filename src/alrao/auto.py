@@ -327,7 +327,7 @@ class Auto(AveragedOptimizer):
         search.count(searching.to(gate.live.dtype))
         if evidence is not None:
             search.observe(evidence.log_likelihood("mean"), searching & evidence.observed & evidence.finite)
-        if not (self.param_groups[0]["capturable"] or search.may_be_due):
+        if not (self.param_groups[0]["capturable"] or search.may_search):
             return
         moved = searching & search.due
         for i, (rates, group) in enumerate(zip(self.rates_of_groups, self.param_groups, strict=True)):

@@ -71,11 +71,6 @@ class SearchOnDevice:
         """Whether the search may go on, as far as the host knows."""
         return self.calls <= ceil(self.steps / self.slowest)
 
-    @property
-    def may_be_due(self) -> bool:
-        """Whether the interval may move after this step, as far as the host knows."""
-        return self.may_search  # it may be over at any step
-
     def count(self, live: Tensor) -> None:
         """Count a step, 1, or none, 0."""
         step, made, _, seen, progress = self.numbers.clone().unbind()
