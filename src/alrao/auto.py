@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import log, sqrt
 from typing import Any
 
@@ -19,7 +19,7 @@ from .optim.checks import check_at_least_0, check_steps
 from .optim.climb import ClimbingSearch
 from .optim.climb_on_device import ClimbOnDevice
 from .optim.feature_rates import GroupRates
-from .optim.gradient_point import GradientPoint, PointOnDevice
+from .optim.gradient_point import START, GradientPoint, PointOnDevice
 from .optim.moving import MovingInterval
 from .optim.on_device import DeviceUpdate, Gate, counter, widest
 from .optim.search import COPIES
@@ -54,8 +54,9 @@ class Auto(AveragedOptimizer):
        the body's own way is worth more: see :class:`ClimbingSearch`. Where a feature's rate falls, its
        distance from its start shrinks with it.
     2. **Averaging**: :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
-       :math:`c_k = k^2 / \sum_{i \le k} i^2`, and :math:`y = (1 - \beta_1) z + \beta_1 x`. A network without
-       copies has less of :math:`x` in :math:`y` while :math:`x` lags behind: see :class:`GradientPoint`.
+       :math:`c_k = k^2 / \sum_{i \le k} i^2`, and :math:`y = (1 - \beta) z + \beta x`. :math:`\beta` is
+       :math:`\beta_1`, higher where steps swing from side to side, and on a network without copies lower
+       while :math:`x` lags behind: see :class:`GradientPoint`.
 
     The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
     while it is in evaluation mode: ``model.train()`` and ``model.eval()`` are all that it takes. During the
@@ -71,8 +72,8 @@ class Auto(AveragedOptimizer):
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
-        betas: :math:`\beta_1`, the part of the average in the training weights (without
-            copies, the highest), and :math:`\beta_2`, of the running average of squared gradients.
+        betas: :math:`\beta_1`, the usual part of the average in the training weights, and :math:`\beta_2`,
+            of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
         params: parameters or parameter groups, as in :class:`SGD`. A group with its own ``lr`` (interval,
             distribution or number) keeps these rates; the others follow the search.
@@ -135,7 +136,7 @@ class Auto(AveragedOptimizer):
             evidence="sum", process_group=process_group, swap=swap, sleep=sleep,
             capturable=capturable,
         )  # fmt: skip
-        self.point: GradientPoint | PointOnDevice | None = None if self.model.head.copies else GradientPoint()
+        self.point: GradientPoint | PointOnDevice = self._point()
         self._stepped = False
         self._place_search()
         self.model.head.start_alike()
@@ -153,6 +154,7 @@ class Auto(AveragedOptimizer):
         for p in group["params"]:
             if group["follows"] and "u" in self.state[p]:
                 self.state[p]["worth"] = worth = torch.zeros_like(self.state[p]["u"])
+                self.state[p]["last"] = torch.zeros_like(worth)
                 if self.model.head.copies < 2:
                     for key in ("total", "total_size"):
                         self.state[p][key] = torch.zeros((), dtype=worth.dtype, device=p.device)
@@ -164,6 +166,9 @@ class Auto(AveragedOptimizer):
         scale = group.get("scale", 1.0)
         return low * scale, high * scale
 
+    def _point(self, numbers: Sequence[float] = START) -> GradientPoint:
+        return GradientPoint(slopes=not self.model.head.copies, copies=not self.sleeps, numbers=numbers)
+
     def _place_search(self) -> None:
         """Continue the search where this optimizer computes: in tensors, or in numbers."""
         if not self.on_device:
@@ -171,8 +176,7 @@ class Auto(AveragedOptimizer):
         search = self.search.read() if isinstance(self.search, ClimbOnDevice) else self.search
         rates = self.copy_rates() if self.model.head.copies else torch.ones(0)
         device = self.model.head.evidence.device
-        if self.point is not None:
-            self.point = PointOnDevice(self.point.read(), device)
+        self.point = PointOnDevice(self.point, device)
         log_rates = rates.to(device, widest(device)).log()
         self.search = ClimbOnDevice(search, log_rates)
         for i, group in enumerate(self.param_groups):
@@ -214,13 +218,15 @@ class Auto(AveragedOptimizer):
             moved = y + z
             before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
             mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
-            nearer = mixing
-            if isinstance(self.point, GradientPoint):
-                beta, nearer = self.point.move(states, z, y, g, beta, mixing)
+            assert isinstance(self.point, GradientPoint)
+            self.point.observe(z, y, g)
+            if self.point.compares:
+                self.point.turn(states, step.directions())
+            betas, nearer = self.point.move(states, beta, mixing)
             for c in set(nearer):  # one, unless parameters have joined later
                 at = [i for i, each in enumerate(nearer) if each == c]
                 torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
-            step.apply(y, [1 - beta * (1 - c) for c in mixing])
+            step.apply(y, [1 - each * (1 - c) for each, c in zip(betas, mixing, strict=True)])
             step.apply(z, [1.0] * len(z))
         if before is not None:
             for now, old in zip(moved, before, strict=True):
@@ -230,7 +236,7 @@ class Auto(AveragedOptimizer):
                 round_to(p, state["rest"], wide)
 
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
-        return self.point is None and "z" in state  # what is searched is of whole parameters
+        return "z" in state
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
@@ -248,7 +254,7 @@ class Auto(AveragedOptimizer):
             body = next(rates.body for rates, each in groups if each is group)
             if isinstance(body, MovingInterval):
                 self.search.observe_body(states, y, g, body.ends)
-        assert not isinstance(self.point, GradientPoint)
+        assert isinstance(self.point, PointOnDevice)
         averaging_step(u, states, y, g, group, self.search.searching, self.point)
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
@@ -259,8 +265,7 @@ class Auto(AveragedOptimizer):
         state["v"] = torch.zeros_like(p, dtype=wide_dtype(p))
         if wide_dtype(p) != p.dtype:
             state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
-        if self.model.head.copies == 0:
-            state["beta"] = group["betas"][0]
+        state["beta"] = group["betas"][0]
 
     def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
         if "v" not in self.state[p]:
@@ -272,7 +277,7 @@ class Auto(AveragedOptimizer):
         if "v" not in state:
             return
         if self.on_device:
-            for key in ("step", "k", *({"beta"} & state.keys())):
+            for key in ("step", "k", "beta"):
                 state[key] = counter(p, on_device=True).fill_(state.get(key, 0))
             start = state.pop("start", p.detach())  # beside z, which is not needed before it
             state["z"] = state.get("z", start).to(wide_dtype(p), copy=True)
@@ -312,7 +317,7 @@ class Auto(AveragedOptimizer):
             if self.search.due:
                 self._move()
         elif self._stepped and isinstance(self.point, GradientPoint):
-            self.point.follow(self._shards("z"))
+            self.point.follow(self._shards("z"), self._shards("last"))
         super()._end_step(evidence, gate)
 
     def _shards(self, key: str) -> Shards:
@@ -322,7 +327,8 @@ class Auto(AveragedOptimizer):
     def _search_on_device(self, search: ClimbOnDevice, evidence: Any, gate: Gate) -> None:
         searching = search.searching & gate.accepted
         if isinstance(self.point, PointOnDevice):
-            self.point.follow(self._shards("z"), ~search.searching & gate.accepted)
+            averaging = ~search.searching & gate.accepted
+            self.point.follow(self._shards("z"), self._shards("last"), averaging)
         search.follow_body(self._shards("worth"), searching)
         search.count(searching.to(gate.live.dtype))
         if evidence is not None:
@@ -372,9 +378,7 @@ class Auto(AveragedOptimizer):
             params = [p for group in self.param_groups for p in group["params"]]
             for i, state in packed["state"].items():
                 packed["state"][i] = on_host(state, params[i], searching=not search.over)
-        kept: dict[str, Any] = {"search": dataclasses.asdict(search)}
-        if self.point is not None:
-            kept["point"] = self.point.read()
+        kept: dict[str, Any] = {"search": dataclasses.asdict(search), "point": self.point.read()}
         packed["param_groups"] = [{**group, **kept} for group in packed["param_groups"]]
         return packed
 
@@ -382,15 +386,14 @@ class Auto(AveragedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of :meth:`state_dict`, before or after the weights of the model."""
         checkpoint.check_version(state_dict)
-        if not all("search" in group for group in state_dict["param_groups"]):
+        if not all("search" in group and "point" in group for group in state_dict["param_groups"]):
             raise ValueError(
                 "this is the state of another optimizer than Auto: build the one that it was saved from"
             )
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             self.search = ClimbingSearch(**group.pop("search"))
-            if "point" in group:
-                self.point = GradientPoint(group.pop("point"))
+            self.point = self._point(group.pop("point"))
         self._place_search()
         if isinstance(self.search, ClimbingSearch) and not self.search.over:
             for group in self.param_groups:

@@ -1,15 +1,16 @@
-"""Where Auto takes gradients on plain networks, against the definition written out with x, y and z."""
+"""Where Auto takes its gradients, against the definition written out with x, y and z."""
 
 import copy
 import io
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import alrao
 from alrao.optim.body import Shards
-from alrao.optim.gradient_point import START, GradientPoint, PointOnDevice
+from alrao.optim.gradient_point import GradientPoint, PointOnDevice
 
 SEARCH = 3
 """Steps of the search of a training of 10 steps."""
@@ -23,9 +24,11 @@ def layer():
 
 
 def loss_of(net, step):
-    """A slope, on which the average lags, and from step 20 on a minimum beside it, with noise."""
+    """A slope, on which the average lags; from step 20 on slopes that swing; then a minimum, with noise."""
     if step < 20:
         return -2 * sum(p.sum() for p in net.parameters())
+    if step < 50:
+        return (-1) ** step * sum(p.sum() for p in net.parameters())
     noise = torch.Generator().manual_seed(step)
     parts = [p - 0.05 + torch.randn(p.shape, generator=noise, dtype=p.dtype) for p in net.parameters()]
     return sum(each.square().sum() for each in parts)
@@ -47,7 +50,8 @@ class Literal:
         self.v = [optimizer.state[p]["v"].clone() for p in net.parameters()]
         self.z, self.x = ([p.detach().clone() for p in self.y] for _ in range(2))
         self.part, self.slopes, self.mean, self.size, self.k = 1.0, [], 0.0, 0.0, 0
-        self.parts = []
+        self.share, self.likeness, self.compared, self.last = 1.0, 0.0, 0, None
+        self.parts, self.shares = [], []
 
     def y_now(self):
         return [p.detach() for p in self.y]
@@ -56,11 +60,14 @@ class Literal:
         grads = torch.autograd.grad(loss_of(self.net, step), self.y)
         slope = sum(float((g * (z - y)).sum()) for g, z, y in zip(grads, self.z, self.y_now(), strict=True))
         self.k += 1
-        beta, c = 0.7 * self.part, self.k**2 / sum(i**2 for i in range(1, self.k + 1))
+        beta, c = 1 - self.share * (1 - 0.7 * self.part), self.k**2 / sum(i**2 for i in range(1, self.k + 1))
+        now = []
         for i, g in enumerate(grads):
             self.v[i] = 0.99 * self.v[i] + 0.01 * g**2
             unbiased = self.v[i] / (1 - 0.99 ** (SEARCH + self.k))
-            self.z[i] = self.z[i] - self.rates[i] * g / (unbiased.sqrt() + 1e-8)
+            delta = self.rates[i] * g / (unbiased.sqrt() + 1e-8)
+            now += [float(feature.sum()) for feature in delta]
+            self.z[i] = self.z[i] - delta
             self.x[i] = self.x[i] + c * (self.z[i] - self.x[i])
             self.y[i].data = (1 - beta) * self.z[i] + beta * self.x[i]
         if (self.k - 1) % 4 == 0:
@@ -70,7 +77,14 @@ class Literal:
             self.size += (abs(slope) - self.size) / n
             steady = self.mean / self.size if self.size else 0.0
             self.part = min(max(self.part + 0.2 * steady, 0.15), 1.0)
+        if (self.k - 1) % 4 == 1:
+            self.compared += 1
+            cosine = float(np.dot(now, self.last) / (np.linalg.norm(now) * np.linalg.norm(self.last)))
+            self.likeness += (cosine - self.likeness) / min(self.compared, 5)
+            self.share = min(max(self.share * np.exp(self.likeness + 0.3), 0.1), 1.0)
+        self.last = now
         self.parts.append(self.part)
+        self.shares.append(self.share)
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"capturable": True}], ids=str)
@@ -83,7 +97,9 @@ def test_weights_are_those_of_the_definition(options):
         train(net, optimizer, step, step + 1)
         literal.step(step)
     assert min(literal.parts[:20]) < 0.5, "the average lagged"
+    assert min(literal.shares[:60]) < 0.5 < literal.shares[-1], "weights swung"
     torch.testing.assert_close(float(optimizer.point.part), literal.part, rtol=1e-6, atol=0)
+    torch.testing.assert_close(float(optimizer.point.share), literal.share, rtol=1e-6, atol=0)
     for p, y in zip(net.parameters(), literal.y, strict=True):
         torch.testing.assert_close(p.detach(), y.detach())
     for p, x in zip(net.eval().parameters(), literal.x, strict=True):
@@ -92,7 +108,9 @@ def test_weights_are_those_of_the_definition(options):
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_the_part_falls_and_rises_with_the_sign_of_the_slope(on_device):
-    point = PointOnDevice(START, torch.device("cpu")) if on_device else GradientPoint()
+    point = GradientPoint(slopes=True, copies=True)
+    if on_device:
+        point = PointOnDevice(point, torch.device("cpu"))
     part, mean, size = 1.0, 0.0, 0.0
     slopes = [-1.0] * 9 + [float("inf"), 0.5] + [4.0] * 12
     counted = [slope for slope in slopes if slope != float("inf")]
@@ -100,12 +118,9 @@ def test_the_part_falls_and_rises_with_the_sign_of_the_slope(on_device):
     for slope in slopes:
         for _ in range(4):
             z, y, g = [torch.tensor([slope])], [torch.zeros(1)], [torch.ones(1)]
-            if on_device:
-                point.observe(z, y, g)
-                point.follow(Shards({}, (), "z"), torch.tensor(True))
-            else:
-                point.move([{}], z, y, g, 0.7, [0.5])
-                point.follow(Shards({}, (), "z"))
+            shards = Shards({}, (), "z")
+            point.observe(z, y, g)
+            point.follow(shards, shards, *([torch.tensor(True)] if on_device else []))
         seen.append(float(point.part))
     expected = []
     for n, slope in enumerate(counted, 1):
@@ -166,14 +181,45 @@ def test_the_average_is_kept_around_a_minimum():
     assert parts([noisy], [player]) == [1.0]
 
 
-def test_networks_with_copies_keep_their_beta():
+def swinging(**options):
+    """Train a classifier to one answer and the other by turns, and return it with its optimizer."""
     torch.manual_seed(0)
-    model = alrao.Alrao(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
-    optimizer = alrao.Auto(model, steps=10)
-    x = torch.randn(8, 4)
-    for _ in range(20):
+    model = alrao.Alrao(nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 2)).double())
+    optimizer = alrao.Auto(model, steps=20, **options)
+    x = torch.randn(16, 20).double()
+    for step in range(60):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+        nn.functional.cross_entropy(model(x), torch.full((16,), step % 2)).backward()
         optimizer.step()
-    assert optimizer.point is None
-    assert not any("beta" in state for state in optimizer.state.values())
+    assert optimizer.point.share < 0.9
+    return model, optimizer
+
+
+@pytest.mark.parametrize("sleep", [None, True])
+def test_a_model_with_copies_is_stilled_except_copies_that_may_sleep(sleep):
+    model, optimizer = swinging(sleep=sleep)
+    head = set(model.head.parameters())
+    assert optimizer.point.part == 1.0, "slopes are for networks without copies"
+    for p, state in optimizer.state.items():
+        moved = p not in head or not sleep
+        assert 0.7 < state["beta"] <= 0.97 if moved else state["beta"] == 0.7
+
+
+def test_blocks_of_a_parameter_are_stilled_as_the_whole(monkeypatch):
+    whole, other_optimizer = swinging(foreach=False)
+    monkeypatch.setattr(alrao.optim.blocks, "BLOCK", 64)
+    parts, optimizer = swinging(foreach=False)
+    assert optimizer.point.share == other_optimizer.point.share
+    for one, other in zip(whole.eval().parameters(), parts.eval().parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_noise_stills_nothing():
+    torch.manual_seed(0)
+    player = nn.Linear(100, 100, bias=False)
+    optimizer = alrao.Auto(player, steps=10)
+    for _ in range(100):
+        optimizer.zero_grad()
+        (player.weight * torch.randn(100, 100)).sum().backward()
+        optimizer.step()
+    assert optimizer.point.share == 1.0

@@ -39,7 +39,7 @@ class AveragedOptimizer(AlraoOptimizer):
     a fingerprint of the weights it belongs to, so that they are recognised whatever is loaded first.
     """
 
-    _wide = AlraoOptimizer._wide | {"z", "v", "worth", "total", "total_size"}
+    _wide = AlraoOptimizer._wide | {"z", "v", "worth", "last", "total", "total_size"}
     _starts_as_weights = frozenset({"z"})
 
     def __init__(self, *args: Any, swap: bool, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ def averaging_step(
     g: list[Tensor],
     group: dict[str, Any],
     searching: Tensor,
-    point: PointOnDevice | None = None,
+    point: PointOnDevice,
 ) -> None:
     r"""Move the training weights :math:`y` and, once the search is over, :math:`z` and the average.
 
@@ -35,12 +35,12 @@ def averaging_step(
 
     Args:
         u: the update; its gradients are not used.
-        states: of each parameter ``v``, ``z``, and the counts ``step`` and ``k``.
+        states: of each parameter ``v``, ``z``, ``beta``, and the counts ``step`` and ``k``.
         y: the training weights, which change in place.
         g: the gradients, in the types of ``y``.
         group: the settings.
         searching: whether the search goes on, a single Boolean.
-        point: what changes beta, on a network without copies; the states have a ``beta`` then.
+        point: what changes the beta of each state.
     """
     (beta, beta2), live = group["betas"], u.live
     averaging = (~searching).to(live.dtype)
@@ -56,6 +56,7 @@ def averaging_step(
     rates = [u.constant] * len(y) if u.constant is not None else u.rates
     delta = list(torch._foreach_div(g, below))
     torch._foreach_mul_(delta, [each * pace * rate for each, rate in zip(unbias, rates, strict=True)])
+    point.turn(states, delta)
     if group["weight_decay"] != 0:
         decay = [(rate * (pace * group["weight_decay"])).clamp(max=1) for rate in rates]
         torch._foreach_addcmul_(delta, y, decay)
@@ -69,10 +70,8 @@ def averaging_step(
     c = list(torch._foreach_div(torch._foreach_mul(k, 6), torch._foreach_add(k, 1)))
     torch._foreach_div_(c, twice)
     torch._foreach_mul_(c, [live * averaging] * len(c))
-    betas, nearer = [beta] * len(c), c
-    if point is not None:
-        point.observe(z, y, g)
-        betas, nearer = point.move([state["beta"] for state in states], beta, c, live * averaging)
+    point.observe(z, y, g)
+    betas, nearer = point.move(states, beta, c, live * averaging)
     towards = list(torch._foreach_sub(z, y))
     torch._foreach_mul_(towards, nearer)
     torch._foreach_add_(y, towards)
@@ -92,10 +91,8 @@ def on_host(state: dict[str, Any], parameter: Tensor, *, searching: bool) -> dic
     """
     if not isinstance(state.get("k"), Tensor):
         return state
-    step, k = torch.stack([state["step"], state["k"]]).tolist()
-    kept = {**state, "step": int(step), "k": int(k)}
-    if "beta" in kept:
-        kept["beta"] = float(kept["beta"])
+    step, k, beta = torch.stack([state["step"], state["k"], state["beta"]]).tolist()
+    kept = {**state, "step": int(step), "k": int(k), "beta": beta}
     if k == 0 and not searching:
         kept["z"] = parameter.detach().to(kept["z"].dtype)
     return kept

@@ -80,12 +80,11 @@ def blocks(update: GroupUpdate, state: Any) -> Iterator[GroupUpdate]:
     The state of the parameter must be complete, and each block updated before the next is asked for.
     """
     (p,), (grad,), (rate,) = update.params, update.grads, update.rates
-    parts = places(p.shape)
+    parts = [Part(state, p, rows) for rows in places(p.shape)]  # all with the counters before the step
     if not parts:
         yield update
-    for i, rows in enumerate(parts):
-        part = Part(state, p, rows)
-        part.begin(1 if i else None)
+    for i, part in enumerate(parts):
+        part.begin()
         yield GroupUpdate([part.param], [part.of(grad)], [part.of(rate)], update.constant, update.factor)
         part.end(None if i else ())
 

@@ -66,7 +66,8 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
             if not isinstance(value, Tensor) or key in ("step", "total", "total_size"):
                 continue
             _check_processes(key, value, p)
-            if not (broadcasts(value.shape, p.shape) if key in ("u", "worth") else value.shape == p.shape):
+            of_features = key in ("u", "worth", "last")
+            if not (broadcasts(value.shape, p.shape) if of_features else value.shape == p.shape):
                 raise ValueError(
                     f"{key!r} of shape {tuple(value.shape)} does not fit a parameter of shape "
                     f"{tuple(p.shape)}: the state is of another model"

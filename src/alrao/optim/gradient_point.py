@@ -1,8 +1,9 @@
-"""Where Auto takes its gradients on a plain network: nearer to the average, or to the newest weights."""
+"""Where Auto takes its gradients: nearer to the average, or nearer to the newest weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 from typing import Any
 
 import torch
@@ -14,11 +15,22 @@ from .on_device import widest
 
 __all__ = ["START", "GradientPoint", "PointOnDevice"]
 
-START = (1.0, 0.0, 0.0, 0.0, 0.0)
-"""The part, both running means, the number of looks and that of steps, before the first step."""
+START = (0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+"""Before the first step: the number of steps; the share, the mean and the number of comparisons of turns; the
+part, both running means and the number of looks of slopes."""
 
 EVERY = 4
-"""Steps from one look at the slope to the next: a look costs two passes over the weights."""
+"""Steps from one look to the next. A look at the slope costs two passes over the weights, and a look at the
+direction one, at two steps in a row."""
+
+TURNS = 5
+"""Comparisons over which the likeness of two directions is averaged."""
+
+AGAINST = 0.3
+"""How much directions may be opposed to the ones before: around a minimum they are, a little."""
+
+STILLEST = 0.1
+"""The smallest share of the newest weights, in units of the usual one."""
 
 RECENT = 10
 """Looks over which the slope is averaged."""
@@ -31,63 +43,115 @@ LOWEST = 0.15
 
 
 class GradientPoint:
-    r"""How much of the average is in the training weights: less of it where the average lags behind.
+    r"""How much of the average is in the training weights :math:`y = (1 - \beta) z + \beta x`.
 
-    With :math:`y = (1 - \beta) z + \beta x`, the loss at :math:`y` has the slope
-    :math:`\langle g, z - x \rangle` from the average :math:`x` towards the newest weights :math:`z`. Around
-    a minimum of the loss it is positive: :math:`z` is thrown about by noise, and :math:`x` is in the middle.
-    Where it stays negative, :math:`x` is behind: two networks that play against each other turn in circles
-    that grow with the delay, and a loss that still falls fast has left the average behind. Every 4 steps,
-    with running means over 10 looks,
+    **More, where weights swing.** Where a rate is high for the curvature, :math:`z` jumps from one side of a
+    valley to the other, and a gradient taken near it says little more than that. With the step's
+    direction summed over the weights of each feature, :math:`d`, the cosine of the angle between two
+    successive ones, every 4 steps, and its running mean :math:`\bar\rho` over 5 of them,
+
+    .. math:: q \leftarrow q \exp(\bar\rho + 0.3), \qquad 0.1 \le q \le 1
+
+    is the share of the newest weights. Noise alone turns directions at random, and leaves :math:`q` at 1.
+
+    **Less, where the average lags behind**, on a network without copies. The loss at :math:`y` has the slope
+    :math:`\langle g, z - x \rangle` from the average towards the newest weights. Around a minimum it is
+    positive: :math:`z` is thrown about by noise, and :math:`x` is in the middle. Where it stays
+    negative, :math:`x` is behind: two networks that play against each other turn in circles that grow with
+    the delay, and a loss that still falls fast has left the average behind. Every 4 steps, with running
+    means over 10 looks,
 
     .. math:: p \leftarrow p + 0.2\, \frac{\overline{\langle g, z - x \rangle}}
-        {\overline{|\langle g, z - x \rangle|}}, \qquad 0.15 \le p \le 1, \qquad \beta = p\, \beta_1
+        {\overline{|\langle g, z - x \rangle|}}, \qquad 0.15 \le p \le 1
 
-    so the gradient is taken towards the lower end of the line between both. What is evaluated is
-    :math:`x` in any case.
+    Together they are :math:`1 - \beta = q\, (1 - p\, \beta_1)`. What is evaluated is :math:`x` in any case.
 
     Args:
+        slopes: whether to follow the slope.
+        copies: whether the copies of the head have the same beta. Where copies may sleep they keep theirs.
         numbers: what :meth:`read` returned, to continue from.
     """
 
-    def __init__(self, numbers: Sequence[float] = START) -> None:
-        self.part, self._mean, self._size, self._looks, self._steps = numbers
+    def __init__(self, *, slopes: bool, copies: bool, numbers: Sequence[float] = START) -> None:
+        self.slopes, self.copies = slopes, copies
+        self._steps, self.share, self._likeness, self._compared, *rest = numbers
+        self.part, self._mean, self._size, self._looks = rest
         self._seen: list[tuple[Tensor, Tensor]] = []
+        self._turned: dict[int, tuple[Tensor, Tensor]] = {}
 
     def read(self) -> list[float]:
         """Return all numbers that it consists of."""
-        return [self.part, self._mean, self._size, self._looks, self._steps]
+        of_turns = [self._steps, self.share, self._likeness, self._compared]
+        return [*of_turns, self.part, self._mean, self._size, self._looks]
 
     def move(
-        self,
-        states: list[dict[str, Any]],
-        z: list[Tensor],
-        y: list[Tensor],
-        g: list[Tensor],
-        highest: float,
-        shares: list[float],
-    ) -> tuple[float, list[float]]:
-        """Return beta, and how much nearer to z each y gets by it and by the newest point's share.
+        self, states: list[dict[str, Any]], highest: float, shares: list[float]
+    ) -> tuple[list[float], list[float]]:
+        """Return the betas of some parameters, which are in their states, and how much nearer to z y gets.
 
-        The slope is noted if it is due.
+        Args:
+            states: of each parameter.
+            highest: the group's beta.
+            shares: the newest point's share in each average.
         """
-        if self._steps % EVERY == 0:
+        moved = 1 - self.share * (1 - highest * self.part)
+        nearer = list(shares)
+        for i, state in enumerate(states):
+            before = state["beta"]
+            if moved != before and (self.copies or "u" in state):
+                state["beta"] = moved
+                nearer[i] = 1 - (1 - shares[i]) * moved / before
+        return [state["beta"] for state in states], nearer
+
+    def observe(self, z: list[Tensor], y: list[Tensor], g: list[Tensor]) -> None:
+        """Note the slope that some parameters have, before they move, if that is due."""
+        if self.slopes and self._steps % EVERY == 0:
             for a, b, of in zip(torch._foreach_sub(z, y), g, z, strict=True):  # z - y points as z - x does
                 self._seen.append((torch.dot(a.flatten(), b.flatten()).double(), of))
-        beta, nearer = highest * self.part, []
-        for state, c in zip(states, shares, strict=True):
-            before = state.get("beta", highest)
-            nearer.append(c if beta == before else 1 - (1 - c) * beta / before)
-            state["beta"] = beta
-        return beta, nearer
 
-    def follow(self, shards: Shards) -> None:
-        """Move the part by what has been noted of all parameters, in all processes."""
+    @property
+    def compares(self) -> bool:
+        """Whether the direction of this step is compared with another one's."""
+        return self._steps % EVERY < 2
+
+    def turn(self, states: list[dict[str, Any]], directions: list[Tensor]) -> None:
+        """Note the directions in which some parameters, or blocks of them, are about to move."""
+        for state, direction in zip(states, directions, strict=True):
+            if (last := state.get("last")) is not None:
+                now = direction.sum_to_size(last.shape).to(last.dtype)
+                key = last.data_ptr() if last.numel() else id(last)  # blocks may share their features
+                before = self._turned.get(key)
+                self._turned[key] = (now if before is None else before[0] + now, last)
+
+    def follow(self, slopes: Shards, features: Shards) -> None:
+        """Move by what has been noted of all parameters, in all processes.
+
+        Args:
+            slopes: of which processes know a part of each parameter.
+            features: of which processes know a part of each parameter's features.
+        """
+        phase = self._steps % EVERY
         self._steps += 1
-        if not self._seen:
-            return
-        slope = float(shards.total(*zip(*self._seen, strict=True)))
-        self._seen.clear()
+        if self._turned:
+            nows, lasts = map(list, zip(*self._turned.values(), strict=True))
+            self._turned.clear()
+            nows = features.summed(nows, lasts)
+            if phase == 1:
+                self._compare(features.joined(nows, lasts).double(), features.joined(lasts, lasts).double())
+            torch._foreach_copy_(lasts, nows)
+        if self._seen:
+            slope = float(slopes.total(*zip(*self._seen, strict=True)))
+            self._seen.clear()
+            self._follow_slope(slope)
+
+    def _compare(self, now: Tensor, last: Tensor) -> None:
+        size = float(now.norm() * last.norm())
+        if is_finite(size) and size > 0:
+            self._compared += 1
+            self._likeness += (float(now.dot(last)) / size - self._likeness) / min(self._compared, TURNS)
+            self.share = min(max(self.share * exp(self._likeness + AGAINST), STILLEST), 1.0)
+
+    def _follow_slope(self, slope: float) -> None:
         if is_finite(slope):
             self._looks += 1
             share = 1 / min(self._looks, RECENT)
@@ -101,14 +165,17 @@ class PointOnDevice:
     """A :class:`GradientPoint` whose numbers are on a device.
 
     Args:
-        numbers: what :meth:`read` returned, to continue from.
+        point: the point to continue from.
         device: where the numbers are.
     """
 
-    def __init__(self, numbers: Sequence[float], device: torch.device) -> None:
+    def __init__(self, point: GradientPoint | PointOnDevice, device: torch.device) -> None:
+        self.slopes: bool = point.slopes
+        self.copies: bool = point.copies
         # In one tensor: torch's compiler drops changes in place of tensors without an axis.
-        self.numbers = torch.tensor(numbers, dtype=widest(device), device=device)
+        self.numbers = torch.tensor(point.read(), dtype=widest(device), device=device)
         self._seen: list[tuple[Tensor, Tensor]] = []
+        self._turned: list[tuple[Tensor, Tensor]] = []
 
     def read(self) -> list[float]:
         """Return all numbers that it consists of, read on the host."""
@@ -116,45 +183,68 @@ class PointOnDevice:
         return numbers
 
     @property
+    def share(self) -> Tensor:
+        """The share of the newest weights, in units of the usual one."""
+        return self.numbers[1]
+
+    @property
     def part(self) -> Tensor:
         """The part of the average in the training weights, in units of the group's."""
-        return self.numbers[0]
+        return self.numbers[4]
 
     def move(
-        self, before: list[Tensor], highest: float, shares: list[Tensor], live: Tensor
+        self, states: list[dict[str, Any]], highest: float, shares: list[Tensor], live: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the betas, and how much nearer to z each y gets; ``before`` becomes the former.
-
-        Args:
-            before: the betas until now.
-            highest: the group's.
-            shares: the newest point's share in each average.
-            live: 1 if this step averages, else 0, which changes nothing.
-        """
-        now = [old + live * (highest * self.part.to(old.device) - old) for old in before]
-        nearer = [live * (1 - (1 - c) * b / old) for c, b, old in zip(shares, now, before, strict=True)]
-        torch._foreach_copy_(before, now)
-        return now, nearer
+        """Do as :meth:`GradientPoint.move`, unless ``live`` is 0, which changes nothing."""
+        moved = 1 - self.share * (1 - highest * self.part)
+        betas, nearer = [state["beta"].clone() for state in states], list(shares)
+        for i, (state, before) in enumerate(zip(states, betas, strict=True)):
+            if self.copies or "u" in state:
+                betas[i] = before + live * (moved.to(before.device) - before)
+                nearer[i] = live * (1 - (1 - shares[i]) * betas[i] / before)
+        torch._foreach_copy_([state["beta"] for state in states], betas)
+        return betas, nearer
 
     def observe(self, z: list[Tensor], y: list[Tensor], g: list[Tensor]) -> None:
         """Note the slope that some parameters have, before they move."""
-        towards = list(torch._foreach_sub(z, y))
-        torch._foreach_mul_(towards, g)
-        self._seen += [(each.sum().to(self.numbers), of) for each, of in zip(towards, z, strict=True)]
+        if self.slopes:
+            towards = list(torch._foreach_sub(z, y))
+            torch._foreach_mul_(towards, g)
+            self._seen += [(each.sum().to(self.numbers), of) for each, of in zip(towards, z, strict=True)]
 
-    def follow(self, shards: Shards, counts: Tensor) -> None:
+    def turn(self, states: list[dict[str, Any]], directions: list[Tensor]) -> None:
+        """Note the directions in which some parameters are about to move."""
+        for state, direction in zip(states, directions, strict=True):
+            if (last := state.get("last")) is not None:
+                self._turned.append((direction.sum_to_size(last.shape).to(last.dtype), last))
+
+    def follow(self, slopes: Shards, features: Shards, counts: Tensor) -> None:
         """Do as :meth:`GradientPoint.follow`, if this step counts."""
-        seen, self._seen = self._seen, []
-        numbers = self.numbers
-        if seen:
-            slope = shards.total(*zip(*seen, strict=True))
-            part, mean, size, looks, steps = numbers.unbind()
+        steps, share, likeness, compared, part, mean, size, looks = self.numbers.clone().unbind()
+        if self._turned:
+            nows, lasts = map(list, zip(*self._turned, strict=True))
+            self._turned = []
+            nows = features.summed(nows, lasts)
+            now, last = (features.joined(each, lasts).to(share) for each in (nows, lasts))
+            length = now.norm() * last.norm()
+            comparing = (steps % EVERY == 1) & alive(length) & (length > 0) & counts
+            cosine = torch.where(comparing, now.dot(last) / length, likeness)
+            compared = compared + comparing
+            likeness = likeness + (cosine - likeness) / compared.clamp(1, TURNS)
+            shrunk = (share * (likeness + AGAINST).exp()).clamp(STILLEST, 1.0)
+            share = torch.where(comparing, shrunk, share)
+            noting = (steps % EVERY < 2) & counts
+            pairs = zip(nows, lasts, strict=True)
+            torch._foreach_copy_(lasts, [torch.where(noting.to(b.device), a, b) for a, b in pairs])
+        if self._seen:
+            slope = slopes.total(*zip(*self._seen, strict=True))
+            self._seen = []
             looking = (steps % EVERY == 0) & alive(slope) & counts
             slope = torch.where(looking, slope, 0.0)
             looks = looks + looking
-            share = looking / looks.clamp(1, RECENT)
-            mean, size = mean + (slope - mean) * share, size + (slope.abs() - size) * share
+            newest = looking / looks.clamp(1, RECENT)
+            mean, size = mean + (slope - mean) * newest, size + (slope.abs() - size) * newest
             steady = (mean / size).masked_fill(size == 0, 0.0)
             part = (part + PACE * steady * looking).clamp(LOWEST, 1.0)
-            numbers[:4].copy_(torch.stack([part, mean, size, looks]))
-        numbers[4:].add_(counts)
+        numbers = [steps + counts, share, likeness, compared, part, mean, size, looks]
+        self.numbers.copy_(torch.stack(numbers))

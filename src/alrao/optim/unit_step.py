@@ -31,6 +31,10 @@ class UnitStep:
             part = rate * (u.factor * weight_decay)
             self._decay.append(each * (part.clamp(max=1) if isinstance(part, Tensor) else min(1.0, part)))
 
+    def directions(self) -> list[Tensor]:
+        """Return where the gradients lead, without a common factor."""
+        return list(torch._foreach_div(self._g, self._below))
+
     def apply(self, to: list[Tensor], shares: list[float]) -> None:
         """Move some tensors, each by its share of the step."""
         lengths = [-share * length for share, length in zip(shares, self._lengths, strict=True)]
