@@ -167,7 +167,9 @@ class Auto(AveragedOptimizer):
         return low * scale, high * scale
 
     def _point(self, numbers: Sequence[float] = START) -> GradientPoint:
-        return GradientPoint(slopes=not self.model.head.copies, copies=not self.sleeps, numbers=numbers)
+        return GradientPoint(
+            slopes=not self.model.head.copies, copies=not self.model.head.can_sleep, numbers=numbers
+        )
 
     def _place_search(self) -> None:
         """Continue the search where this optimizer computes: in tensors, or in numbers."""

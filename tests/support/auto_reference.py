@@ -33,6 +33,7 @@ class SlowAuto:
         self.centre = log(1e-3)
         self.R = self.first = None
         self.interval = (log(3e-4), log(3e-3))
+        self.share, self.likeness, self.compared, self.last = 1.0, 0.0, 0, None
 
     def rate(self, name, weight):
         if name in self.places:
@@ -50,6 +51,10 @@ class SlowAuto:
             if self.z is None:
                 self.x = {name: y.clone() for name, y in self.y.items()}
                 self.z = {name: y.clone() for name, y in self.y.items()}
+        now = []
+        beta = {
+            name: 1 - self.share * (1 - self.beta) if name in self.places else self.beta for name in grads
+        }
         for name, g in grads.items():
             y = self.y[name]
             rate = factor * self.rate(name, y)
@@ -61,11 +66,23 @@ class SlowAuto:
             else:
                 self.z[name] = self.z[name] - delta
                 self.x[name] = self.x[name] + self.k**2 / self.squares * (self.z[name] - self.x[name])
-                self.y[name] = (1 - self.beta) * self.z[name] + self.beta * self.x[name]
+                self.y[name] = (1 - beta[name]) * self.z[name] + beta[name] * self.x[name]
+                if name in self.places:
+                    now += [float(each.sum()) for each in rate / factor * direction]
+        if not searching:
+            self.turn(torch.tensor(now, dtype=torch.float64))
         if searching:
             pace = 1.0 if self.t == 1 else max(self.slowest, self.learned)
             self.counted = min(self.counted + pace, self.T)
             self.follow(log_likelihoods)
+
+    def turn(self, now):
+        if self.k % 4 == 2:
+            self.compared += 1
+            cosine = float(torch.nn.functional.cosine_similarity(now, self.last, dim=0))
+            self.likeness += (cosine - self.likeness) / min(self.compared, 5)
+            self.share = min(max(self.share * exp(self.likeness + 0.3), 0.1), 1.0)
+        self.last = now
 
     def follow(self, log_likelihoods):
         seen = [x if abs(x) < inf else -50.0 for x in log_likelihoods]

@@ -135,7 +135,10 @@ def special(what, way=None, rank=0, world=1):
     found = {"train": weights(model)}
     if what.startswith("plain"):
         search = optimizer.search.read() if what == "plain-device" and way else optimizer.search
-        found["search"] = {"centre": torch.tensor(search.climbed), "part": optimizer.point.read()[0]}
+        numbers = dict(
+            zip(("steps", "share", "likeness", "compared", "part"), optimizer.point.read(), strict=False)
+        )
+        found["search"] = {"centre": torch.tensor(search.climbed), **numbers}
     return found
 
 

@@ -80,11 +80,14 @@ def blocks(update: GroupUpdate, state: Any) -> Iterator[GroupUpdate]:
     The state of the parameter must be complete, and each block updated before the next is asked for.
     """
     (p,), (grad,), (rate,) = update.params, update.grads, update.rates
-    parts = [Part(state, p, rows) for rows in places(p.shape)]  # all with the counters before the step
+    parts, beta = places(p.shape), state[p].get("beta")
     if not parts:
         yield update
-    for i, part in enumerate(parts):
-        part.begin()
+    for i, rows in enumerate(parts):
+        part = Part(state, p, rows)
+        part.begin(1 if i else None)
+        if beta is not None:
+            state[part.param]["beta"] = beta  # the first block may have changed it
         yield GroupUpdate([part.param], [part.of(grad)], [part.of(rate)], update.constant, update.factor)
         part.end(None if i else ())
 

@@ -68,7 +68,8 @@ class GradientPoint:
 
     Args:
         slopes: whether to follow the slope.
-        copies: whether the copies of the head have the same beta. Where copies may sleep they keep theirs.
+        copies: whether the copies of the head have the same beta. Those of a classifier keep theirs, because
+            they may sleep.
         numbers: what :meth:`read` returned, to continue from.
     """
 
