@@ -70,6 +70,8 @@ def test_blocks_of_any_size_give_the_numbers_of_an_update_at_once(name, maximize
             assert found_state[i].keys() == of_param.keys()
             for key, value in of_param.items():
                 same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
+                if key == "last":  # sums over blocks are rounded after each
+                    same = torch.allclose
                 assert same(found_state[i][key], value), (block, i, key)
 
 

@@ -24,7 +24,7 @@ from alrao.lab.store import RunDirectory
 from alrao.lab.suite.contenders import CONTENDERS, Contender
 from alrao.lab.suite.page import dots, markdown, profile, table
 from alrao.lab.suite.runs import Standings, Suite, differences
-from alrao.lab.suite.workloads import FIRST_HELD_OUT, HELD_OUT, NEW, WORKLOADS, Workload, hold_out
+from alrao.lab.suite.workloads import FIRST_HELD_OUT, HELD_OUT, NEW, SECOND, WORKLOADS, Workload, hold_out
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
 
@@ -197,9 +197,9 @@ def test_a_suite_without_any_run():
 
 def test_its_workloads_are_of_many_kinds_and_some_of_them_held_out():
     held_out = {workload.name for workload in WORKLOADS.values() if not workload.chosen_on}
-    assert len(WORKLOADS) == 45
+    assert len(WORKLOADS) == 53
     assert held_out == {workload.name for workload in HELD_OUT}
-    assert len(held_out) == len(FIRST_HELD_OUT) == 12
+    assert (len(held_out), len(SECOND), len(FIRST_HELD_OUT)) == (8, 12, 12)
     of_kind = {kind: {each.name for each in some} for kind, some in NEW.items()}
     assert all(names & FIRST_HELD_OUT for names in of_kind.values()), "one of each kind"
     assert not held_out & set.union(*of_kind.values()), "nothing that was used before"
