@@ -35,6 +35,7 @@ from ..finite import (
 )
 from ..shortcuts import apply_as
 from ..tensors import LogProbs
+from .compiled import compiled_mixture
 from .product import mm_finite
 
 __all__ = ["categorical_mixture", "refuse_second_derivative", "wide"]
@@ -53,6 +54,8 @@ def categorical_mixture(
         evidence: leaf whose gradient receives the evidence.
         mixing: the copies whose weight is not 0, to save work for the others; None: all.
     """
+    if torch.compiler.is_compiling():
+        return compiled_mixture(z, weight, bias, a, evidence)
     return apply_as(LogProbs, _CategoricalMixture, z, weight, bias, a, evidence, mixing)
 
 
