@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import HUGE, alive, usable
+from ..finite import HUGE, alive, zero_unusable
 from ..tensors import LogProbs
-from .product import mm_finite
+from .product import gradient_by_inputs
 
 __all__ = ["compiled_mixture"]
 
@@ -69,8 +69,7 @@ class _CompiledMixture(torch.autograd.Function):
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
     ) -> Tensor:
         axes = _Axes(0, 1, 2) if weight.shape[1] <= FEW else _Axes(1, 2, 0)
-        healthy = usable(z)
-        seen = torch.where(healthy, z, 0)
+        seen = zero_unusable(z)
         logits = axes.outputs(seen, weight, bias).to(a.dtype)
         top = logits.amax(axes.classes, keepdim=True)
         lives = alive(logits.sum(axes.classes, keepdim=True))  # a copy with another output fails in that row
@@ -88,13 +87,13 @@ class _CompiledMixture(torch.autograd.Function):
         log_m = torch.where(left > 0, log_m, -log(weight.shape[1])).squeeze(axes.copies)
 
         shares = shares / together.clamp(min=1)  # the highest is 1; without any, the shares are 0
-        ctx.save_for_backward(seen, healthy, weight, lives, log_p, parts / total, shares)
+        ctx.save_for_backward(z, seen, weight, lives, log_p, parts / total, shares)
         ctx.axes = axes
         return axes.as_mixture(log_m)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        seen, healthy, weight, lives, log_p, p, shares = ctx.saved_tensors
+        z, seen, weight, lives, log_p, p, shares = ctx.saved_tensors
         axes, g = ctx.axes, ctx.axes.of_mixture(g)
         total = g.sum(axes.classes, keepdim=True)
         own = torch.where(lives, g - p * total, 0)
@@ -108,10 +107,9 @@ class _CompiledMixture(torch.autograd.Function):
 
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            product = mm_finite(axes.flat(mixed, seen.dtype), weight.flatten(0, 1))
-            grad_z = torch.where(healthy, product, 0)
+            grad_z = gradient_by_inputs(axes.flat(mixed, z.dtype), weight.flatten(0, 1), z)
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.mm(axes.flat(own, seen.dtype).t(), seen).view(weight.shape)
+            grad_weight = torch.mm(axes.flat(own, z.dtype).t(), seen).view(weight.shape)
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(axes.rows)
         return grad_z, grad_weight, grad_bias, None, evidence
