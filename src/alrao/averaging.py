@@ -50,8 +50,8 @@ class Averaging(nn.Module):
         """Return the state after an observation; ``-inf`` is for failed copies, which not all are."""
 
     @abstractmethod
-    def _posterior_on_device(self, state: Tensor, log_likelihood: Tensor) -> Tensor:
-        """Return the same by tensor operations; whatever it returns is unused if all copies have failed."""
+    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor, counts: Tensor | None) -> None:
+        """Update the state by tensor operations, unless all copies have failed or ``counts`` is false."""
 
     @property
     def weights(self) -> Tensor:
@@ -127,11 +127,7 @@ class Averaging(nn.Module):
         if log_likelihood.shape != (self.copies,):
             raise self._misfit(log_likelihood)
         state = self._state
-        log_likelihood = fail(log_likelihood.to(state), alive(log_likelihood))
-        known = (log_likelihood > -inf).any()
-        if counts is not None:
-            known = known & counts
-        state.copy_(torch.where(known, self._posterior_on_device(state, log_likelihood), state))
+        self._observe_on_device(state, fail(log_likelihood.to(state), alive(log_likelihood)), counts)
 
     def _misfit(self, log_likelihood: Any) -> ValueError:
         return ValueError(
@@ -194,10 +190,12 @@ class BayesianAverage(Averaging):
         total = top + log(sum(exp(w - top) for w in joint))
         return [exp(w - total) for w in joint] + [w - total for w in joint]
 
-    def _posterior_on_device(self, state: Tensor, log_likelihood: Tensor) -> Tensor:
+    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor, counts: Tensor | None) -> None:
         joint = state[self.copies :] + log_likelihood
         logs = joint - joint.logsumexp(0)
-        return torch.where(joint.amax() > -inf, torch.cat([logs.exp(), logs]), state)
+        known = joint.amax() > -inf
+        known = known if counts is None else known & counts
+        state.copy_(torch.where(known, torch.cat([logs.exp(), logs]), state))
 
 
 class Switch(Averaging):
@@ -274,22 +272,28 @@ class Switch(Averaging):
             wa, wb = [w / total for w in wa], [w / total for w in wb]
         return [*map(add, wa, wb), *wa, *wb, t + 1]
 
-    def _posterior_on_device(self, state: Tensor, log_likelihood: Tensor) -> Tensor:
-        n, theta, t = self.copies, self.theta, state[-1:]
+    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor, counts: Tensor | None) -> None:
+        # Few reductions, of several rows each: every one is a launch, and memory in a compiled step.
+        n, theta, state, t = self.copies, self.theta, state[:-1].view(3, -1), state[-1]
+        row = torch.arange(3, device=state.device)[:, None]  # of the weights, of w^a and of w^b
         predicts = log_likelihood > -inf
-        weighty = state[:n] > 0  # failed copies are no measure for those that predicted
-        again = ~(predicts & weighty).any()  # all that had weight failed: the others start again
-        top = log_likelihood.masked_fill(~(weighty | again), -inf).amax()
-        p = (torch.minimum(log_likelihood, top) - top).exp()
-        wa = state[n : 2 * n].masked_fill(again, theta / n) * p
-        wb = state[2 * n : -1].masked_fill(again, (1 - theta) / n) * p
-        h, pool, total = 1 / (t + 1), wa.sum(), wa.sum() + wb.sum()
-        wa = (1 - h) * wa + h * theta * pool / n
-        wb = wb + h * (1 - theta) * pool / n
-        wa, wb = (w.masked_fill(~predicts, 0) / total for w in (wa, wb))
-        total = (wa + wb).sum()
-        wa, wb = wa / total, wb / total
-        return torch.cat([wa + wb, wa, wb, t + 1])
+        # The best of those with weight, because failed copies are no measure for those that predicted, and
+        # the best of all: if all that had weight failed, the others start again.
+        tops = log_likelihood.masked_fill((row[:2] == 0) & (state[0] == 0), -inf).amax(1)
+        again = tops[0] == -inf
+        top = torch.where(again, tops[1], tops[0])
+        start = torch.where(row == 1, theta / n, (1 - theta) / n)
+        joint = torch.where(again, start, state) * (torch.minimum(log_likelihood, top) - top).exp()
+        predicting, of_a, of_b = torch.where(row == 0, predicts, joint).sum(1).unbind()
+        h = 1 / (t + 1)
+        pool = h * of_a / n
+        joint = torch.where(row == 1, (1 - h) * joint + theta * pool, joint + (1 - theta) * pool)
+        joint = predicts * joint / (of_a + of_b + (predicting - n) * pool)
+        joint = torch.where(row == 0, joint[1] + joint[2], joint)
+        known = predicting > 0
+        known = known if counts is None else known & counts
+        state.copy_(torch.where(known, joint, state))
+        t += known
 
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .finite import alive, all_finite
@@ -110,6 +111,12 @@ class _Rows(torch.autograd.Function):
 
 def pack(scores: Tensor, weight: Tensor, positive: Tensor, rows: Tensor) -> Tensor:
     """Return the leaf's gradient from its parts: ``scores`` of the copies, then three scalars."""
+    if torch.compiler.is_compiling():  # a cat would be memory, which the step reads in parts again
+        place, copies = torch.arange(len(scores) + EXTRA, device=scores.device), len(scores)
+        packed = F.pad(scores, (0, EXTRA))
+        for i, part in enumerate((weight, positive, rows)):
+            packed = torch.where(place == copies + i, part, packed)
+        return packed
     return torch.cat([scores, torch.stack([weight, positive, rows.to(scores.dtype)])])
 
 
@@ -121,10 +128,9 @@ def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
         g: gradient by the mixture's log-probabilities, ``(rows, 1, classes)``.
         totals: its sum over the classes, ``(rows, 1, 1)``.
     """
-    if torch.compiler.is_compiling():  # in the kernels that compute them, not from a tensor of all
-        sums = torch.cat([x.sum((0, 2)) for x in (scores, g, g.relu())])
-    else:
-        sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
+    if torch.compiler.is_compiling():
+        return pack(scores.sum(-1).sum(0), totals.sum(), g.relu().sum(), (totals != 0).sum())
+    sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
     rows = torch.linalg.vector_norm(totals, 0, (0, 1))  # count_nonzero, in the type and shape for cat
     return torch.cat([sums, rows])
 

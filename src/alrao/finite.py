@@ -167,18 +167,6 @@ def in_range(tensors: list[Tensor]) -> bool:
     return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
 
 
-def in_range_on_device(tensors: list[Tensor]) -> Tensor:
-    """Return :func:`in_range` as a single Boolean, without a read."""
-    if torch.compiler.is_compiling():  # in the kernels that use the gradients anyway
-        norms = [torch.linalg.vector_norm(tensor).float() for tensor in tensors]
-        if tensors[0].is_cpu:
-            return sum(norms[1:], norms[0]) <= MOST
-    else:
-        norms = [norm.float() for norm in torch._foreach_norm(tensors)]
-    joined = torch.stack(norms)
-    return joined.sum() <= MOST if tensors[0].is_cpu else joined.amax() <= MOST
-
-
 def finite_gradient(x: Tensor) -> Tensor:
     """Return ``x``; what flows back is 0 where it is not finite."""
     return _FiniteGradient.apply(x)

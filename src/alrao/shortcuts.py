@@ -109,8 +109,6 @@ def apply_as(kind: type[T], function: Any, *args: Any) -> T:
     ``as_subclass`` makes one more tensor, with one more node in the graph, of an output that nobody else has.
     Without it a step is 4.4 % slower (-1.4 to 8.1; two other series of ten runs: 5.3 and 2.2).
     """
-    if torch.compiler.is_compiling():
-        return kind.of(function.apply(*args), 1)  # type: ignore[attr-defined]
     out: Any = super(torch.autograd.Function, function).apply(*args)
     out.__class__ = kind
     out.axis = 1

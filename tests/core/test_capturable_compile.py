@@ -132,3 +132,31 @@ def test_a_large_compiled_head_ignores_a_failed_copy(failed):
         torch.testing.assert_close(one, other)
     assert gradients[0][0].isfinite().all()
     assert gradients[0][0].any()
+
+
+def gradients_of(model, z, y, backend):
+    x = z.clone().requires_grad_()
+    run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+    loss = F.cross_entropy(run(x), y)
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad for p in model.head.parameters()), model.head.evidence.grad]
+
+
+@pytest.mark.parametrize("failed", [None, -torch.inf, torch.nan])
+@pytest.mark.parametrize("size", [(12, 8, 5), (12, 8, 40), (700, 200, 3)], ids=["few", "many", "large"])
+def test_a_compiled_mixture_is_the_eager_one(size, failed):
+    rows, d, classes = size  # few or many classes: two orders of the axes; a large batch is looked at
+    torch.manual_seed(0)
+    model = alrao.Alrao(nn.Linear(d, classes), 4)
+    z, y = torch.randn(rows, d), torch.randint(classes, (rows,))
+    y[0] = -100
+    model.head.averaging.update([-1.0, -3.0, -0.5, -2.0])
+    if failed is not None:
+        with torch.no_grad():
+            model.head.bias[1, 2] = model.head.weight[2, 1, 3] = failed
+            z[1, 0], z[2, 2] = failed, 1e25
+    eager = copy.deepcopy(model)
+    ours, theirs = gradients_of(model, z, y, "aot_eager"), gradients_of(eager, z, y, None)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+    assert all(gradient.isfinite().all() for gradient in ours[:4])

@@ -112,3 +112,21 @@ def test_the_mark_of_a_leaf_stays_with_the_head():
     for p in model.parameters():
         p.requires_grad_(False)
     assert not reports.is_readable(model.head.evidence_leaf(*model.parameters()))
+
+
+@pytest.mark.parametrize("bad", [nan, inf, 1e25])
+def test_gradients_of_copies_are_masked_too(bad):
+    model = alrao.Alrao(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), 3)
+    model.head.double()  # a group of two types
+    optimizer = alrao.SGD(model, lr=(1e-3, 0.1), capturable=True)
+    before = model.head.bias.detach().clone()
+    model.head.bias.grad = torch.ones_like(before)
+    model.head.bias.grad[1, 0] = bad
+    model.net[0].weight.grad = torch.full_like(model.net[0].weight, bad)
+    was = model.net[0].weight.detach().clone()
+    with pytest.warns(UserWarning, match="no evidence"):
+        optimizer.step()
+    changed = model.head.bias != before
+    assert model.head.bias.isfinite().all()
+    assert changed.sum() == (6 if bad == 1e25 else 5)  # float64 holds the square of 1e25
+    assert torch.equal(model.net[0].weight, was)

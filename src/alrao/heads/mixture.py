@@ -31,11 +31,12 @@ from ..finite import (
     fail,
     share_among,
     usable,
+    zero_nonfinite,
     zero_unusable,
 )
 from ..shortcuts import apply_as
 from ..tensors import LogProbs
-from .product import mm_finite
+from .compiled import compiled_mixture
 
 __all__ = ["categorical_mixture", "refuse_second_derivative", "wide"]
 
@@ -53,6 +54,8 @@ def categorical_mixture(
         evidence: leaf whose gradient receives the evidence.
         mixing: the copies whose weight is not 0, to save work for the others; None: all.
     """
+    if torch.compiler.is_compiling():
+        return compiled_mixture(z, weight, bias, a, evidence)
     return apply_as(LogProbs, _CategoricalMixture, z, weight, bias, a, evidence, mixing)
 
 
@@ -143,7 +146,7 @@ class _CategoricalMixture(torch.autograd.Function):
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             if careful:
-                grad_z = torch.where(healthy, mm_finite(_flat(mixed, z.dtype), flat), 0)
+                grad_z = torch.where(healthy, torch.mm(_flat(mixed, z.dtype), zero_nonfinite(flat)), 0)
             else:
                 rows = ctx.mixing
                 if rows is not None:

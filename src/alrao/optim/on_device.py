@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..evidence import EvidenceOnDevice
-from ..finite import in_range_on_device, largest
+from ..finite import largest
 from .update import GroupUpdate
 
 __all__ = ["DeviceUpdate", "Gate", "Kept", "Refusals", "counter", "widest"]
@@ -29,8 +29,6 @@ class Gate:
 
     accepted: Tensor
     """Whether the loss was a likelihood: else nothing may change."""
-    finite: Tensor
-    """Whether the loss was finite."""
     live: Tensor
     """``accepted`` as a number, 1 or 0, in the widest type of the device."""
 
@@ -38,42 +36,37 @@ class Gate:
     def of(cls, evidence: EvidenceOnDevice | None, device: Any, dtype: torch.dtype, maximize: bool) -> Gate:
         """Return the gate for some evidence; without any, everything is accepted."""
         if evidence is None:
-            yes = torch.ones((), dtype=torch.bool, device=device)
-            return cls(yes, yes, yes.to(dtype))
-        # Compiled code computes the parts of a stack once, and not again for every entry of a parameter.
-        likely, finite = evidence.is_likelihood(maximize=maximize), evidence.finite
-        live, sound = torch.stack([likely, finite]).to(dtype).unbind()
-        return cls(live > 0, sound > 0, live)
+            accepted = torch.ones((), dtype=torch.bool, device=device)
+        else:
+            accepted = evidence.is_likelihood(maximize=maximize)
+        return cls(accepted, accepted.to(dtype))
 
     def update(
         self,
         params: list[Tensor],
         grads: list[Tensor],
         rates: list[Tensor],
-        of_copies: list[bool],
         constant: float | None,
         factor: Any,
     ) -> GroupUpdate:
-        """Return the update of some parameters; ``of_copies`` as in :meth:`masked`."""
-        return DeviceUpdate(params, self.masked(grads, of_copies), rates, constant, factor, self.live)
+        """Return the update of some parameters."""
+        types = list(dict.fromkeys(grad.dtype for grad in grads))
+        # Compiled code computes the parts of a stack once, and not again for every entry of a parameter.
+        numbers = [self.live * factor, *(self._highest(dtype) for dtype in types)]
+        pace, *highest = torch.stack(numbers).unbind()
+        masked = [_up_to(grad, highest[types.index(grad.dtype)]) for grad in grads]
+        return DeviceUpdate(params, masked, rates, constant, factor, self.live, pace)
 
-    def masked(self, grads: list[Tensor], of_copies: list[bool]) -> list[Tensor]:
-        """Return gradients with 0 where they must not be applied.
+    def masked(self, grads: list[Tensor]) -> list[Tensor]:
+        """Return gradients with 0 where they are not usable, and everywhere if the loss was refused."""
+        return [_up_to(grad, self._highest(grad.dtype)) for grad in grads]
 
-        Args:
-            grads: gradients of a group.
-            of_copies: which of them are of the head's copies: masked only if something else is wrong.
-        """
-        body = [grad for grad, theirs in zip(grads, of_copies, strict=True) if not theirs]
-        sound = self.finite & in_range_on_device(body) if body else self.finite
-        sound = sound & self.accepted
-        masked = []
-        for grad, theirs in zip(grads, of_copies, strict=True):
-            highest = self.live * (largest(grad.dtype) + 1) - 1  # -1: nothing passes
-            if theirs:
-                highest = highest.masked_fill(sound, torch.inf)
-            masked.append(torch.where(grad.abs() <= highest, grad, 0))
-        return masked
+    def _highest(self, dtype: torch.dtype) -> Tensor:
+        return self.live * (largest(dtype) + 1) - 1  # -1: nothing passes
+
+
+def _up_to(grad: Tensor, highest: Tensor) -> Tensor:
+    return torch.where(grad.abs() <= highest, grad, 0)
 
 
 @dataclass
@@ -84,16 +77,13 @@ class DeviceUpdate(GroupUpdate):
     """
 
     live: Tensor
-
-    @property
-    def pace(self) -> Any:
-        """The factor on all rates, 0 for an update that changes nothing."""
-        return self.live * self.factor
+    pace: Tensor
+    """The factor on all rates, 0 for an update that changes nothing."""
 
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
         for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
-            yield DeviceUpdate([p], [grad], [rate], self.constant, self.factor, self.live)
+            yield DeviceUpdate([p], [grad], [rate], self.constant, self.factor, self.live, self.pace)
 
     def move(self, directions: list[Tensor]) -> None:
         """Step against ``directions``."""

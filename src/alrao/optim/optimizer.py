@@ -373,7 +373,7 @@ class AlraoOptimizer(RatedOptimizer):
         at_once = group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group))
         masked = False
         if isinstance(gate, Gate):
-            update = gate.update(params, grads, of_features, of_copies, rates.constant, group["lr"])
+            update = gate.update(params, grads, of_features, rates.constant, group["lr"])
             at_once = group["foreach"] is not False  # as in torch: fewer launches
         else:
             of_body = [grad for grad, theirs in zip(grads, of_copies, strict=True) if not theirs]

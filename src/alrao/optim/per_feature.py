@@ -224,8 +224,7 @@ class PerFeature(AlraoOptimizer):
         kept = Kept(inner) if on_device else None
         try:
             if isinstance(gate, Gate):
-                masked = gate.masked(grads, [entry.of_copies for entry in entries])
-                for p, grad in zip(params, masked, strict=True):
+                for p, grad in zip(params, gate.masked(grads), strict=True):
                     p.grad = grad
             elif not gate or (bool(of_body) and not in_range(of_body)):
                 for p, grad in zip(params, grads, strict=True):
