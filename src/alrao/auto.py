@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from math import log, sqrt
+from math import log
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from .finite import keep_finite_
 from .optim import checkpoint
 from .optim.averaged import AveragedOptimizer, wide_dtype
 from .optim.averaging_step import averaging_step, on_host
@@ -23,15 +22,12 @@ from .optim.gradient_point import START, GradientPoint, PointOnDevice
 from .optim.moving import MovingInterval
 from .optim.on_device import DeviceUpdate, Gate, counter, widest
 from .optim.search import COPIES
-from .optim.unit_step import UnitStep, newest_share, round_to
+from .optim.unit_step import round_to, step_on_host
 from .optim.update import GroupUpdate, rewind_, rewind_if_
 from .rates import Interval, RateDistribution
 from .trainable import Trainable
 
 __all__ = ["Auto"]
-
-LARGEST_FACTOR = 1e6
-"""Below this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
 SMALL = 2**20
 """Weights of a group that are updated all at once by default: that sets aside too little to matter."""
@@ -196,43 +192,14 @@ class Auto(AveragedOptimizer):
         if isinstance(self.search, ClimbOnDevice):
             self._update_on_device(group, u)
             return
-        (beta, beta2), searching = group["betas"], not self.search.over
+        searching = not self.search.over
         states = [self._state_of(p, group, searching) for p in u.params]
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
         if searching and group["follows"]:
             self.search.observe_body(BodyStep.of(group["interval"], states, y, g))
-        v = [state["v"] for state in states]
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, g, g, 1 - beta2)
-        unbias = [sqrt(1 - beta2 ** state["step"]) for state in states]
-        below = list(torch._foreach_sqrt(v))
-        torch._foreach_add_(below, [group["eps"] * each for each in unbias])
-        step = UnitStep(u, g, below, unbias)
-        if group["weight_decay"] != 0:
-            step.decay_by(group["weight_decay"], y)
-        if searching:
-            moved = y
-            before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
-            step.apply(y, [1.0] * len(y))
-        else:
-            z = [state["z"] for state in states]
-            moved = y + z
-            before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in moved]
-            mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
-            assert isinstance(self.point, GradientPoint)
-            self.point.observe(z, y, g)
-            if self.point.compares:
-                self.point.turn(states, step.directions())
-            betas, nearer = self.point.move(states, beta, mixing)
-            for c in set(nearer):  # one, unless parameters have joined later
-                at = [i for i, each in enumerate(nearer) if each == c]
-                torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
-            step.apply(y, [1 - each * (1 - c) for each, c in zip(betas, mixing, strict=True)])
-            step.apply(z, [1.0] * len(z))
-        if before is not None:
-            for now, old in zip(moved, before, strict=True):
-                keep_finite_(now, old)
+        assert isinstance(self.point, GradientPoint)
+        step_on_host(u, states, y, g, group, searching, self.point)
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
                 round_to(p, state["rest"], wide)

@@ -34,6 +34,7 @@ class Averaging(nn.Module):
 
     _state: Tensor
     _column: Tensor | None = None  # a view of the weights, made once
+    _sent: tuple[Any, Tensor] | None = None  # numbers on the way to the state, in memory that is taken once
 
     def __init__(self, copies: int) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class Averaging(nn.Module):
         return F.pad(some, (0, 0, mixing.start - rows.start, rows.stop - mixing.stop))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_column": None}
+        return {**super().__getstate__(), "_column": None, "_sent": None}
 
     @property
     def at_prior(self) -> Tensor:
@@ -100,21 +101,23 @@ class Averaging(nn.Module):
 
         A copy with ``-inf`` or nan has failed: its weight is exactly 0. If all have, nothing changes.
         """
-        numbers: Sequence[float]
-        if isinstance(log_likelihood, Tensor) and not self._state.is_cpu:
-            self.update_on_device(log_likelihood)
-            return
-        if isinstance(log_likelihood, Tensor):
-            numbers = log_likelihood.tolist() if log_likelihood.ndim == 1 else []
-        else:
-            numbers = log_likelihood
+        state, numbers = self._state, log_likelihood
+        if isinstance(numbers, Tensor):
+            if not state.is_cpu:
+                self.update_on_device(numbers)
+                return
+            numbers = numbers.tolist() if numbers.ndim == 1 else []
         if len(numbers) != self.copies:
             raise self._misfit(log_likelihood)
         numbers = without_failed(numbers)
         if max(numbers) > -inf:
-            state = self._state
             numbers = self._posterior(state.tolist(), numbers)
-            state.copy_(torch.frombuffer(array("d", numbers), dtype=torch.float64))
+            if self._sent is None:
+                memory = array("d", numbers)
+                self._sent = memory, torch.frombuffer(memory, dtype=torch.float64)
+            memory, sent = self._sent
+            memory[:] = array("d", numbers)
+            state.copy_(sent)
 
     @torch.no_grad()
     def update_on_device(self, log_likelihood: Tensor, counts: Tensor | None = None) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .finite import alive, all_finite
+from .finite import alive, all_finite, is_finite
 
 __all__ = [
     "CHOICES",
@@ -35,6 +35,7 @@ __all__ = [
     "new_leaf",
     "no_likelihood",
     "of_rows",
+    "of_rows_on_host",
     "pack",
     "read",
     "read_on_device",
@@ -135,6 +136,16 @@ def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
     return torch.cat([sums, rows])
 
 
+def of_rows_on_host(scores: Tensor, g: Tensor, totals: Tensor) -> tuple[Tensor, bool]:
+    """Return :func:`of_rows`, and whether it is finite: in fewer operations, with a read on the host."""
+    shares = g / totals  # their sum over an observation is 1; where nothing was observed they are nan
+    sums = torch.cat([scores, g, g.relu(), shares], 1).sum((0, 2))
+    *numbers, rows = sums.tolist()
+    if rows != g.shape[0]:
+        sums = of_rows(scores, g, totals)
+    return sums, all_finite(numbers)
+
+
 def count_once(ctx: Any, evidence: Tensor, weights: Tensor) -> Tensor:
     """Return the leaf's gradient without observations that an earlier pass back through the graph counted.
 
@@ -179,7 +190,7 @@ class Evidence(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether the loss was finite; the gradients of the copies are finite then, by construction."""
-        return all_finite((self.weight,))
+        return is_finite(self.weight)
 
     def is_likelihood(self, *, maximize: bool) -> bool:
         """Return whether the loss was a negative log-likelihood, or a log-likelihood to maximize."""
@@ -195,7 +206,7 @@ class Evidence(NamedTuple):
 def read(gradient: Tensor, copies: int) -> Evidence:
     """Return the evidence that the leaf's gradient holds."""
     numbers = gradient.tolist()
-    return Evidence(numbers[:copies], *numbers[copies:])
+    return Evidence(numbers[:copies], numbers[copies], numbers[copies + 1], numbers[copies + 2])
 
 
 class EvidenceOnDevice(NamedTuple):

@@ -161,8 +161,10 @@ def finite_module(module: nn.Module) -> bool:
 
 def in_range(tensors: list[Tensor]) -> bool:
     """Return whether all gradients are finite, and so small that no update by them can overflow."""
+    if not tensors:
+        return True
     norms = torch._foreach_norm(tensors)
-    if all(norm.is_cpu for norm in norms):  # faster there than one more operation
+    if norms[0].is_cpu:  # faster there than one more operation
         return sum([norm.item() for norm in norms]) <= MOST
     return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
 

@@ -48,6 +48,7 @@ class Head(nn.Module):
     def __init__(self, averaging: Averaging, like: Tensor) -> None:
         super().__init__()
         self.averaging = averaging
+        self.__dict__["averaging"] = averaging  # here too: torch's way to a child is slow, for every step
         self.copies = averaging.copies
         self.evidence = new_leaf(self.copies, like)
         self.loads = 0
@@ -81,7 +82,7 @@ class Head(nn.Module):
 
     def taking_part(self) -> slice | None:
         """Return the copies that the present pass computes; None: all, as in every evaluation."""
-        if torch.compiler.is_compiling():  # first: nothing is to be compiled again
+        if torch.compiler.is_compiling() or self.part is None:  # that first: nothing is to be compiled again
             return None
         return self.part if self.training and torch.is_grad_enabled() else None
 

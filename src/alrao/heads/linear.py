@@ -85,7 +85,8 @@ class LinearHead(Head):
                 "torch.func transforms (grad, vmap, jvp) do not apply to an Alrao head, because its gradient "
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
-        weight, bias = self._parameters_taking_part()
+        part = self.taking_part()
+        weight, bias = (self.weight, self.bias) if part is None else self._some(part)
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
@@ -108,8 +109,9 @@ class LinearHead(Head):
             return out[0] if unbatched else out
         return out
 
-    def _parameters_taking_part(self) -> tuple[Tensor, Tensor | None]:
-        return self.weight, self.bias
+    def _some(self, part: slice) -> tuple[Tensor, Tensor | None]:
+        """Return the parameters of some copies."""
+        raise AssertionError("only for heads whose copies can sleep")
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Matrix products in the narrow type, everything else in float32.
@@ -190,12 +192,9 @@ class CategoricalHead(LinearHead):
         several = self.copies > 1 and not self.spread and not self.sharded
         return plain and several and isinstance(self.averaging, Switch)
 
-    def _parameters_taking_part(self) -> tuple[Tensor, Tensor | None]:
-        weight, bias, rows = self.weight, self.bias, self.taking_part()
-        if rows is None:
-            return weight, bias
-        of_weight, of_bias = self._rooms
-        return rows_of(weight, rows, of_weight), None if bias is None else rows_of(bias, rows, of_bias)
+    def _some(self, part: slice) -> tuple[Tensor, Tensor | None]:
+        weight, bias, (of_weight, of_bias) = self.weight, self.bias, self._rooms
+        return rows_of(weight, part, of_weight), None if bias is None else rows_of(bias, part, of_bias)
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.spread:
@@ -203,7 +202,7 @@ class CategoricalHead(LinearHead):
         leaf, rows, mixing = self.evidence_leaf(weight, bias), None, None
         if self.parallel is not None:
             return self.parallel.mixture(z, weight, bias, self.averaging.column(wide(z.dtype)), leaf)
-        if len(weight) != self.copies:
+        if weight.shape[0] != self.copies:
             rows = self.taking_part()
         if rows is None:
             a = self.averaging.column(wide(z.dtype))
@@ -212,15 +211,12 @@ class CategoricalHead(LinearHead):
             a = self.averaging.column_of(rows, mixing, wide(z.dtype))
             leaf = reports.rows_of(leaf, self.copies, rows)
             mixing = slice(mixing.start - rows.start, mixing.stop - rows.start)
-        if self._is_large(z, weight):
+        if is_large(z, weight) and self.copies > 1:
             return large_mixture(z, weight, bias, a, leaf, mixing, at_once=self.sharded)
         return categorical_mixture(z, weight, bias, a, leaf, mixing)
 
-    def _is_large(self, z: Tensor, weight: Tensor) -> bool:
-        return self.copies > 1 and is_large(z, weight)
-
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not self.spread and self._is_large(z, weight):  # its products cast the weights
+        if is_large(z, weight) and self.copies > 1 and not self.spread:  # its products cast the weights
             return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
         return super()._autocast(z, weight, bias)
 

@@ -27,14 +27,13 @@ from ..finite import (
     HUGE,
     TINY,
     alive_rows,
-    all_finite,
     fail,
     share_among,
     usable,
     zero_nonfinite,
     zero_unusable,
 )
-from ..shortcuts import apply_as
+from ..shortcuts import applied_as
 from ..tensors import LogProbs
 from .compiled import compiled_mixture
 
@@ -56,7 +55,7 @@ def categorical_mixture(
     """
     if torch.compiler.is_compiling():
         return compiled_mixture(z, weight, bias, a, evidence)
-    return apply_as(LogProbs, _CategoricalMixture, z, weight, bias, a, evidence, mixing)
+    return apply_mixture(z, weight, bias, a, evidence, mixing)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -94,7 +93,8 @@ class _CategoricalMixture(torch.autograd.Function):
         first, last = (0, copies) if mixing is None else (mixing.start, mixing.stop)
         several = last - first > 1
         if several:
-            m, least, limit = (_some(p, mixing) * (a if mixing is None else a[mixing])).sum(1), None, TINY
+            some_p, some_a = (p, a) if mixing is None else (p[:, mixing], a[mixing])
+            m, least, limit = (some_p * some_a).sum(1), None, TINY
         else:  # nothing can underflow where no logarithm is taken of a sum
             m, least, limit = p[:, first], log_p[:, first], -torch.inf
         # Reading a value would split a compiled graph or stall a GPU: take the careful path there always.
@@ -120,14 +120,16 @@ class _CategoricalMixture(torch.autograd.Function):
         total = g_of_all.sum(-1, keepdim=True)
         if not careful:
             own = _own_gradient(g_of_all, total, log_p, p)
-            evidence = reports.of_rows(log_p * g_of_all, g_of_all, total)
-            if all_finite(evidence.tolist()):
+            evidence, finite = reports.of_rows_on_host(log_p * g_of_all, g_of_all, total)
+            if finite:
                 # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
                 mixing = ctx.mixing
-                mixed = _some(own, mixing)
+                some_p, some_a, mixed = p, a, own
+                if mixing is not None:
+                    some_p, some_a, mixed = p[:, mixing], a[mixing], own[:, mixing]
                 if mixed.shape[1] > 1:
-                    u = (g / m).unsqueeze(1) * (a if mixing is None else a[mixing])
-                    mixed = torch._softmax_backward_data(u, _some(p, mixing), -1, p.dtype)
+                    u = (g / m).unsqueeze(1) * some_a
+                    mixed = torch._softmax_backward_data(u, some_p, -1, p.dtype)
             else:  # a copy gives an observation the probability 0: weights of -inf, for example
                 log_p, m, a = _careful_mixture(z, flat, bias, a)
                 p, careful = log_p.exp(), True
@@ -155,10 +157,13 @@ class _CategoricalMixture(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             # Some copies of a head have room for their gradient inside that of all.
             room = None if ctx.room is None else ctx.room().view(copies * classes, z.shape[1])
-            grad_weight = torch.mm(_flat(own, z.dtype).t(), z, out=room).view(copies, classes, -1)
+            grad_weight = torch.mm(_flat(own, z.dtype).t(), z, out=room).view(copies, classes, z.shape[1])
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
         return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total), None
+
+
+apply_mixture = applied_as(LogProbs, _CategoricalMixture)
 
 
 def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
@@ -166,10 +171,6 @@ def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
     if p.shape[1] == 1:  # by torch's own function: a single copy is a plain network, to the bit
         return torch._log_softmax_backward_data(g, log_p, -1, log_p.dtype)
     return torch.addcmul(g, p, total, value=-1)
-
-
-def _some(of_copies: Tensor, rows: slice | None) -> Tensor:
-    return of_copies if rows is None else of_copies[:, rows]
 
 
 def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:

@@ -106,17 +106,19 @@ class GroupRates:
     drawn: RateDistribution
     body: RateDistribution = field(init=False)
     copies: RateDistribution = field(init=False)
+    constant: float | None = field(init=False)
+    """The single rate of the group, if it has one."""
     entries: list[Entry] = field(default_factory=list)
     sharded: bool = False
     """Whether a process holds only a part of some parameter."""
 
     def __post_init__(self) -> None:
-        self.body = self.copies = self.drawn
+        self.draw_from(self.drawn)
 
-    @property
-    def constant(self) -> float | None:
-        """The single rate of the group, if it has one."""
-        return self.drawn.lr if isinstance(self.drawn, Constant) else None
+    def draw_from(self, distribution: RateDistribution) -> None:
+        """Begin with a distribution; the entries' rates are then computed again."""
+        self.drawn = self.body = self.copies = distribution
+        self.constant = distribution.lr if isinstance(distribution, Constant) else None
 
     @property
     def per_weight(self) -> bool:

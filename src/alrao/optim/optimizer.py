@@ -1,4 +1,4 @@
-"""What the optimizers share: rates for features, the step, the posterior's update, checkpoints."""
+"""What the optimizers share beside their rates: the step, the posterior's update, checkpoints."""
 
 from __future__ import annotations
 
@@ -11,40 +11,18 @@ import torch
 from torch import Generator, Tensor
 
 from .. import evidence as reports
-from ..finite import in_range, zero_unusable
-from ..rates import (
-    Interval,
-    Rate,
-    RateDistribution,
-    Redrawn,
-    as_distribution,
-    describe,
-    scaled,
-)
-from ..shards import (
-    is_shard,
-    names_of_parameters,
-    placed,
-    refuse_flattened,
-    replaced,
-    sharded_modules,
-)
+from ..rates import Rate, as_distribution
+from ..shards import is_shard, placed, refuse_flattened
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
 from . import checkpoint, processes
-from .blocks import Part, blocks
-from .checks import (
-    check_head,
-    no_likelihood,
-    refuse_sparse,
-    refuse_strangers,
-    warn_of_copies,
-    warn_without_evidence,
-)
-from .factor import HIGHEST, FactorWatch
-from .feature_rates import FeaturePlaces, GroupRates
+from .blocks import blocks
+from .checks import check_head, no_likelihood, refuse_sparse, warn_without_evidence
+from .factor import FactorWatch
+from .feature_rates import GroupRates
+from .gathered import Gathered
 from .observing import look, look_on_device, update_posterior
-from .on_device import Gate, Refusals, counter, widest
+from .on_device import Gate, Refusals, counter
 from .rated import RatedOptimizer
 from .sleep import Sleep, missed_steps
 from .update import GroupUpdate
@@ -88,145 +66,33 @@ class AlraoOptimizer(RatedOptimizer):
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         refuse_flattened(model)
         self.model = trained(model)
+        distribution = as_distribution(lr)  # before anything changes
+        self.look_for_shards()
         self.process_group = process_group
-        self._lr = as_distribution(lr)
-        self._seed = processes.common_seed(generator, process_group)
         # Not known yet: other processes may train another model.
         self._alike = capturable and processes.count(process_group) < 2
-        self._look_for_shards()
-        self._device = self.model.head.evidence.device
-        self._refusals = Refusals(self._device)
-        self._places = FeaturePlaces(self.model.net)
-        self._head_params = set(self.model.head.parameters())
-        self._names = names_of_parameters(self.model)
+        head = self.model.head
         self._factors: FactorWatch | None = None if capturable else FactorWatch()
-        self._sleep = Sleep(self.model.head, sleep, on_host=self._device.type == "cpu" and not capturable)
-        self.rates_of_groups = []
+        self._sleep = Sleep(head, sleep, on_host=head.evidence.is_cpu and not capturable)
         defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
         defaults["capturable"] = capturable
+        seed = processes.common_seed(generator, process_group)
         if capturable:
-            reports.stay_on_device(self.model.head.evidence)
+            reports.stay_on_device(head.evidence)
             self.model.notice_step()  # now: a compiled step would be compiled again
-        super().__init__(self.model.parameters() if params is None else params, defaults)
+        super().__init__(distribution, defaults, params=params, seed=seed)
+        self._refusals = Refusals(self._device)
         if not (capturable and self.makes_state_early):
             self.state = checkpoint.Unstepped(dict, self.state)
-        check_head(self.param_groups, self._head_params)
+        check_head(self.param_groups, self.head_parameters)
         self.model.notice_optimizer()
-
-    # Shards.
-
-    def _look_for_shards(self) -> None:
-        self.sharded_modules = sharded_modules(self.model)  # by fully_shard
-        for module in self.sharded_modules:
-            module.reshard()  # the parameters are gathered after an evaluation
-        if self.sharded_modules:
-            self.model.head.expect_shards()
-
-    def _follow_parameters(self) -> None:
-        """Train the shards that have taken the place of parameters since the optimizer was built."""
-        new = replaced(self.model, self._names, self.param_groups)
-        if new:
-            self._look_for_shards()
-            self._follow(new)
-
-    @torch.no_grad()
-    def _follow(self, new: dict[Tensor, Tensor]) -> None:
-        self._places.follow(new)
-        self._names = {new.get(p, p): name for p, name in self._names.items()}
-        self._head_params = set(self.model.head.parameters())
-        for p in new.keys() & self.state.keys():
-            self.state[new[p]] = placed(self.state.pop(p), new[p])
-        for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
-            group["params"] = [new.get(entry.param, entry.param) for entry in rates.entries]
-            self._compute_rates(rates, group)
-
-    # Groups and their rates.
-
-    @torch.no_grad()
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model, as in torch; ``lr`` is an interval, a distribution or a number.
-
-        A group's ``lr_scale`` (timm) multiplies its rates, and leaves it: no scheduler applies it again.
-        """
-        group = dict(param_group)
-        distribution = as_distribution(group.pop("lr")) if "lr" in group else self._lr
-        distribution = scaled(distribution, group.pop("lr_scale", 1.0))
-        distribution.draw(0), distribution.grid(self.model.head.copies or 1)  # a user's own may fail: here
-        super().add_param_group(group)
-        group = self.param_groups[-1]
-        if group["capturable"]:
-            group["lr"] = torch.ones((), dtype=widest(self._device), device=self._device)
-        try:
-            self.rates_of_groups.append(self._begin_group(group, distribution))
-        except BaseException:
-            self.param_groups.pop()
-            for p in group["params"]:
-                self.state.pop(p, None)
-            raise
-
-    def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
-        """Draw the places of a new group's features; a subclass adds what else the group needs."""
-        refuse_strangers([p for p in group["params"] if p not in self._places])
-        if any(p.requires_grad for p in self._head_params.intersection(group["params"])):
-            warn_of_copies(distribution, self.model.head.copies)
-        if group["capturable"] and isinstance(distribution, Redrawn):
-            raise ValueError("capturable=True is not supported by Redrawn, whose rates are drawn on the host")
-        rates = GroupRates(distribution)
-        group["distribution"] = describe(distribution)
-        group["interval"] = group["copies_interval"] = distribution.interval
-        group["seed"] = self._seed
-        group[HIGHEST] = 0.0
-        group["redraws"] = 0 if isinstance(distribution, Redrawn) else None
-        self._draw_places(rates, group)
-        self._compute_rates(rates, group)
-        for p in group["params"]:
-            if group["capturable"] and p.requires_grad:  # before a graph is compiled or captured
-                self._new_state(p, group)
-        return rates
-
-    def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
-        """Prepare what is kept of a parameter, in a subclass that keeps anything, unless it is there."""
-
-    def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        if rates.constant is None:
-            body = [p for p in group["params"] if p not in self._head_params]
-            seed = group["seed"] + (group["redraws"] or 0)
-            for p, u in zip(body, self._places.draw(body, seed, per_weight=rates.per_weight), strict=True):
-                self.state[p]["u"] = u
-
-    def _compute_rates(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        rates.compute(
-            group["params"], self._head_params, self.state, self.model.head.copies, in_place=self.on_device
-        )
 
     @property
     def sleeps(self) -> bool:
         """Whether copies of the head may fall asleep."""
         return self._sleep.wanted
 
-    @torch.no_grad()
-    def set_interval(
-        self, group: int = 0, *, body: Interval | None = None, copies: Interval | None = None
-    ) -> None:
-        """Move the interval of a group's rates. Every feature keeps its place in it.
-
-        Args:
-            group: index into ``param_groups``.
-            body: the new interval of the body's features; None leaves it as it is.
-            copies: the new interval of the copies of the head; None leaves it as it is.
-        """
-        rates, settings = self.rates_of_groups[group], self.param_groups[group]
-        rates.move(body, copies)
-        if not settings["capturable"]:  # compiled steps are guarded by what is in the groups
-            settings["interval"], settings["copies_interval"] = rates.body.interval, rates.copies.interval
-        self._compute_rates(rates, settings)
-
     # The step.
-
-    @property
-    def on_device(self) -> bool:
-        """Whether a step leaves all numbers where they are: on every device but the CPU, unless asked to."""
-        return self._device.type != "cpu" or self.param_groups[0]["capturable"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
@@ -242,7 +108,6 @@ class AlraoOptimizer(RatedOptimizer):
 
     profile_hook_step = staticmethod(mark_only_if_watched)
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, then the posterior, with the evidence of the outputs before the update.
 
@@ -256,6 +121,15 @@ class AlraoOptimizer(RatedOptimizer):
             self.model.place_weights()
             with torch.enable_grad():
                 loss = closure()
+        records = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)  # no_grad() takes 4 µs longer, at each step
+        try:
+            self._step()
+        finally:
+            torch.set_grad_enabled(records)
+        return loss
+
+    def _step(self) -> None:
         head = self.model.head
         if head.evidence.device != self._device:
             self._follow_device()
@@ -263,14 +137,14 @@ class AlraoOptimizer(RatedOptimizer):
         if on_device:
             self._raise_refused()
         if not self._alike:
-            self._follow_parameters()
+            self.follow_parameters()
             processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
             self._alike = True
         gradient = None
         if head.copies:  # not a plain network
             gradient = processes.add_up(head.evidence.grad, head.evidence, self.process_group)
             if gradient is None:
-                warn_without_evidence(self.param_groups, self._head_params)
+                warn_without_evidence(self.param_groups, self.head_parameters)
         looks = look_on_device if on_device else look
         evidence, gate = looks(gradient, head, maximize=self.param_groups[0]["maximize"])
         for group in self.param_groups:
@@ -280,7 +154,7 @@ class AlraoOptimizer(RatedOptimizer):
             self.state = defaultdict(dict, self.state)
             if evidence is None and all(group["lr"] == 0 for group in self.param_groups):
                 self._fill_state(gate)
-                return loss
+                return
         if isinstance(gate, Gate):
             self._refusals.note(gate.accepted)
         if self._factors is not None and not self._factors.look(self.param_groups):
@@ -289,11 +163,10 @@ class AlraoOptimizer(RatedOptimizer):
             self._sleep.notice(evidence.scores)
         complete = head.awake is None
         self._begin_step()
-        for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
+        for i, group in enumerate(self.param_groups):
+            rates = self.rates_of_groups[i]
             if group["redraws"] is not None:
-                group["redraws"] += 1
-                self._draw_places(rates, group)
-                self._compute_rates(rates, group)
+                self.redraw(i)
             if rates.sharded:
                 with rates.of_this_process(self.state):
                     self._step_group(rates, group, gate)
@@ -307,7 +180,6 @@ class AlraoOptimizer(RatedOptimizer):
         head.evidence.grad = None
         self.model.finite_statistics.restore(reads=not on_device)
         self.model.notice_step()
-        return loss
 
     def _observe(self, evidence: reports.Evidence | None) -> None:
         """Update the posterior, of which some copies may sleep."""
@@ -350,69 +222,55 @@ class AlraoOptimizer(RatedOptimizer):
         """Use the evidence of a finished step, in a subclass that needs it beside the posterior."""
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
-        params, grads, of_features, of_copies = [], [], [], []
-        awake = self.model.head.awake
-        parts: list[Part] = []
-        for p, rate, theirs in rates.entries:
-            grad = p.grad
-            if grad is None:
-                continue
-            if grad.is_sparse:
-                grad = grad * gate.live if isinstance(gate, Gate) else grad
-                self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
-                continue
-            if theirs and awake is not None:
-                parts.append(part := Part(self.state, p, (awake,)))
-                p, grad, rate = part.param, part.of(grad), part.of(rate)
-            params.append(p)
-            grads.append(grad)
-            of_features.append(rate)
-            of_copies.append(theirs)
-        if not params:
+        head = self.model.head
+        found = Gathered(rates, self.state, head.awake)
+        for p, grad, rate in found.sparse:
+            grad = grad * gate.live if isinstance(gate, Gate) else grad
+            self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
+        if not found.params:
             return
-        at_once = group["foreach"] or (group["foreach"] is None and self._sets_nothing_aside(group))
-        masked = False
-        if isinstance(gate, Gate):
-            update = gate.update(params, grads, of_features, rates.constant, group["lr"])
-            at_once = group["foreach"] is not False  # as in torch: fewer launches
-        else:
-            of_body = [grad for grad, theirs in zip(grads, of_copies, strict=True) if not theirs]
-            if masked := not gate or (bool(of_body) and not in_range(of_body)):
-                grads = [zero_unusable(grad) for grad in grads]
-            update = GroupUpdate(params, grads, of_features, rates.constant, float(group["lr"]))
-        for part in parts:
+        update = found.update(gate, group["lr"])
+        for part in found.parts:
             part.begin()
-        self._apply_all(group, [update] if at_once else self._one_by_one(update, group, gate, rates))
-        for part in parts:
+        for each in self._divided(update, group, gate, rates):
+            self._apply(group, each)
+        for part in found.parts:
             part.end(self._starts_as_weights)
-        if parts and self.model.head.part != awake:
-            for stands_for, part, missed in missed_steps(
-                self._sleep, self.state, rates, update.factor, masked=masked
-            ):
+        if found.parts and head.part != head.awake:
+            missed = missed_steps(self._sleep, self.state, rates, update.factor, masked=found.masked)
+            for stands_for, part, each in missed:
                 part.begin(stands_for)
-                self._apply_all(self._standing_for(group, stands_for), [missed])
+                self._apply(self._standing_for(group, stands_for), each)
                 part.end(None)
 
-    def _one_by_one(
+    def _divided(
         self, update: GroupUpdate, group: dict[str, Any], gate: bool | Gate, rates: GroupRates
-    ) -> Iterator[GroupUpdate]:
+    ) -> Iterable[GroupUpdate]:
+        """Return an update in the parts in which it is applied: one, unless that needs much memory."""
+        on_device, at_once = isinstance(gate, Gate), group["foreach"]
+        if at_once is None:
+            at_once = on_device or self._sets_nothing_aside(group)  # as in torch: fewer launches
+        if at_once:
+            return [update]
+        in_blocks = update.params[0].is_cpu and not on_device and not rates.sharded
+        return self._one_by_one(update, group) if in_blocks else update.one_by_one()
+
+    def _one_by_one(self, update: GroupUpdate, group: dict[str, Any]) -> Iterator[GroupUpdate]:
         """Return an update for each parameter, or for blocks of it that stay in the cache."""
-        in_blocks = update.params[0].is_cpu and not isinstance(gate, Gate) and not rates.sharded
         for of_one in update.one_by_one():
-            if not in_blocks or not self._has_state(self.state[of_one.params[0]], group):
-                yield of_one
-            else:
+            if self._has_state(self.state[of_one.params[0]], group):
                 yield from blocks(of_one, self.state)
+            else:
+                yield of_one
 
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         """Return whether a parameter has all of its state, so that parts of it can be updated separately."""
         return False
 
-    def _apply_all(self, group: dict[str, Any], updates: Iterable[GroupUpdate]) -> None:
-        for update in updates:
-            if group["maximize"]:
-                update.negate()
-            self._update(group, update)
+    def _apply(self, group: dict[str, Any], update: GroupUpdate) -> None:
+        if group["maximize"]:
+            update.negate()
+        self._update(group, update)
 
     def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         """Return the settings with which one step stands for several: averages forget as much."""
@@ -436,7 +294,7 @@ class AlraoOptimizer(RatedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as in torch, with the places of the features and the intervals."""
-        self._follow_parameters()
+        self.follow_parameters()
         packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
         for i, group in enumerate(packed["param_groups"]):
             group["interval"], group["copies_interval"] = self.interval(i), self.interval(i, copies=True)
@@ -448,7 +306,7 @@ class AlraoOptimizer(RatedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
         checkpoint.check_version(state_dict)
-        self._follow_parameters()
+        self.follow_parameters()
         params = [p for group in self.param_groups for p in group["params"]]
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         if len(saved) == len(params):
@@ -467,10 +325,10 @@ class AlraoOptimizer(RatedOptimizer):
             self.state[p].pop(checkpoint.KEY, None)
             if is_shard(p):
                 self.state[p] = placed(self.state[p], p)
-        for rates, group, drawn in zip(self.rates_of_groups, self.param_groups, distributions, strict=True):
-            rates.drawn = rates.body = rates.copies = drawn
-            rates.move(group["interval"], group["copies_interval"])
-            self._compute_rates(rates, group)
+        for i, (group, drawn) in enumerate(zip(self.param_groups, distributions, strict=True)):
+            self.rates_of_groups[i].draw_from(drawn)
+            self.rates_of_groups[i].move(group["interval"], group["copies_interval"])
+            self.compute_rates(i)
         self._seed, self._alike = self.param_groups[0]["seed"], False
         self._factors = None if self.param_groups[0]["capturable"] else FactorWatch()
         self._sleep.unpack(self.param_groups)

@@ -226,7 +226,7 @@ class PerFeature(AlraoOptimizer):
             if isinstance(gate, Gate):
                 for p, grad in zip(params, gate.masked(grads), strict=True):
                     p.grad = grad
-            elif not gate or (bool(of_body) and not in_range(of_body)):
+            elif not (gate and in_range(of_body)):
                 for p, grad in zip(params, grads, strict=True):
                     p.grad = zero_unusable(grad)
             _point(rates)
@@ -340,7 +340,7 @@ def _scale(entries: list[Entry], before: list[Tensor], factor: float) -> None:
     for entry, was in zip(entries, before, strict=True):
         entry.param.copy_((entry.param - was) * (entry.rate * factor) + was)
     body = [(e.param, was) for e, was in zip(entries, before, strict=True) if not e.of_copies]
-    if body and not in_range([p for p, _ in body]):
+    if not in_range([p for p, _ in body]):
         for p, was in body:
             keep_finite_(p, was)
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from math import sqrt
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..finite import keep_finite_, zero_nonfinite_
+from .gradient_point import GradientPoint
 from .update import GroupUpdate
 
-__all__ = ["UnitStep", "newest_share", "round_to"]
+__all__ = ["newest_share", "round_to", "step_on_host"]
+
+LARGEST_FACTOR = 1e6
+"""Below this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
 
-class UnitStep:
+class _UnitStep:
     """The step against ``g / below``, at every feature's rate, with the decay of the weights."""
 
     def __init__(self, u: GroupUpdate, g: list[Tensor], below: list[Tensor], unbias: list[float]) -> None:
@@ -41,6 +48,56 @@ class UnitStep:
         torch._foreach_addcdiv_(to, self._g, self._below, lengths)
         for each, decay, share in zip(to, self._decay, shares, strict=False):
             each.sub_(decay, alpha=share)
+
+
+def step_on_host(
+    u: GroupUpdate,
+    states: list[dict[str, Any]],
+    y: list[Tensor],
+    g: list[Tensor],
+    group: dict[str, Any],
+    searching: bool,
+    point: GradientPoint,
+) -> None:
+    """Move the training weights and, once the search is over, ``z``, as :class:`Auto` describes it.
+
+    Args:
+        u: the update; its gradients are not used.
+        states: of each parameter ``v`` and ``step``; after the search ``z`` and ``k`` too.
+        y: the training weights, which change in place.
+        g: the gradients, in the types of ``y``.
+        group: the settings.
+        searching: whether the search goes on.
+        point: what changes the beta of each state.
+    """
+    beta, beta2 = group["betas"]
+    v = [state["v"] for state in states]
+    torch._foreach_mul_(v, beta2)
+    torch._foreach_addcmul_(v, g, g, 1 - beta2)
+    unbias = [sqrt(1 - beta2 ** state["step"]) for state in states]
+    below = list(torch._foreach_sqrt(v))
+    torch._foreach_add_(below, [group["eps"] * each for each in unbias])
+    step = _UnitStep(u, g, below, unbias)
+    if group["weight_decay"] != 0:
+        step.decay_by(group["weight_decay"], y)
+    z = [] if searching else [state["z"] for state in states]
+    before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in y + z]
+    if searching:
+        step.apply(y, [1.0] * len(y))
+    else:
+        mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
+        point.observe(z, y, g)
+        if point.compares:
+            point.turn(states, step.directions())
+        betas, nearer = point.move(states, beta, mixing)
+        for c in set(nearer):  # one, unless parameters have joined later
+            at = [i for i, each in enumerate(nearer) if each == c]
+            torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
+        step.apply(y, [1 - each * (1 - c) for each, c in zip(betas, mixing, strict=True)])
+        step.apply(z, [1.0] * len(z))
+    if before is not None:
+        for now, old in zip(y + z, before, strict=True):
+            keep_finite_(now, old)
 
 
 def newest_share(k: int, newest: int = 1) -> float:

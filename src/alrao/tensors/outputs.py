@@ -56,12 +56,13 @@ class LogProbs(Marked):
         kwargs = kwargs or {}
         source = args[0] if args else kwargs.get("input")
         with torch._C.DisableTorchFunctionSubclass():
-            if func in _ROUTES and isinstance(source, LogProbs) and source.axis is not None:
+            route = _ROUTES.get(func)
+            if route is not None and isinstance(source, LogProbs) and source.axis is not None:
                 if not args:
                     kwargs = {key: value for key, value in kwargs.items() if key != "input"}
                 if not torch.compiler.is_compiling() and source.rest is not None:
                     source = _complete(source)
-                return _ROUTES[func](source, *args[1:], **kwargs)
+                return route(source, *args[1:], **kwargs)
             if not isinstance(source, LogProbs):
                 result = func(*args, **kwargs)
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
