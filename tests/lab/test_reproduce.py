@@ -13,7 +13,7 @@ from alrao.lab.cli.paper import NAMES
 from alrao.lab.errors import LabError
 from alrao.lab.paper import checks, computed, make
 from alrao.lab.paper.exhibits import EXHIBITS, Plan
-from alrao.lab.reading import read_runs
+from alrao.lab.records import read_runs
 from alrao.lab.report.page import Report
 from alrao.lab.settings import Settings
 from alrao.lab.spread import Processes

@@ -13,7 +13,7 @@ pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
 
 from alrao.lab import loop
 from alrao.lab.errors import LabError
-from alrao.lab.reading import read
+from alrao.lab.records import read
 from alrao.lab.render.cells import cells
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import TrainingBar, comparison_table

@@ -40,7 +40,6 @@ class Learner:
             self.scheduler = self.parts["scheduler"] = LambdaLR(self.optimizer, _factor(schedule, steps))
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
-        """Make one step against the gradient of the loss."""
         self.optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -53,7 +52,6 @@ class Learner:
             self.scheduler.step()
 
     def train(self) -> None:
-        """Prepare for training steps."""
         self.model.train()
 
     def evaluated(self) -> nn.Module:
@@ -71,22 +69,18 @@ class Learner:
 
     @property
     def posterior(self) -> list[float] | None:
-        """The posterior of an Alrao model."""
         return self.model.posterior.tolist() if isinstance(self.model, alrao.Alrao) else None
 
     @property
     def rates(self) -> list[float] | None:
-        """The rates of the copies of an Alrao model."""
         if not isinstance(self.model, alrao.Alrao) or not isinstance(self.optimizer, alrao.AlraoOptimizer):
             return None
         return self.optimizer.copy_rates().tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every part."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 

@@ -81,7 +81,6 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Let the next process have it."""
         self._released.set()
         with suppress(OSError), self._path(self._generation).open("r+", encoding="utf-8") as file:
             file.write(RELEASED)

@@ -52,7 +52,10 @@ def train(
         config = {"settings": asdict(settings), "data": problem.about, **provenance(team.device)}
         config |= {"processes": team.size} if team.size > 1 else {}
         directory.write("config", config)
-    torch.set_num_threads(directory.threads(config))  # another number would change the last bits
+    threads = config.get("threads")
+    if not isinstance(threads, int) or threads < 1:
+        raise directory.damaged("config.json", "it names no number of threads")
+    torch.set_num_threads(threads)  # another number would change the last bits
     _Loop(problem, settings, directory, team, watch).run()
 
 
@@ -85,7 +88,6 @@ class _Loop:
         self.began = time.perf_counter()
 
     def run(self) -> None:
-        """Train the epochs that are left, and write the result."""
         while not self._finished():
             self._train_epoch()
             if self.progress.diverged is None:

@@ -46,11 +46,16 @@ class Method:
     """The rate of its optimizer where the name has none, of methods that are compared rate by rate."""
 
 
-def settle(spec: MethodSpec, lr: Interval | None = None) -> tuple[MethodSpec, Interval | None]:
-    """Return the method with its rate, and its interval: ``sgd`` and 0.1 are ``sgd@0.1`` and None."""
+def known_method(spec: MethodSpec) -> Method:
+    """Return the method that a spelling names."""
     if spec.name not in METHODS:
         raise unknown("method", spec.name, METHODS)
-    kind = METHODS[spec.name].rate
+    return METHODS[spec.name]
+
+
+def settle(spec: MethodSpec, lr: Interval | None = None) -> tuple[MethodSpec, Interval | None]:
+    """Return the method with its rate, and its interval: ``sgd`` and 0.1 are ``sgd@0.1`` and None."""
+    kind = known_method(spec).rate
     if kind == "never":
         if spec.rates:
             raise LabError(

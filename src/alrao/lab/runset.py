@@ -14,8 +14,7 @@ from .errors import LabError
 from .lease import LEASE
 from .methods import GRID, expand
 from .provenance import require_clean
-from .reading import read
-from .records import locate
+from .records import locate, read
 from .resolve import of_alrao, resolve
 from .run import pick_device
 from .settings import Interval, MethodSpec, Settings
@@ -52,7 +51,6 @@ class RunSet:
         self.failed: dict[Path, str] = {}
 
     def plan(self, settings: Settings) -> Planned:
-        """Queue a run."""
         resolved = resolve(settings)[1]
         found = locate(resolved, self._identity, self.roots)
         return self.planned.setdefault(found.path, Planned(resolved, found))
@@ -87,7 +85,6 @@ class RunSet:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs of the set."""
         return [planned.run for planned in self.planned.values()]
 
 
@@ -129,7 +126,6 @@ class Comparison(RunSet):
             super().run(spread, tell)
 
     def best_rate(self) -> MethodSpec | None:
-        """Return SGD at the rate that is best on validation so far."""
         found = experiments(read(p.run for p in self.planned.values() if p.settings.method in self._rates))
         if not found or found[0].ended.empty:
             return None

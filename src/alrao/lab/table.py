@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from .methods import METHODS
-from .reading import PARTS, Reading, Record
+from .records import PARTS, Reading, Record
 from .resolve import OF_METHOD, divergence, label, title, varied
 from .settings import MethodSpec
 
@@ -168,17 +168,14 @@ class Experiment:
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each run that failed."""
         lost = self.ended.loc[self.ended["diverged"], ["label", "seed", "diverged_at"]]
         return [f"{name}, seed {seed}: {divergence(step)}" for _, (name, seed, step) in lost.iterrows()]
 
     @property
     def note(self) -> str:
-        """A sentence about its historical runs, or nothing."""
         return historical_note(self.ended)
 
     def records(self, name: str) -> list[Record]:
-        """Return the runs of a label."""
         return list(self.runs.loc[self.runs["label"] == name, "record"])
 
     def plain(self, method: str) -> str | None:

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from .errors import LabError, optional
 from .seeds import seed_of
 from .settings import Settings
-from .store import Follower, RunDirectory
+from .store import RunDirectory
 from .tasks import Problem, Supervised
 
 Value = TypeVar("Value")
@@ -63,7 +63,7 @@ class Team:
 
     def place(self, directory: RunDirectory) -> RunDirectory:
         """Return the run, which only the first process writes."""
-        return directory if self.rank == 0 else Follower(directory.path)
+        return RunDirectory(directory.path, held_elsewhere=self.rank > 0)
 
     def require_same(self, state: str) -> None:
         """Refuse to go on if the processes resume from different states."""
@@ -115,7 +115,6 @@ class Team:
         return value
 
     def add(self, sums: dict[str, float]) -> dict[str, float]:
-        """Return the sums over the processes."""
         every = self._gather(sums)
         return {name: sum(each[name] for each in every) for name in sums}
 
@@ -134,7 +133,6 @@ class Team:
         return tuple(part.to(self.device).contiguous() for part in parts)
 
     def leave(self) -> None:
-        """End the connection between the processes."""
         if self.size > 1:
             self.accelerator.end_training()
 

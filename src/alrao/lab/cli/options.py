@@ -52,18 +52,16 @@ def settings_options(skip: Iterable[str] = (), **defaults: Any) -> Callable[[Any
                 continue
             kind = next((t for t in get_args(hints[field.name]) if t is not NoneType), hints[field.name])
             text, choices = field.metadata["help"], field.metadata["choices"]
-            if kind is bool:
-                click.option(flag(field.name), is_flag=True, help=text)(collected)
-                continue
-            kind = kind if kind in (int, float) else str  # others are read from their spelling
-            click.option(
-                flag(field.name),
-                type=kind,
-                default=defaults.get(field.name, field.default),
-                show_default=field.default is not None,
-                help=f"{text}: {', '.join(choices)}" if choices else text,
-                metavar={int: "N", float: "X"}.get(kind, "TEXT"),
-            )(collected)
+            options: dict[str, Any] = {"is_flag": True, "help": text}
+            if kind is not bool:
+                options = {
+                    "type": kind if kind in (int, float) else str,  # others are read from their spelling
+                    "default": defaults.get(field.name, field.default),
+                    "show_default": field.default is not None,
+                    "help": f"{text}: {', '.join(choices)}" if choices else text,
+                    "metavar": {int: "N", float: "X"}.get(kind, "TEXT"),
+                }
+            click.option(flag(field.name), **options)(collected)
         return collected
 
     return add
@@ -84,18 +82,12 @@ def spread_options(command: Any) -> Any:
 
         return command(spread=pick_spread(backend, jobs, gpus), **values)
 
-    for option in (
-        click.option("--gpus", type=float, metavar="X", help="GPUs of each run, such as 0.25 (Ray)"),
-        click.option(
-            "--backend", default="joblib", show_default=True,
-            help="where runs are trained: joblib (this machine), ray (a Ray cluster)",
-        ),
-        click.option(
-            "--jobs", type=click.IntRange(1), metavar="N",
-            help="runs in parallel  [default: 1; on Ray, as many as there is room for]",
-        ),
-    ):  # fmt: skip
-        option(spread)
+    jobs = "runs in parallel  [default: 1; on Ray, as many as there is room for]"
+    backend = "where runs are trained: joblib (this machine), ray (a Ray cluster)"
+    gpus = "GPUs of each run, such as 0.25 (Ray)"
+    click.option("--gpus", type=float, metavar="X", help=gpus)(spread)
+    click.option("--backend", default="joblib", show_default=True, help=backend)(spread)
+    click.option("--jobs", type=click.IntRange(1), metavar="N", help=jobs)(spread)
     return spread
 
 
@@ -107,13 +99,10 @@ def places(command: Any) -> Any:
         roots = [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
         return command(roots=roots, **values)
 
-    click.option(
-        "--results", default="results", show_default=True, metavar="DIR",
-        help="where finished runs are looked up as well, if it exists",
-    )(located)  # fmt: skip
-    click.option(
-        "--out", "out_dir", default="runs", show_default=True, metavar="DIR", help="where runs are written"
-    )(located)
+    folder: dict[str, Any] = {"show_default": True, "metavar": "DIR"}
+    looked_up = "where finished runs are looked up as well, if it exists"
+    click.option("--results", default="results", help=looked_up, **folder)(located)
+    click.option("--out", "out_dir", default="runs", help="where runs are written", **folder)(located)
     return located
 
 
@@ -122,10 +111,9 @@ def words_of(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def pick(names: str, known: Mapping[str, Kind], what: str) -> list[Kind]:
-    """Return the named objects, in the order in which they are known."""
-    wanted = words_of(names)
-    for name in wanted:
-        if name not in known:
-            raise unknown(what, name, known)
-    return [each for name, each in known.items() if name in wanted]
+def pick(names: Iterable[str], known: Mapping[str, Kind], what: str) -> list[Kind]:
+    """Return the named objects, all if none is named, in the order in which they are known."""
+    wanted = set(names)
+    for name in sorted(wanted - set(known)):
+        raise unknown(what, name, known)
+    return [each for name, each in known.items() if name in (wanted or known)]

@@ -9,7 +9,7 @@ import click
 
 from ..errors import LabError
 from ..settings import Settings
-from .options import Command, common, pick, places, spread_options
+from .options import Command, common, pick, places, spread_options, words_of
 from .terminal import fail_if, out, say, train_missing
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def reproduce(
     from ..paper.make import reproduce as make
     from ..render.terminal import plain_table
 
-    picked = pick(",".join(names), {name: name for name in (*NAMES, "all")}, "table or figure")
+    picked = pick(names, {name: name for name in (*NAMES, "all")}, "table or figure")
     wanted = list(NAMES) if "all" in picked else picked
     page = roots[0] / "reproduce.html"
     made = make(wanted, settings, roots, Path(figures), page, lambda runs: train_missing(runs, spread))
@@ -88,8 +88,8 @@ def suite(
     from ..suite.workloads import WORKLOADS
 
     runs = Suite(
-        pick(workloads or ",".join(WORKLOADS), WORKLOADS, "workload"),
-        pick(contenders or ",".join(CONTENDERS), CONTENDERS, "contender"),
+        pick(words_of(workloads or ""), WORKLOADS, "workload"),
+        pick(words_of(contenders or ""), CONTENDERS, "contender"),
         settings,
         seeds=seeds,
         roots=roots,

@@ -13,7 +13,7 @@ from ..errors import LabError
 from .terminal import out, say, warn
 
 if TYPE_CHECKING:
-    from ..reading import Reading
+    from ..records import Reading
 
 paths_argument = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 
@@ -25,16 +25,11 @@ def _places(paths: tuple[Path, ...]) -> list[Path]:
     return places
 
 
-def command_line() -> str:
-    """Return the running command, as the user would type it."""
-    return shlex.join(["alrao", *sys.argv[1:]])
-
-
-def make_report(reading: Reading, target: Path, command: str) -> None:
+def make_report(reading: Reading, target: Path) -> None:
     """Write the report and print its path."""
     from ..report.page import write_report
 
-    made = write_report(reading, target, command=command)
+    made = write_report(reading, target, command=shlex.join(["alrao", *sys.argv[1:]]))
     if made.left_out:
         warn(f"{len(made.left_out)} remarks about what is left out are at the end of the report")
     say(f"report: {target}")
@@ -47,24 +42,21 @@ def list_command() -> None:
     from ..render.terminal import plain_table
     from ..tasks import TASKS, get_task
 
-    every = {name: get_task(name) for name in TASKS}
-    tasks = [
-        [name, task.summary, ", ".join(task.models).replace("*", "any torchvision classifier")]
-        for name, task in every.items()
-    ]
-    budgets = []
-    for name, task in every.items():
+    tasks, budgets = [], []
+    for name in TASKS:
+        task = get_task(name)
+        models = ", ".join(task.models).replace("*", "any torchvision classifier")
+        tasks.append([name, task.summary, models])
         rates = "{:g}:{:g}".format(*task.interval)
         for kind, budget in task.budgets.items():
             size = f"{budget.train:,}{task.unit}" if budget.train else "all"
             row = (name, kind, budget.epochs, budget.batch, size, budget.seeds, rates, task.copies)
             budgets.append([str(cell) for cell in row])
-    forms = {"needed": "{0}@RATE", "optional": "{0}, {0}@RATE", "never": "{0}", "none": "{0}"}
     special = {"frozen": "frozen@RATE:P", "sgd": "sgd, sgd@RATE"}
-    methods = [
-        [special.get(name, forms[method.rate].format(name)), method.summary]
-        for name, method in METHODS.items()
-    ]
+    methods = []
+    for name, method in METHODS.items():
+        form = f"{name}, {name}@RATE" if method.rate == "optional" else name
+        methods.append([special.get(name, form), method.summary])
     heads = ["task", "budget", "epochs", "batch", "training set", "seeds", "Alrao's rates", "copies"]
     for title, columns, rows, left in (
         ("Tasks and their models, the default first", ["task", "data", "models"], tasks, 3),
@@ -83,7 +75,7 @@ def table(paths: tuple[Path, ...], markdown: str | None) -> None:
 
     PATHS are directories of runs, or files of results; by default, runs and results.
     """
-    from ..reading import read_runs
+    from ..records import read_runs
     from ..render.markdown import page
     from ..render.terminal import comparison_table
     from ..store import replace_file
@@ -112,9 +104,9 @@ def report(paths: tuple[Path, ...], target: Path) -> None:
     PATHS are directories of runs, or files of results; by default, runs and results. Nothing is trained;
     unfinished runs are shown as far as they got. The report is a single file and needs no network.
     """
-    from ..reading import read_runs
+    from ..records import read_runs
 
-    make_report(read_runs(_places(paths)), target, command_line())
+    make_report(read_runs(_places(paths)), target)
 
 
 @click.command()
@@ -126,7 +118,7 @@ def keep(paths: tuple[Path, ...], results: str) -> None:
     PATHS are directories of runs; by default, runs. A run is kept if it started from a clone whose tracked
     files were committed: train it with --to-keep.
     """
-    from ..reading import keep as add
+    from ..records import keep as add
 
     count, refused = add(paths or [Path("runs")], Path(results))
     say(f"{count} {'run' if count == 1 else 'runs'} added to {results}")

@@ -14,21 +14,21 @@ import click
 from ..errors import LabError
 from ..settings import Settings
 from .options import Command, places, settings_options, spread_options, words_of
-from .records import command_line, make_report
+from .records import make_report
 from .terminal import fail_if, out, say, train_missing
 
 if TYPE_CHECKING:
     from ..spread import Spread
 
+METHODS = "methods to compare  [default: auto,sgd,adam, and prodigy,schedulefree where they are installed]"
+GRID_SEEDS = "runs per rate of SGD's grid; the best rate then gets all seeds"
+PROCESSES = "processes that share every batch; the result is that of one, to rounding"
+COUNT = click.IntRange(1)
+
 
 @click.command(cls=Command)
 @click.argument("task")
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    metavar="N",
-    help="processes that share every batch; the result is that of one, to rounding",
-)
+@click.option("--processes", type=COUNT, metavar="N", help=PROCESSES)
 @settings_options(skip=["task"])
 @places
 def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
@@ -72,16 +72,9 @@ def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
 
 @click.command(cls=Command)
 @click.argument("task")
-@click.option(
-    "--methods",
-    metavar="A,B,…",
-    help="methods to compare  [default: auto,sgd,adam, and prodigy,schedulefree where they are installed]",
-)
-@click.option("--seeds", type=click.IntRange(1), metavar="N", help="runs per method  [default: the budget's]")
-@click.option(
-    "--grid-seeds", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-    help="runs per rate of SGD's grid; the best rate then gets all seeds",
-)  # fmt: skip
+@click.option("--methods", metavar="A,B,…", help=METHODS)
+@click.option("--seeds", type=COUNT, metavar="N", help="runs per method  [default: the budget's]")
+@click.option("--grid-seeds", type=COUNT, default=1, show_default=True, metavar="N", help=GRID_SEEDS)
 @spread_options
 @settings_options(skip=["task", "method", "seed"])
 @places
@@ -99,7 +92,7 @@ def compare(
     the validation data; the figures are those on the test data. Finished runs are not repeated.
     """
     from ..methods import usual_methods
-    from ..reading import read
+    from ..records import read
     from ..render.terminal import comparison_table
     from ..resolve import resolve
     from ..runset import Comparison
@@ -117,7 +110,7 @@ def compare(
         out.print(comparison_table(experiment))
         for failure in experiment.failures:
             out.print(failure, style="red", markup=False)
-    make_report(reading, roots[0] / f"report-{settings.task}.html", command_line())
+    make_report(reading, roots[0] / f"report-{settings.task}.html")
     fail_if(comparison.failed)
 
 

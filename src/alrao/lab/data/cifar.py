@@ -110,7 +110,6 @@ def _find(place: Path) -> Path:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    """The files that may be read."""
     if source.is_file():
         yield source
         return

@@ -57,7 +57,6 @@ class Listing:
         return Listing(self.root, self.classes, *(array[which] for array in arrays))
 
     def path(self, index: int) -> Path:
-        """Return the path of a file."""
         return self.root / os.fsdecode(self.names[index])
 
 

@@ -150,7 +150,6 @@ class Vocabulary:
         return len(self.symbols)
 
     def encode(self, text: Sequence[str]) -> Tensor:
-        """Return the numbers of the symbols of a text."""
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
         other = numbers.get(UNKNOWN, -1)
         encoded = torch.tensor([numbers.get(symbol, other) for symbol in text], dtype=torch.long)

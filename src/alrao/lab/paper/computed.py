@@ -98,7 +98,6 @@ def compute(steps: int = STEPS) -> Theorem:
 
 
 def _logits(model: alrao.Alrao, x: Tensor) -> Iterator[Tensor]:
-    """The logits of each copy."""
     tensors = dict(model.head.named_parameters())
     for weight, bias in zip(tensors["weight"].detach(), tensors["bias"].detach(), strict=True):
         yield F.linear(x, weight, bias)
@@ -119,7 +118,6 @@ def _bound(x: Tensor) -> float:
 
 
 def _optimum(x: Tensor, y: Tensor) -> float:
-    """The loss at the optimum, by scikit-learn."""
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
     from sklearn.metrics import log_loss  # type: ignore[import-untyped]
 

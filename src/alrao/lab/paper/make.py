@@ -15,9 +15,8 @@ import pandas as pd  # type: ignore[import-untyped]
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ..errors import LabError, optional
-from ..reading import Reading, read
+from ..records import Reading, read
 from ..render import markdown
-from ..report.captions import caption
 from ..report.figure import ALRAO, BASELINE, LOG, Figure, light, ordered, panels
 from ..report.page import Report, Section, write_report
 from ..runset import RunSet
@@ -36,6 +35,12 @@ counts as agreeing is a rule in `src/alrao/lab/paper/checks.py`.
 """
 MARK = "<!-- exhibit {} -->"
 SAID = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
+THEOREM_CAPTION = """
+The theorem of appendix B: softmax regression on fixed features, with {copies} copies of the head of
+which {good} learn at a rate below 1/λ, where λ bounds the curvature of the loss, and the others at
+rates that are too large. First the loss, then its distance to the optimum. Look how the red line,
+the mixture, follows the best copy and reaches the optimum, while the fast copies diverge.
+"""
 
 
 @dataclass
@@ -230,7 +235,7 @@ def theorem_figure(found: Theorem) -> Figure:
     plot.lay(legend={"title": {"text": "rate of the copy"}})
     columns = {f"copy at {rate:.4g}": own for rate, own in zip(found.rates, found.copies, strict=True)}
     table = pd.DataFrame({"step": found.steps, "mixture": found.mixture, **columns})
-    words = caption("theorem", copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
+    words = THEOREM_CAPTION.format(copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
     return Figure("theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, table)
 
 

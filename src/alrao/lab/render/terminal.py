@@ -71,7 +71,6 @@ class TrainingBar:
         self.progress.stop()
 
     def __call__(self, moment: Moment) -> None:
-        """Show the progress of the run."""
         if self._bar is None:
             total = moment.epochs * moment.steps
             self._bar = self.progress.add_task("", total=total, epoch="", state="")
@@ -91,7 +90,6 @@ class TrainingBar:
             )
 
     def epoch(self, line: dict[str, Any]) -> None:
-        """Print the line of an epoch."""
         parts = [f"epoch {line['epoch']:>3}", f"train {_values(line['train'])}"]
         parts += [f"{part} {_values(line[part])}" for part in ("valid", "test")]
         self.progress.console.print("  ".join(parts), highlight=False)

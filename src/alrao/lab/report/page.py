@@ -12,7 +12,7 @@ from typing import Any
 
 from ... import __version__
 from ..errors import missing
-from ..reading import Reading
+from ..records import Reading
 from ..render.markdown import PAPER_HEADS, TABLE_1
 from ..store import replace_file
 from ..table import Experiment, experiments
@@ -74,7 +74,6 @@ class Report:
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        """Return the page."""
         environment = jinja2.Environment(
             loader=jinja2.FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8")),
             autoescape=True,

@@ -67,7 +67,6 @@ def _line(experiment: Experiment, name: str, row: Any) -> list[str]:
 
 
 def _alrao(experiment: Experiment) -> Any:
-    """The row of Alrao at its defaults, or None."""
     name = experiment.plain("alrao")
     return experiment.every.loc[name] if name in experiment.every.index else None
 

@@ -132,7 +132,6 @@ class Agent(LikelihoodDQN):
             yield self.num_timesteps - before, self.update_loss
 
     def descend(self, loss: Tensor) -> None:
-        """Make one step of the learner, unless the loss is not finite."""
         self.update_loss = loss.item()
         if isfinite(self.update_loss):
             self.learner.step(loss, self.clip)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from ..reading import read
+from ..records import read
 from ..runset import Planned, RunSet
 from ..settings import MethodSpec, Settings
 from ..table import best_rate, frame
@@ -91,7 +91,6 @@ class Suite:
 
     @property
     def missing(self) -> int:
-        """The number of runs of the suite that are not finished."""
         planned = [p for runs in self.sets.values() for p in runs.planned.values()]
         return sum(p.run.result is None for p in planned)
 
@@ -178,19 +177,16 @@ class Standings:
         return None if gaps.isna().any() else (float(gaps.max()), float(gaps.mean()))
 
     def failed(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        """Return the number of failed runs on some workloads."""
         names = [workload.name for workload in workloads]
         return int(self.lost.reindex(index=[contender.name], columns=names, fill_value=0).iloc[0].sum())
 
     def at_chance(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        """Return the number of runs, at the best rate, that have learned nothing."""
         return sum(
             int((self.of(contender.name, workload.name)["loss"] > NEAR_CHANCE * workload.chance).sum())
             for workload in workloads
         )
 
     def of(self, contender: str, workload: str) -> pd.DataFrame:
-        """Return the runs of a contender on a workload, at its best rate."""
         return self.runs[(self.runs["contender"] == contender) & (self.runs["workload"] == workload)]
 
 

@@ -58,7 +58,6 @@ class Numbers(InMemory):
         }
 
     def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean squared error, and the fraction of the variance explained (0 of a constant)."""
         loss, mean, square = (sums[name] / sums["count"] for name in ("loss", "targets", "squares"))
         variance = square - mean**2
         return {"loss": loss, "r2": 1 - loss / variance if variance > 0 else 0.0}
@@ -83,7 +82,6 @@ class _Rows(ExamplesTask):
 def _data(
     inputs: Tensor, targets: Tensor, rows: Mapping[str, Tensor], identity: str, about: Mapping[str, Any]
 ) -> Data:
-    """The data, given the rows of each part."""
     parts = {name: Part(inputs[which], targets[which]) for name, which in rows.items()}
     return parts, identity, {"inputs": inputs.shape[1], **about}
 

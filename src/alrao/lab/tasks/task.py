@@ -94,11 +94,9 @@ class Classification(Supervised):
     measures: tuple[str, ...] = ("loss", "accuracy")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy."""
         return F.cross_entropy(outputs, targets)
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the sum of the cross-entropy and the number of right answers."""
         return {
             "loss": F.cross_entropy(outputs.float(), targets, reduction="sum"),
             "accuracy": (outputs.argmax(-1) == targets).sum(),
@@ -134,7 +132,6 @@ class Task(ABC):
         return {"mini": self.mini, "paper": self.paper}
 
     def batch(self, settings: Settings) -> int:
-        """Return the default batch size."""
         return self.budgets[settings.budget].batch
 
     @abstractmethod
@@ -181,7 +178,6 @@ class Examples(Supervised):
         return self.task.build(self)
 
     def order(self, epoch: int) -> Tensor:
-        """Return the order of the training examples in an epoch."""
         random = generator(self.settings.seed, "order", epoch)
         return torch.randperm(len(self.parts["train"]), generator=random)
 
