@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from math import cos, pi
 from typing import Any, ClassVar
@@ -61,10 +61,19 @@ class Learner:
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """Provide the model to evaluate; training inputs are for the BatchNorm statistics of its weights."""
-        model = self.evaluated()
-        auto = isinstance(self.optimizer, alrao.Auto)
-        with recalibrated(model, inputs, auto=auto) if self.recalibrates or auto else nullcontext():
-            yield model
+        model, auto = self.evaluated(), isinstance(self.optimizer, alrao.Auto)
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+        if norms and (auto or self.recalibrates):
+            some = islice(inputs, RECALIBRATION)
+            with torch.random.fork_rng():  # dropout must not move the generator of the training
+                if auto:  # the training mode of update_bn has other weights
+                    alrao.recalibrate(model, some)
+                else:
+                    update_bn(some, model)
+        yield model
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm.load_state_dict(buffers, strict=False)
         self.train()
 
     @property
@@ -174,20 +183,3 @@ class ScheduleFree(Learner):
     def evaluated(self) -> nn.Module:
         self.optimizer.eval()  # type: ignore[attr-defined]
         return super().evaluated()
-
-
-@contextmanager
-def recalibrated(model: nn.Module, inputs: Iterable[Tensor], *, auto: bool) -> Iterator[None]:
-    """Give a model in evaluation mode the BatchNorm statistics of these inputs, for the time being."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    if norms:
-        some = islice(inputs, RECALIBRATION)
-        with torch.random.fork_rng():  # dropout must not move the generator of the training
-            if auto:  # the training mode of update_bn has other weights
-                alrao.recalibrate(model, some)
-            else:
-                update_bn(some, model)
-    yield
-    for norm, buffers in zip(norms, kept, strict=True):
-        norm.load_state_dict(buffers, strict=False)

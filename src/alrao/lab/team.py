@@ -22,7 +22,6 @@ from torch import distributed as dist
 from .errors import LabError, optional
 from .seeds import seed_of
 from .settings import Settings
-from .store import RunDirectory
 from .tasks import Problem, Supervised
 
 Value = TypeVar("Value")
@@ -60,10 +59,6 @@ class Team:
         if self.size > 1:
             dist.broadcast_object_list(values, device=self.device)
         return values[0]
-
-    def place(self, directory: RunDirectory) -> RunDirectory:
-        """Return the run, which only the first process writes."""
-        return RunDirectory(directory.path, held_elsewhere=self.rank > 0)
 
     def require_same(self, state: str) -> None:
         """Refuse to go on if the processes resume from different states."""

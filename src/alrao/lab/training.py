@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Iterable, Iterator
+from math import isfinite, nan
 from typing import Any
 
 import torch
@@ -47,9 +46,9 @@ class Training(ABC):
         """End an epoch: return the measures of its training, beside the loss."""
         return {}
 
-    def status(self, loss: float | None) -> str | None:
-        """Return a text for the progress bar, if it is not to show the mean loss of the epoch so far."""
-        return None
+    def status(self, loss: float | None) -> str:
+        """Return a text for the progress bar, given the mean loss of the epoch so far."""
+        return f"loss {nan if loss is None else loss:.4g}"
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -70,27 +69,6 @@ class Trainable(Problem):
     @abstractmethod
     def start(self, settings: Settings, device: torch.device) -> Training:
         """Prepare the training, with a fresh network."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The state of a run after a step, for a progress bar."""
-
-    epoch: int
-    epochs: int
-    step: int
-    """Within the epoch."""
-    steps: int
-    loss: float
-    """Mean training loss of the epoch so far."""
-    last: dict[str, Any] | None
-    """The line of the last complete epoch."""
-    learner: Learner
-    shown: str | None = None
-    """The text to show in place of the loss."""
-
-
-Watch = Callable[[Moment], None]
 
 
 class SupervisedTraining(Training):

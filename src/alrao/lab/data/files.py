@@ -49,9 +49,7 @@ def cache_folder() -> Path:
     """Return ``$ALRAO_CACHE``, or ``$XDG_CACHE_HOME/alrao``, or ``~/.cache/alrao``; it need not exist."""
     if named := os.environ.get("ALRAO_CACHE"):
         return Path(named).expanduser()
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        return Path(named).expanduser() / "alrao"
-    return Path.home() / ".cache" / "alrao"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "alrao"
 
 
 def short_digest(*parts: object) -> str:
@@ -161,18 +159,11 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
             if error.errno is None:  # from a decompressor
                 raise
             raise _unwritten(archive, folder.parent, error) from error
-        _require_end(tar)
-
-
-def _require_end(tar: tarfile.TarFile) -> None:
-    """Tell a whole archive from one cut off between two members, which tarfile takes for its end.
-
-    The first of two empty blocks has been read.
-    """
-    file = tar.fileobj
-    assert file is not None
-    if file.tell() != tar.offset + tarfile.BLOCKSIZE or file.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
-        raise tarfile.ReadError("its end is missing")
+        # An archive cut off between two members, which tarfile takes for its end, lacks two empty blocks; the
+        # first of them has been read.
+        file: Any = tar.fileobj
+        if file.tell() != tar.offset + tarfile.BLOCKSIZE or file.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
+            raise tarfile.ReadError("its end is missing")
 
 
 def _unwritten(archive: Path, folder: Path, error: OSError) -> LabError:

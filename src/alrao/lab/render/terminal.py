@@ -14,11 +14,11 @@ from rich.text import Text
 import alrao
 from alrao.averaging import posterior_bar
 
+from ..loop import Loop
 from ..resolve import divergence, label
 from ..runset import Planned, RunSet, Triangle
 from ..settings import spelled
 from ..table import Experiment
-from ..training import Moment
 from .cells import cells, columns, measure_text, row_name, value_text
 
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
@@ -70,24 +70,20 @@ class TrainingBar:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, loop: Loop) -> None:
         if self._bar is None:
-            total = moment.epochs * moment.steps
+            total = loop.epochs * loop.problem.steps
             self._bar = self.progress.add_task("", total=total, epoch="", state="")
-        if moment.last is not None and moment.last is not self._last:
-            self._last = moment.last
-            self.epoch(moment.last)
+        if loop.lines and loop.lines[-1] is not self._last:
+            self._last = loop.lines[-1]
+            self.epoch(self._last)
         if self.console.is_terminal and not self.progress.finished:
-            state = moment.shown or f"loss {moment.loss:.4g}"
-            if isinstance(moment.learner.model, alrao.Alrao):
-                low, *_, high = moment.learner.rates or [0.0, 0.0]
-                state += f"  {low:.3g} |{posterior_bar(moment.learner.model.posterior)}| {high:.3g}"
-            self.progress.update(
-                self._bar,
-                completed=(moment.epoch - 1) * moment.steps + moment.step,
-                epoch=f"{moment.epoch}/{moment.epochs}",
-                state=state,
-            )
+            state = loop.training.status(loop.mean_loss)
+            if isinstance(loop.learner.model, alrao.Alrao):
+                low, *_, high = loop.learner.rates or [0.0, 0.0]
+                state += f"  {low:.3g} |{posterior_bar(loop.learner.model.posterior)}| {high:.3g}"
+            epoch = f"{loop.progress.epoch}/{loop.epochs}"
+            self.progress.update(self._bar, completed=loop.progress.total, epoch=epoch, state=state)
 
     def epoch(self, line: dict[str, Any]) -> None:
         parts = [f"epoch {line['epoch']:>3}", f"train {_values(line['train'])}"]

@@ -187,10 +187,8 @@ def features_figure(experiment: Experiment, detail: int, found: Layers | None) -
     return Figure("features", title, words, command, plot, table[COLUMNS], notes)
 
 
-def health(found: Layers | None) -> tuple[list[str], list[list[Any]]]:
+def health(found: Layers) -> tuple[list[str], list[list[Any]]]:
     """Return for each layer how many features hardly moved, learnt, ran wild; are dead or saturated."""
-    if found is None:
-        return [], []
     layers = found[2]
     table = _features(layers)
     known = [key for key in HEALTH if any(key in layer for layer in layers)]

@@ -74,8 +74,11 @@ class Report:
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        environment = jinja2.Environment(
-            loader=jinja2.FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8")),
+        def text(name: str) -> str:
+            return files(__package__).joinpath(name).read_text("utf-8")
+
+        template = jinja2.Template(
+            text("page.html.j2"),
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -84,8 +87,7 @@ class Report:
         figures = [figure for section in self.sections for figure in section.figures] + self.extra
         for number, figure in enumerate(self.extra, 1):
             figure.id = f"x{number}-{figure.name}"
-        source = files(__package__)
-        return environment.get_template("page.html.j2").render(
+        return template.render(
             report=self,
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
@@ -93,8 +95,8 @@ class Report:
             paper_heads=PAPER_HEADS,
             listed=self.left_out[:LISTED],
             unlisted=max(0, len(self.left_out) - LISTED),
-            style=Markup(source.joinpath("page.css").read_text("utf-8")),
-            script=Markup(source.joinpath("page.js").read_text("utf-8")),
+            style=Markup(text("page.css")),
+            script=Markup(text("page.js")),
             plotly=Markup(plotly.offline.get_plotlyjs()),
             drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
             themes=Markup(_script_json(THEMES)),
@@ -123,9 +125,10 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
             figures += [figure] if figure is not None else []
     for number, figure in enumerate(figures, 1):
         figure.id = f"{name}-{number}-{figure.name}"
-    readable = any(figure.name == "features" for figure in figures)
-    found = health(layers if readable else None)
-    return Section(name, experiment, comparison(experiment), figures, *found)
+    section = Section(name, experiment, comparison(experiment), figures)
+    if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
+        section.health_heads, section.health = health(layers)
+    return section
 
 
 def write_report(

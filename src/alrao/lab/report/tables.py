@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..render.cells import cells, columns, duration, row_name
@@ -26,54 +26,44 @@ class Comparison:
 
     headline: list[str]
     heads: list[str]
-    main: list[Line] = field(default_factory=list)
-    more: list[Line] = field(default_factory=list)
+    main: list[Line]
+    more: list[Line]
 
 
 def comparison(experiment: Experiment) -> Comparison | None:
     """Return the table, or None where no run has ended."""
     if experiment.ended.empty:
         return None
-    heads = ["method", *columns(experiment.measures), "seeds", "failed", "time per run", "runs to tune"]
-    made = Comparison(_headline(experiment), [*heads, "time with tuning"])
     rows = experiment.rows[experiment.rows.index.isin(compared(experiment))]
     values = rows[f"test {experiment.measure}"].dropna()
     best = None if values.empty else values.idxmax() if experiment.higher else values.idxmin()
-    alrao = experiment.plain("alrao")
+    plain = experiment.plain("alrao")
+    alrao = experiment.every.loc[plain] if plain in experiment.every.index else None
+
+    def figures(row: Any) -> list[str]:
+        counts = [str(row["seeds"]), str(row["failed"])]
+        return [*cells(row, experiment.measures), *counts, duration(row["seconds"])]
+
+    main = []
     for name, row in rows.iterrows():
-        made.main.append(Line(_line(experiment, name, row), name == alrao, name == best))
+        shown, cost = name, duration(row["seconds"])
+        if row["searched"] > 1:
+            shown, cost = f"{row_name(name, row)} rates", duration(row["search_seconds"])
+            if alrao is not None and alrao["seconds"]:
+                cost += f" ({row['search_seconds'] / alrao['seconds']:.1f}× Alrao)"
+        tuning = [str(row["searched"]), cost]
+        main.append(Line([shown, *figures(row), *tuning], name == plain, name == best))
     aside = experiment.rows.drop(rows.index)
-    for name, row in [*experiment.grid.iterrows(), *aside.iterrows()]:
-        made.more.append(Line([name, *_figures(experiment, row), "", ""]))
-    return made
-
-
-def _figures(experiment: Experiment, row: Any) -> list[str]:
-    return [
-        *cells(row, experiment.measures),
-        *map(str, (row["seeds"], row["failed"])),
-        duration(row["seconds"]),
+    more = [
+        Line([name, *figures(row), "", ""]) for name, row in [*experiment.grid.iterrows(), *aside.iterrows()]
     ]
+    heads = ["method", *columns(experiment.measures), "seeds", "failed", "time per run", "runs to tune"]
+    return Comparison(_headline(experiment, alrao), [*heads, "time with tuning"], main, more)
 
 
-def _line(experiment: Experiment, name: str, row: Any) -> list[str]:
-    searched = row["searched"] > 1
-    seconds = row["search_seconds"] if searched else row["seconds"]
-    cost, own = duration(seconds), _alrao(experiment)
-    if searched and own is not None and own["seconds"]:
-        cost += f" ({seconds / own['seconds']:.1f}× Alrao)"
-    shown = f"{row_name(name, row)} rates" if searched else name
-    return [shown, *_figures(experiment, row), str(row["searched"]), cost]
-
-
-def _alrao(experiment: Experiment) -> Any:
-    name = experiment.plain("alrao")
-    return experiment.every.loc[name] if name in experiment.every.index else None
-
-
-def _headline(experiment: Experiment) -> list[str]:
-    """The main findings in sentences, computed."""
-    alrao, measure = _alrao(experiment), experiment.measure
+def _headline(experiment: Experiment, alrao: Any) -> list[str]:
+    """The main findings in sentences, computed, given the row of Alrao at its defaults."""
+    measure = experiment.measure
     column = f"test {measure}"
     if alrao is None:
         return []

@@ -146,6 +146,7 @@ class Agent(LikelihoodDQN):
         """The state between two rollouts, except the learner's and torch's generators."""
         buffer = cast(Any, self.replay_buffer)
         rows = len(buffer.observations) if buffer.full else buffer.pos
+        name, keys, *rest = cast(Any, np.random.get_state())  # noqa: NPY002, the replay's
         return {
             "counters": {name: getattr(self, name) for name in COUNTERS},
             "episode": self.episodes.number,
@@ -153,7 +154,10 @@ class Agent(LikelihoodDQN):
             "target": self.q_net_target.state_dict(),
             "replay": {name: torch.from_numpy(getattr(buffer, name)[:rows]) for name in REPLAYED},
             "replay_position": [buffer.pos, buffer.full],
-            "random": _random_state(self),
+            "random": {
+                "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+                "actions": json.dumps(self.action_space.np_random.bit_generator.state),
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,21 +177,9 @@ class Agent(LikelihoodDQN):
             observation = env.step(action)[0]
         self._last_obs = observation[None].copy()
         self._last_episode_starts = np.array([not state["actions"]])
-        _set_random_state(self, state["random"])
-
-
-def _random_state(agent: Agent) -> dict[str, Any]:
-    name, keys, position, has_gauss, gauss = cast(Any, np.random.get_state())  # noqa: NPY002, the replay's
-    return {
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
-        "actions": json.dumps(agent.action_space.np_random.bit_generator.state),
-    }
-
-
-def _set_random_state(agent: Agent, state: dict[str, Any]) -> None:
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    agent.action_space.np_random.bit_generator.state = json.loads(state["actions"])
+        name, keys, *rest = state["random"]["numpy"]
+        np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
+        self.action_space.np_random.bit_generator.state = json.loads(state["random"]["actions"])
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from ..errors import LabError
 from ..seeds import generator
 from ..settings import Settings
 from ..zoo.small import mlp, scaled
-from .task import Budget, Classification, Data, Examples, ExamplesTask, InMemory, Part
+from .task import Budget, Classification, Data, InMemory, Part
 
 HIDDEN = 64
 FREQUENCIES = 64
@@ -30,7 +30,18 @@ PATCH = 7
 PATCHES = 8_000
 
 
-class Numbers(InMemory):
+class Rows(InMemory):
+    """A network with two hidden layers on rows of numbers."""
+
+    models = ("mlp",)
+
+    def network(self) -> nn.Module:
+        targets, hidden = self.parts["train"].targets, scaled(HIDDEN, self.settings.width)
+        outputs = targets.shape[1] if targets.ndim > 1 else self.about["classes"]
+        return mlp(self.about["inputs"], outputs, hidden=(hidden, hidden))
+
+
+class Numbers(Rows):
     r"""A Normal distribution of variance 1 around the network's output, for the standardised target.
 
     Trained on :math:`-\log p(y)` up to its constant: half the squared error of a plain network, the mixture's
@@ -41,12 +52,10 @@ class Numbers(InMemory):
     likelihood = "gaussian"
     measures: tuple[str, ...] = ("loss", "r2")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._criterion = alrao.MixtureMSELoss()
+    criterion = alrao.MixtureMSELoss()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self._criterion(outputs, targets)
+        loss: Tensor = self.criterion(outputs, targets)
         return loss
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -61,22 +70,6 @@ class Numbers(InMemory):
         loss, mean, square = (sums[name] / sums["count"] for name in ("loss", "targets", "squares"))
         variance = square - mean**2
         return {"loss": loss, "r2": 1 - loss / variance if variance > 0 else 0.0}
-
-
-class Classes(Classification, InMemory):
-    """A class to predict from the standardised columns of a table."""
-
-
-class _Rows(ExamplesTask):
-    """A network with two hidden layers on rows of numbers."""
-
-    models = ("mlp",)
-    kind: ClassVar[type[Examples]] = Numbers
-
-    def build(self, problem: Examples) -> nn.Module:
-        targets, hidden = problem.parts["train"].targets, scaled(HIDDEN, problem.settings.width)
-        outputs = targets.shape[1] if targets.ndim > 1 else problem.about["classes"]
-        return mlp(problem.about["inputs"], outputs, hidden=(hidden, hidden))
 
 
 def _data(
@@ -98,7 +91,7 @@ def _standardised(columns: Tensor, train: Tensor) -> Tensor:
     return ((columns - mean) / deviation).float()
 
 
-class Regression(_Rows):
+class Regression(Numbers):
     """scikit-learn's diabetes, or a CSV file."""
 
     name = "regression"
@@ -120,8 +113,7 @@ class Regression(_Rows):
         return _data(inputs, targets, rows, table.identity, about)
 
 
-class _Labelled(_Rows):
-    kind = Classes
+class _Labelled(Classification, Rows):
     mini = Budget(epochs=50, batch=16, seeds=3)
     paper = Budget(epochs=200, batch=16, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
@@ -153,7 +145,7 @@ class Wine(_Labelled):
     source = "load_wine"
 
 
-class _Pixels(_Rows):
+class _Pixels(Numbers):
     """Something to regress from a picture."""
 
     mini = Budget(epochs=16, batch=256, seeds=3)

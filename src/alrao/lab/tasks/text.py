@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from math import exp, inf, log
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from ..errors import LabError
 from ..settings import Settings
 from ..zoo.paper import RecurrentLM
 from ..zoo.small import TransformerLM
-from .task import Batch, Budget, Classification, Task
+from .task import Batch, Budget, Classification
 
 SHAKESPEARE = "tinyshakespeare.txt"
 WINDOW = 70
@@ -29,7 +28,7 @@ MOST_WORDS = 10_000
 """Size of the vocabulary of a user's text; words that occur only once are not in it."""
 
 
-class TextProblem(Classification):
+class TextTask(Classification):
     """A text read in parallel streams, in the order of the file; the network's state is carried along.
 
     The state is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
@@ -37,14 +36,26 @@ class TextProblem(Classification):
     text. The seed only affects weights and dropout.
     """
 
-    def __init__(
-        self, parts: Parts, vocabulary: Vocabulary, settings: Settings, streams: int, device: torch.device
-    ) -> None:
-        self.settings, self.vocabulary = settings, vocabulary
-        self.level = settings.level or LEVELS[0]
+    models = ("lstm", "transformer", "gru", "rnn")
+    mini = Budget(epochs=8, batch=20, seeds=3)
+    paper = Budget(epochs=200, batch=20, seeds=5)
+    interval = (1e-3, 100.0)
+    copies = 6
+    options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
+    defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
+
+    @abstractmethod
+    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
+        """Return the text, and the limits of its vocabulary."""
+
+    def load(self, settings: Settings, device: torch.device) -> Self:
+        self.settings, self.device, self.level = settings, device, settings.level or LEVELS[0]
         of_words = ("loss", "perplexity", "accuracy")
         self.measures = of_words if self.level == "word" else ("bits", "accuracy")
-        texts = {"train": parts.train, "valid": parts.valid, "test": parts.test}
+        parts, limits = self.read(settings, self.level)
+        texts = {"train": parts.train[: settings.train_size], "valid": parts.valid, "test": parts.test}
+        self.vocabulary = vocabulary = Vocabulary.of(texts["train"], parts.valid, parts.test, **limits)
+        streams = settings.batch or self.batch(settings)
         counts = {"train": streams, "valid": EVALUATION_STREAMS, "test": EVALUATION_STREAMS}
         for part, text in texts.items():
             if len(text) <= counts[part]:
@@ -67,6 +78,7 @@ class TextProblem(Classification):
             "window": WINDOW,
             **{part: len(text) for part, text in texts.items()},
         }
+        return self
 
     def network(self) -> nn.Module:
         settings = self.settings
@@ -99,28 +111,7 @@ class TextProblem(Classification):
         return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
 
 
-class _TextTask(Task):
-    models = ("lstm", "transformer", "gru", "rnn")
-    mini = Budget(epochs=8, batch=20, seeds=3)
-    paper = Budget(epochs=200, batch=20, seeds=5)
-    interval = (1e-3, 100.0)
-    copies = 6
-    options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
-    defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
-
-    def load(self, settings: Settings, device: torch.device) -> TextProblem:
-        parts, limits = self.read(settings, settings.level or LEVELS[0])
-        if settings.train_size is not None:
-            parts = dataclasses.replace(parts, train=parts.train[: settings.train_size])
-        vocabulary = Vocabulary.of(parts.train, parts.valid, parts.test, **limits)
-        return TextProblem(parts, vocabulary, settings, settings.batch or self.batch(settings), device)
-
-    @abstractmethod
-    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
-        """Return the text, and the limits of its vocabulary."""
-
-
-class PennTreebank(_TextTask):
+class PennTreebank(TextTask):
     """The paper's text, in the usual three files; ``mini`` does without the training file."""
 
     name = "ptb"
@@ -130,7 +121,7 @@ class PennTreebank(_TextTask):
         return ptb(settings.data, level, mini=settings.budget == "mini"), {}
 
 
-class Shakespeare(_TextTask):
+class Shakespeare(TextTask):
     """1.1 MB of Shakespeare."""
 
     name = "shakespeare"
@@ -141,7 +132,7 @@ class Shakespeare(_TextTask):
         return split(place / SHAKESPEARE if place.is_dir() else place, level), {}
 
 
-class Text(_TextTask):
+class Text(TextTask):
     """Any text file."""
 
     name = "text"
