@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from math import isfinite, nan
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -63,11 +63,11 @@ class Training(ABC):
         return {}
 
 
-class Trainable(Problem):
+class Trainable(Problem, Training):
     """A problem with its own kind of training steps."""
 
     @abstractmethod
-    def start(self, settings: Settings, device: torch.device) -> Training:
+    def start(self, settings: Settings, device: torch.device) -> Self:
         """Prepare the training, with a fresh network."""
 
 

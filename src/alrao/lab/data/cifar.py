@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import LabError
 from ..store import replace_file
-from ..vision import torchvision
+from ..zoo.vision import torchvision
 from .files import cache_folder, data_path, is_archive, locked, short_digest, state_of, track, unpack
 from .folders import is_image, load_image, require_same_classes, scan
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import LabError
-from ..vision import torchvision
+from ..zoo.vision import torchvision
 from .files import is_archive, readable, short_digest, track, unpacked
 
 reader = torchvision.datasets.folder

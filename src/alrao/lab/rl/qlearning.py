@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from math import isfinite
 from statistics import mean
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import gymnasium as gym
 import numpy as np
@@ -30,8 +30,8 @@ from ..methods import learner as make_learner
 from ..seeds import seed_of
 from ..settings import Settings
 from ..tasks.task import Budget, Problem
-from ..training import Measures, Trainable, Training
-from . import Recipe
+from ..training import Measures, Trainable
+from .tasks import Recipe
 
 AT_ONCE = 10
 """Evaluation episodes played in parallel."""
@@ -136,12 +136,6 @@ class Agent(LikelihoodDQN):
         if isfinite(self.update_loss):
             self.learner.step(loss, self.clip)
 
-    def ended_episodes(self) -> list[float]:
-        """Return the returns of the episodes that ended since the last call."""
-        returns = [round(value, 6) for value in self.monitor.episode_returns]
-        self.monitor.episode_returns.clear()
-        return returns
-
     def state_dict(self) -> dict[str, Any]:
         """The state between two rollouts, except the learner's and torch's generators."""
         buffer = cast(Any, self.replay_buffer)
@@ -206,7 +200,7 @@ def play(model: nn.Module, recipe: Recipe, seeds: Sequence[int], device: torch.d
 
 
 class QLearning(Trainable):
-    """An environment, with the steps and episodes of a budget."""
+    """An environment, with the steps and episodes of a budget; once started, an agent in training."""
 
     likelihood = "gaussian"
     measures = ("return",)
@@ -224,32 +218,28 @@ class QLearning(Trainable):
             "recipe": asdict(recipe),
         }
 
-    def start(self, settings: Settings, device: torch.device) -> Training:
-        return _QTraining(self, settings, device)
-
-
-class _QTraining(Training):
-    """An agent in training."""
-
-    def __init__(self, problem: QLearning, settings: Settings, device: torch.device) -> None:
-        self.problem, self.recipe, self.seed, self.device = problem, problem.recipe, settings.seed, device
+    def start(self, settings: Settings, device: torch.device) -> Self:
+        self.seed, self.device = settings.seed, device
         torch.manual_seed(seed_of(self.seed, "network"))
-        self.agent = Agent(problem, problem.recipe, settings, device)
+        self.agent = Agent(self, self.recipe, settings, device)
         self.learner = self.agent.learner
-        self.total = (settings.epochs or 1) * problem.steps
+        self.total = (settings.epochs or 1) * self.steps
         updates = max(1, (self.total - self.recipe.warmup) // self.recipe.train_every)
         self.learner.follow(settings.schedule, updates)
         set_random_seed(seed_of(self.seed, "exploration") % 2**32)
         self.agent.action_space.seed(seed_of(self.seed, "actions"))
         self.returns: list[float] = []  # of the episodes that ended in this epoch
+        return self
 
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
-        for steps, loss in self.agent.rollouts(number * self.problem.steps, self.total):
-            self.returns += self.agent.ended_episodes()
+        for steps, loss in self.agent.rollouts(number * self.steps, self.total):
+            ended = self.agent.monitor.episode_returns
+            self.returns += [round(value, 6) for value in ended]
+            ended.clear()
             yield steps, loss
 
     def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
-        seeds = [seed_of("valid", i) for i in range(self.problem.episodes["valid"])]
+        seeds = [seed_of("valid", i) for i in range(self.episodes["valid"])]
         return {"return": mean(play(model, self.recipe, seeds, self.device))}, {"return": None}
 
     def end_epoch(self) -> Measures:
@@ -270,7 +260,7 @@ class _QTraining(Training):
     def conclude(self, best: dict[str, Tensor] | None) -> dict[str, Any]:
         returns: list[float] = []
         if best is not None:
-            seeds = [seed_of(self.seed, "test", i) for i in range(self.problem.episodes["test"])]
+            seeds = [seed_of(self.seed, "test", i) for i in range(self.episodes["test"])]
             with self.learner.evaluating(()) as model:
                 chosen = deepcopy(model)
                 chosen.load_state_dict(best)

@@ -55,7 +55,7 @@ class ImagesInFolders(Classification, Examples):
         return listing.take(torch.randperm(len(listing), generator=generator(self.name, "split", part)))
 
     def load(self, settings: Settings, device: torch.device) -> Self:
-        from ..vision import transforms
+        from ..zoo.vision import transforms
 
         super().load(settings, device)
         size = self.about["image"][-1]
