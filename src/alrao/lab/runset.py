@@ -36,11 +36,9 @@ Tell: TypeAlias = Callable[[Planned, str | None], None]
 
 
 class RunSet:
-    """Runs on the same data.
+    """Runs on the same data, with some settings in common.
 
-    Args:
-        settings: what they have in common.
-        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
+    New runs are written to the first of the ``roots``, finished ones are looked up in all.
     """
 
     def __init__(self, settings: Settings, roots: list[Path]) -> None:
@@ -56,20 +54,11 @@ class RunSet:
         return self.planned.setdefault(found.path, Planned(resolved, found))
 
     def run(self, spread: Spread | None = None, tell: Tell | None = None) -> None:
-        """Train the missing runs, and wait for those that other processes train.
-
-        Args:
-            spread: where they are trained; by default one after the other in this process.
-            tell: called with each run that ended.
-        """
+        """Train the missing runs, by default here and one by one, and wait for those that others train."""
         if self.settings.to_keep:
             require_clean()
-        todo = [
-            planned
-            for path, planned in self.planned.items()
-            if path not in self.failed and planned.run.result is None
-        ]
         spread, wait = spread or Processes(), 0.0
+        todo = [p for path, p in self.planned.items() if path not in self.failed and p.run.result is None]
         while todo:
             busy = []
             for number, error in spread.run([planned.settings for planned in todo], self.roots, wait):
@@ -96,7 +85,7 @@ class Comparison(RunSet):
         methods: names as the command line spells them; ``sgd`` is the grid of seven rates.
         seeds: the number of runs of each method.
         grid_seeds: the number of runs of each rate of the grid; the best one on validation gets all seeds.
-        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
+        roots: where runs are.
     """
 
     def __init__(

@@ -99,11 +99,7 @@ class BusyError(LabError):
 
 
 class Run:
-    """A run as the workbench reads it.
-
-    Args:
-        path: names the run in messages; its last three parts are the task, the network and the run.
-    """
+    """A run as the workbench reads it; the last parts of its path are the task, the network and the run."""
 
     historical = False
     """Whether the run was kept before runs recorded a clean commit."""
@@ -148,9 +144,7 @@ class Run:
 class RunDirectory(Run):
     """A run on the disk; the directory need not exist yet.
 
-    Args:
-        path: its place.
-        held_elsewhere: whether another process holds the run and writes it: this one writes nothing.
+    If it is ``held_elsewhere``, another process holds the run and writes it, and this one writes nothing.
     """
 
     def __init__(self, path: Path, *, held_elsewhere: bool = False) -> None:

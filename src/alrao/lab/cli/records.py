@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 paths_argument = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 
 
-def _places(paths: tuple[Path, ...]) -> list[Path]:
+def _read(paths: tuple[Path, ...]) -> Reading:
+    from ..records import read_runs
+
     places = list(paths) or [path for path in (Path("runs"), Path("results")) if path.is_dir()]
     if not places:
         raise LabError("no runs found: neither runs/ nor results/ exists here; name a directory with runs")
-    return places
+    return read_runs(places)
 
 
 def make_report(reading: Reading, target: Path) -> None:
@@ -75,13 +77,12 @@ def table(paths: tuple[Path, ...], markdown: str | None) -> None:
 
     PATHS are directories of runs, or files of results; by default, runs and results.
     """
-    from ..records import read_runs
     from ..render.markdown import page
     from ..render.terminal import comparison_table
     from ..store import replace_file
     from ..table import experiments
 
-    reading = read_runs(_places(paths))
+    reading = _read(paths)
     found = [experiment for experiment in experiments(reading) if len(experiment.ended)]
     if markdown is not None:
         replace_file(Path(markdown), page(found).encode())
@@ -104,9 +105,7 @@ def report(paths: tuple[Path, ...], target: Path) -> None:
     PATHS are directories of runs, or files of results; by default, runs and results. Nothing is trained;
     unfinished runs are shown as far as they got. The report is a single file and needs no network.
     """
-    from ..records import read_runs
-
-    make_report(read_runs(_places(paths)), target)
+    make_report(_read(paths), target)
 
 
 @click.command()

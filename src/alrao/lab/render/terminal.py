@@ -44,8 +44,7 @@ def _values(measures: dict[str, float | None]) -> str:
 class TrainingBar:
     """A progress bar over the steps of a run, with its losses and the posterior; a line for each epoch.
 
-    Args:
-        console: where it is drawn. Where that is no terminal, only the lines are printed.
+    On a console that is no terminal, only the lines are printed.
     """
 
     def __init__(self, console: Console) -> None:

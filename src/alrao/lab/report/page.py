@@ -35,8 +35,6 @@ LIMIT = 5_900_000
 """Bytes of the page, which is to stay under 6 MB; plotly's own program is most of it."""
 DETAIL = (20, 8, FEW, 0)
 """Single seeds drawn of each method: as many as fit; when few, other figures have fewer points too."""
-LISTED = 200
-"""Sentences about what was left out that are printed in full."""
 
 
 @dataclass
@@ -173,8 +171,6 @@ class Report:
             version=__version__,
             table_1=TABLE_1,
             paper_heads=PAPER_HEADS,
-            listed=self.left_out[:LISTED],
-            unlisted=max(0, len(self.left_out) - LISTED),
             style=Markup(text("page.css")),
             script=Markup(text("page.js")),
             plotly=Markup(plotly.offline.get_plotlyjs()),

@@ -24,14 +24,14 @@ from torch.optim import Optimizer
 
 from alrao.integrations.sb3 import DiscreteActions, LearnerPolicy, LikelihoodDQN
 
-from ..data.files import short_digest
 from ..learner import Learner
 from ..methods import learner as make_learner
 from ..seeds import seed_of
 from ..settings import Settings
+from ..tasks.files import short_digest
 from ..tasks.task import Budget, Problem
 from ..training import Measures, Trainable
-from .tasks import Recipe
+from . import Recipe
 
 AT_ONCE = 10
 """Evaluation episodes played in parallel."""

@@ -106,11 +106,8 @@ class Standings:
 
     def __init__(self, runs: pd.DataFrame, contenders: Sequence[Contender]) -> None:
         runs = runs.assign(loss=runs["test"].fillna(inf))
-        by = [runs["contender"], runs["workload"]]
         self.contenders = [contender for contender in contenders if contender.name in set(runs["contender"])]
         self.every = runs
-        self.lost: pd.DataFrame = (runs["loss"] == inf).groupby(by).sum().unstack(fill_value=0)
-        """The number of runs that failed, those of the search for a rate included."""
         tuned = {contender.name: contender for contender in contenders if contender.tuned}
         chosen = [
             group[group["label"] == best_rate(group)] if who in tuned else group
@@ -177,8 +174,9 @@ class Standings:
         return None if gaps.isna().any() else (float(gaps.max()), float(gaps.mean()))
 
     def failed(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        names = [workload.name for workload in workloads]
-        return int(self.lost.reindex(index=[contender.name], columns=names, fill_value=0).iloc[0].sum())
+        """Return the number of failed runs on some workloads, those of the search for a rate included."""
+        lost = self.every[(self.every["contender"] == contender.name) & (self.every["loss"] == inf)]
+        return int(lost["workload"].isin([workload.name for workload in workloads]).sum())
 
     def at_chance(self, contender: Contender, workloads: Sequence[Workload]) -> int:
         return sum(

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.files import data_path, is_archive
 from ..errors import LabError
 from ..seeds import generator, seed_of
 from ..settings import Settings
+from .files import data_path, is_archive
 from .task import Batch, Budget, Classification, Data, Examples
 
 if TYPE_CHECKING:
-    from ..data.folders import Listing
+    from .image_files import Listing
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
@@ -44,7 +44,7 @@ class ImagesInFolders(Classification, Examples):
 
     def data(self, source: Path, parts: Parts, listings: list[Listing], settings: Settings) -> Data:
         """Return the data, given its source, its parts, and the folders that were read."""
-        from ..data.folders import identity_of
+        from .image_files import identity_of
 
         size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
         about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
@@ -120,7 +120,7 @@ class _Images(Dataset[Any]):
         self.listing, self.transform, self.seed = listing, transform, seed
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        from ..data.folders import load_image
+        from .image_files import load_image
 
         image = load_image(self.listing.path(number))
         with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
@@ -179,7 +179,7 @@ class ImageNet(ImagesInFolders):
         return min(usual, 128) if settings.model == "densenet121" else usual
 
     def read(self, settings: Settings) -> Data:
-        from ..data import folders
+        from . import image_files as folders
 
         source = self._find(data_path(settings.data, self.remedy))
         folder = folders.open_folder(source)
@@ -227,7 +227,7 @@ class ImageFolder(ImagesInFolders):
     )
 
     def read(self, settings: Settings) -> Data:
-        from ..data import folders
+        from . import image_files as folders
 
         source = data_path(settings.data, self.remedy)
         listings, parts = self._parts(folders.open_folder(source))
@@ -240,7 +240,7 @@ class ImageFolder(ImagesInFolders):
 
     def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
         """The folders that were read, and the three parts made of them."""
-        from ..data.folders import in_proportion, require_same_classes, scan
+        from .image_files import in_proportion, require_same_classes, scan
 
         random = generator("imagefolder", "split")
         if not (folder / "train").is_dir():

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.files import shipped, short_digest
 from ..seeds import generator, seed_of
 from ..settings import Settings
 from ..zoo import paper, small
+from .files import shipped, short_digest
 from .tables import Numbers
 from .task import Budget, Classification, Data, InMemory, Part
 
@@ -102,7 +102,7 @@ NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
 
 def cifar10(settings: Settings) -> Data:
     """Read CIFAR-10 and split it."""
-    from ..data.cifar import load_cifar10  # which imports torchvision
+    from .cifar import load_cifar10  # which imports torchvision
 
     arrays, source = load_cifar10(settings.data)
     train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)

@@ -1,7 +1,8 @@
-"""Where data is looked for, the cache for what is made of it, tar archives, and progress bars."""
+"""Where data is looked for, text files, the cache for what is made of data, tar archives, progress bars."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import lzma
 import os
@@ -37,6 +38,33 @@ def data_path(where: str | Path | None, wanted: str) -> Path:
         origin = "--data" if where is not None else "ALRAO_DATA"
         raise LabError(f"{path}, which {origin} names, does not exist; {wanted}")
     return path
+
+
+def read_text(path: Path) -> str:
+    """Read a text file; line ends become newlines, and a byte-order mark is removed."""
+    if not path.exists():
+        raise LabError(f"there is no file {path}: check the name, or point at it with --data FILE")
+    with readable(path):
+        if path.is_dir():
+            inside = sorted(each.name for each in path.iterdir() if each.is_file())[:5]
+            hint = f"; in it are {', '.join(inside)}" if inside else ""
+            raise LabError(f"{path} is a directory, and a file is needed: name the file itself{hint}")
+        data = path.read_bytes()
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise LabError(f"{path} is not UTF-8 but UTF-16: convert it, as with `iconv -f UTF-16 -t UTF-8`")
+    if b"\0" in data:
+        raise LabError(f"{path} is a binary file, and plain text is needed")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise LabError(
+            f"{path} is not UTF-8 (byte 0x{data[error.start]:02x} on line {line}): convert it, as with "
+            "`iconv -f LATIN1 -t UTF-8`"
+        ) from None
+    if not text.strip():
+        raise LabError(f"{path} is empty")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def shipped(name: str, *arguments: Any, **options: Any) -> Any:
