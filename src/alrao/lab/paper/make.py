@@ -22,7 +22,7 @@ from ..report.page import Report, Section, write_report
 from ..runset import RunSet
 from ..settings import Settings
 from ..store import file_name, replace_file
-from .checks import CHECKS, Verdict, check_theorem
+from .checks import Verdict, check_theorem
 from .computed import Theorem, compute, counts
 from .exhibits import EXHIBITS, Exhibit
 
@@ -185,7 +185,8 @@ def _shown(exhibit: Exhibit, section: Section) -> Shown:
     experiment, settings = section.experiment, section.experiment.settings
     subject = f"{settings.task}-{settings.model}" + ("" if settings.width == 1 else f"-x{settings.width:g}")
     named = {figure.name: figure for figure in section.figures}
-    verdict = CHECKS[exhibit.name](experiment, named)
+    assert exhibit.check is not None
+    verdict = exhibit.check(experiment, named)
     wanted = {
         file_name(exhibit.name, subject, name if name != exhibit.name else ""): named[name]
         for name in exhibit.figures

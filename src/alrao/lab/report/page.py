@@ -10,22 +10,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import plotly.offline  # type: ignore[import-untyped]
+from markupsafe import Markup
+
 from ... import __version__
-from ..errors import missing
 from ..records import Reading
 from ..render.cells import cells, columns, duration, row_name
 from ..render.markdown import PAPER_HEADS, TABLE_1
 from ..settings import spelled
 from ..store import replace_file
 from ..table import Experiment, experiments
-
-try:
-    import jinja2
-    import plotly.offline  # type: ignore[import-untyped]
-    from markupsafe import Markup
-except ImportError as error:
-    raise missing(str(error.name), "lab", "the report") from None
-
 from .copies import features_figure, health, posterior_figure, shown_layers
 from .curves import adam_curves, compared, learning_curves
 from .figure import FEW, THEMES, Figure

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -111,13 +112,13 @@ class ImagesInFolders(Classification, Examples):
             raise LabError(f"a process that reads images died: try fewer --workers ({reason})") from error
 
 
+@dataclass
 class _Images(Dataset[Any]):
     """Pixels and label of an image, by its number."""
 
-    def __init__(
-        self, listing: Listing, transform: Callable[[Any], Tensor], seed: tuple[object, ...] | None
-    ) -> None:
-        self.listing, self.transform, self.seed = listing, transform, seed
+    listing: Listing
+    transform: Callable[[Any], Tensor]
+    seed: tuple[object, ...] | None
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
         from .image_files import load_image
