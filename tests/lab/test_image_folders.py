@@ -68,7 +68,7 @@ class TestImageNet:
         assert problem.about["source"] == "data"
 
     def test_sixty_thousand_of_the_real_one(self, monkeypatch, folder):
-        from alrao.lab.tasks import image_files as folders
+        from alrao.lab.tasks import folders
         from alrao.lab.tasks.image_files import Listing
 
         n = 1_281_167

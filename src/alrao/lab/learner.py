@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from math import cos, pi
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ RECALIBRATION = 50
 class Learner:
     """A model and its optimizer."""
 
-    recalibrates: ClassVar[bool] = False
+    recalibrates = False
     """Whether other weights are evaluated than the ones that BatchNorm statistics were gathered with."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -149,10 +149,11 @@ class Both(Learner):
 
 
 class Averaged(Learner):
-    """DoG: the model to evaluate is the average of all iterates, weighted towards the last."""
+    """DoG's average, for any method: that of all iterates, weighted towards the last, is evaluated."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, recalibrates: bool = False) -> None:
         super().__init__(model, optimizer)
+        self.recalibrates = recalibrates
         dog = optional("dog", "peers", "an average of the weights", "dog-optimizer")
         self.averager = self.parts["averager"] = dog.PolynomialDecayAverager(model)
 
@@ -163,12 +164,6 @@ class Averaged(Learner):
     def evaluated(self) -> nn.Module:
         averaged: nn.Module = self.averager.averaged_model
         return averaged.eval()
-
-
-class Recalibrated(Averaged):
-    """The same average for any method, with the BatchNorm statistics that belong to it."""
-
-    recalibrates = True
 
 
 class ScheduleFree(Learner):

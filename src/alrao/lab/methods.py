@@ -19,7 +19,7 @@ from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, optional, unknown
 from .finder import find_rate
-from .learner import Averaged, Both, Learner, Mechanic, Recalibrated, ScheduleFree
+from .learner import Averaged, Both, Learner, Mechanic, ScheduleFree
 from .settings import Interval, MethodSpec, Settings
 from .tasks.task import Problem, Supervised
 
@@ -97,7 +97,7 @@ def usual_methods() -> list[str]:
 def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     """Return the learner of the settings' method on a network. The settings must be resolved."""
     built = METHODS[settings.method.name].build(net, settings, problem)
-    return Recalibrated(built.model, built.optimizer) if settings.average else built
+    return Averaged(built.model, built.optimizer, recalibrates=True) if settings.average else built
 
 
 # How each is built.

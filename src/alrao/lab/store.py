@@ -17,8 +17,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from math import isfinite
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,23 +29,22 @@ from .lease import Lease
 
 def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-        try:
-            with _interrupts_wait(), temporary.open("wb") as file:
-                if callable(content):
-                    content(file)
-                else:
-                    file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with _interrupts_wait(), temporary.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError as error:
         raise _unwritable(path, error) from error
+    finally:
+        with suppress(OSError):  # it has been renamed, or was never there
+            temporary.unlink()
 
 
 def file_name(*words: str) -> str:
@@ -74,19 +72,10 @@ def _unwritable(path: Path, error: OSError) -> LabError:
     return LabError(f"{path} could not be written: {error.strerror or error}")
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no nan and no infinity: a number that is not one is null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
-
-
 def encode(value: Any, indent: int | None = None) -> bytes:
-    """Return a value as JSON, with null for numbers that are not finite."""
+    """Return a value as JSON, with null for numbers that are not finite, which JSON does not have."""
     separators = (",", ":") if indent is None else None
-    return (json.dumps(_plain(value), indent=indent, allow_nan=False, separators=separators) + "\n").encode()
+    return (json.dumps(decode(json.dumps(value)), indent=indent, separators=separators) + "\n").encode()
 
 
 def decode(text: str) -> Any:

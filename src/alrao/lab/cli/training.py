@@ -13,7 +13,7 @@ import click
 
 from ..errors import LabError
 from ..settings import Settings
-from .options import Command, places, settings_options, spread_options, words_of
+from .options import Command, options, words_of
 from .records import make_report
 from .terminal import fail_if, out, say, train_missing
 
@@ -29,8 +29,7 @@ COUNT = click.IntRange(1)
 @click.command(cls=Command)
 @click.argument("task")
 @click.option("--processes", type=COUNT, metavar="N", help=PROCESSES)
-@settings_options(skip=["task"])
-@places
+@options(skip=["task"], many=False)
 def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
     """Train one network on TASK.
 
@@ -75,9 +74,7 @@ def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
 @click.option("--methods", metavar="A,B,…", help=METHODS)
 @click.option("--seeds", type=COUNT, metavar="N", help="runs per method  [default: the budget's]")
 @click.option("--grid-seeds", type=COUNT, default=1, show_default=True, metavar="N", help=GRID_SEEDS)
-@spread_options
-@settings_options(skip=["task", "method", "seed"])
-@places
+@options(skip=["task", "method", "seed"])
 def compare(
     settings: Settings,
     methods: str | None,
@@ -117,9 +114,7 @@ def compare(
 @click.command(cls=Command)
 @click.argument("task")
 @click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
-@spread_options
-@settings_options(skip=["task", "lr"], method="alrao")
-@places
+@options(skip=["task", "lr"], method="alrao")
 def triangle(settings: Settings, rates: str | None, spread: Spread, roots: list[Path]) -> None:
     """Train Alrao in every interval of a grid of rates.
 

@@ -143,9 +143,9 @@ def reproduce(
         try:
             if name == "theorem":
                 theorem = compute()
-                extra.append(theorem_figure(theorem))
-                verdict, figures_made = check_theorem(theorem), {"theorem": extra[0]}
-                made.shown.append(Shown(exhibit, "softmax regression on digits", verdict, figures_made))
+                verdict, figure = check_theorem(theorem), theorem_figure(theorem)
+                extra.append(figure)
+                made.shown.append(Shown(exhibit, "softmax regression on digits", verdict, {name: figure}))
             elif name == "params":
                 heads, rows = counts()
                 same = all(row[1:3] == row[4:] for row in rows)
@@ -166,19 +166,22 @@ def reproduce(
             made.failed[name] = str(error)
     every.records = list({record.run.path: record for record in every.records}.values())
     write_report(every, page, extra, f"alrao reproduce {' '.join(names)} --budget {budget}")
+    _write(made, figures, budget)
+    return made
+
+
+def _write(made: Reproduction, place: Path, budget: str) -> None:
     tables: dict[str, pd.DataFrame] = {}
     images: dict[Path, Figure] = {}
     for shown in made.shown:
-        for file, figure in shown.figures.items():
-            tables[file], images[figures / f"{file}.svg"] = figure.table, figure
+        for name, figure in shown.figures.items():
+            tables[name], images[place / f"{name}.svg"] = figure.table, figure
         if shown.table:
             tables[shown.name] = pd.DataFrame(shown.table[1:], columns=shown.table[0])
-    for file, content in tables.items():
-        csv = content.to_csv(index=False, lineterminator="\n")
-        replace_file(figures / f"{file}.csv", csv.encode())
-    write_index(budget, made.shown, made.failed, figures / "README.md")
+    for name, table in tables.items():
+        replace_file(place / f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
+    write_index(budget, made.shown, made.failed, place / "README.md")
     write_images(images)
-    return made
 
 
 def _shown(exhibit: Exhibit, section: Section) -> Shown:

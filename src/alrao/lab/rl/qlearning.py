@@ -7,7 +7,7 @@ which the best epoch is chosen; at the end, the weights of that epoch play new e
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from math import isfinite
@@ -69,20 +69,10 @@ def make_environment(recipe: Recipe) -> gym.Env[Any, Any]:
     return env if recipe.levels is None else DiscreteActions(env, recipe.levels)
 
 
-class _Policy(LearnerPolicy):
-    """Uses the network and the optimizer of a learner."""
-
-    def __init__(self, *args: Any, make: Callable[[nn.Module], Learner], **kwargs: Any) -> None:
-        self._make = make
-        super().__init__(*args, **kwargs)
-
-    def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
-        learner = self._make(net)
-        return learner.model, learner.optimizer
-
-
 class Agent(LikelihoodDQN):
     """Q-learning with the optimizer steps of a learner of the workbench."""
+
+    learner: Learner
 
     def __init__(self, problem: Problem, recipe: Recipe, settings: Settings, device: torch.device) -> None:
         self.episodes = Episodes(make_environment(recipe), settings.seed, "episode")
@@ -90,13 +80,16 @@ class Agent(LikelihoodDQN):
         self.update_loss: float | None = None
         hidden = max(1, round(recipe.hidden * settings.width))
 
-        def make(net: nn.Module) -> Learner:
-            self.learner = make_learner(net.to(device), settings, problem)
-            return self.learner
+        agent = self
+
+        class Policy(LearnerPolicy):
+            def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
+                agent.learner = make_learner(net.to(device), settings, problem)
+                return agent.learner.model, agent.learner.optimizer
 
         self.monitor = Monitor(cast(Any, self.episodes))
         super().__init__(
-            _Policy,
+            Policy,
             self.monitor,
             reward_scale=recipe.reward_scale,
             buffer_size=recipe.replay,
@@ -108,7 +101,7 @@ class Agent(LikelihoodDQN):
             target_update_interval=recipe.train_every,
             exploration_fraction=recipe.exploration,
             exploration_final_eps=recipe.last_epsilon,
-            policy_kwargs={"make": make, "net_arch": [hidden, hidden]},
+            policy_kwargs={"net_arch": [hidden, hidden]},
             device=device,
         )
         self.learner.train()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..errors import LabError
 from ..store import replace_file
-from ..zoo.vision import torchvision
 from .files import cache_folder, data_path, is_archive, locked, short_digest, state_of, track, unpack
 from .image_files import is_image, load_image, require_same_classes, scan
 
@@ -157,14 +156,10 @@ def _of_folder(folder: Path) -> Arrays:
     return Arrays(*tensors, classes=parts[0].classes)
 
 
-class _Python(torchvision.datasets.CIFAR10):  # type: ignore[misc]
-    """The Python version, in a folder of any name."""
-
-    base_folder: ClassVar = ""
-
-
 def _of_python(folder: Path) -> Arrays:
-    known: Any = _Python
+    from ..zoo.vision import torchvision  # which takes long
+
+    known: Any = type("Python", (torchvision.datasets.CIFAR10,), {"base_folder": ""})  # of any name
     check = torchvision.datasets.utils.check_integrity
     expected = dict([*known.train_list, *known.test_list, (known.meta["filename"], known.meta["md5"])])
     for name, digest in expected.items():

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +21,20 @@ from ..errors import LabError
 from ..seeds import generator, seed_of
 from ..settings import Settings
 from .files import data_path, is_archive
+from .image_files import (
+    Listing,
+    identity_of,
+    in_proportion,
+    load_image,
+    open_folder,
+    require_same_classes,
+    scan,
+)
 from .task import Batch, Budget, Classification, Data, Examples
-
-if TYPE_CHECKING:
-    from .image_files import Listing
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
-Parts = dict[str, "Listing"]
+Parts = dict[str, Listing]
 EVALUATION_BATCH = 128
 MOST_WORKERS = 8
 
@@ -45,8 +51,6 @@ class ImagesInFolders(Classification, Examples):
 
     def data(self, source: Path, parts: Parts, listings: list[Listing], settings: Settings) -> Data:
         """Return the data, given its source, its parts, and the folders that were read."""
-        from .image_files import identity_of
-
         size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
         about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
         return parts, identity_of(listings), about
@@ -121,8 +125,6 @@ class _Images(Dataset[Any]):
     seed: tuple[object, ...] | None
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        from .image_files import load_image
-
         image = load_image(self.listing.path(number))
         with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
             if self.seed is not None:
@@ -180,15 +182,13 @@ class ImageNet(ImagesInFolders):
         return min(usual, 128) if settings.model == "densenet121" else usual
 
     def read(self, settings: Settings) -> Data:
-        from . import image_files as folders
-
         source = self._find(data_path(settings.data, self.remedy))
-        folder = folders.open_folder(source)
+        folder = open_folder(source)
         tests = [folder / name for name in ("val", "valid", "test") if (folder / name).is_dir()]
         if not tests or not (folder / "train").is_dir():
             raise LabError(f"{source} needs folders train and val (or valid, or test); {self.remedy}")
-        train, test = folders.scan(folder / "train"), folders.scan(tests[0])
-        folders.require_same_classes(train, test)
+        train, test = scan(folder / "train"), scan(tests[0])
+        require_same_classes(train, test)
         order = torch.randperm(len(train), generator=generator("imagenet", "split"))
         count = max(1, min(self.held_out, len(train) // self.held_out_of_fewer))
         parts = {
@@ -228,10 +228,8 @@ class ImageFolder(ImagesInFolders):
     )
 
     def read(self, settings: Settings) -> Data:
-        from . import image_files as folders
-
         source = data_path(settings.data, self.remedy)
-        listings, parts = self._parts(folders.open_folder(source))
+        listings, parts = self._parts(open_folder(source))
         for name, part in parts.items():
             if not len(part):
                 raise LabError(
@@ -241,8 +239,6 @@ class ImageFolder(ImagesInFolders):
 
     def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
         """The folders that were read, and the three parts made of them."""
-        from .image_files import in_proportion, require_same_classes, scan
-
         random = generator("imagefolder", "split")
         if not (folder / "train").is_dir():
             everything = scan(folder)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..seeds import generator, seed_of
 from ..settings import Settings
 from ..zoo import paper, small
+from .cifar import load_cifar10
 from .files import shipped, short_digest
 from .tables import Numbers
 from .task import Budget, Classification, Data, InMemory, Part
@@ -102,8 +103,6 @@ NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
 
 def cifar10(settings: Settings) -> Data:
     """Read CIFAR-10 and split it."""
-    from .cifar import load_cifar10  # which imports torchvision
-
     arrays, source = load_cifar10(settings.data)
     train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
     order = torch.randperm(len(train), generator=generator("cifar10", "split"))
