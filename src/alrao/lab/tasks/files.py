@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -96,14 +96,11 @@ def locked(path: Path) -> Iterator[bool]:
     Without a lock, they only do the same work twice.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT)
-    try:
+    with suppress(OSError, NotImplementedError):  # Timeout is an OSError
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except (OSError, NotImplementedError):  # Timeout is an OSError
-        yield False
-        return
     try:
-        yield True
+        yield lock.is_locked
     finally:
         lock.release()
 
