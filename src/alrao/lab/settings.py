@@ -102,22 +102,22 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def option(default: Any, text: str, **more: Any) -> Any:
-    """Make a field of the settings, with its line in ``--help``, and more that is known of it.
-
-    ``repeats`` is false of where and how a run is computed: another value makes no other run. ``choices`` are
-    the values it may take, ``must`` what holds of them. ``unsaid`` are the values that the name of a run does
-    not mention, where that is not just the default.
-    """
-    usual = {"repeats": True, "choices": (), "must": None, "unsaid": (default,)}
-    return dataclasses.field(default=default, metadata={**usual, "help": text, **more})
-
-
 Range = tuple[str, Callable[[float], bool]]
 POSITIVE: Range = ("positive", lambda value: value > 0)
 NOT_NEGATIVE: Range = ("at least 0", lambda value: value >= 0)
 PART: Range = ("at least 0 and less than 1", lambda value: 0 <= value < 1)
 INSIDE: Range = ("strictly between 0 and 1", lambda value: 0 < value < 1)
+
+
+def option(default: Any, text: str, must: Range | None = None, **more: Any) -> Any:
+    """Make a field of the settings, with its line in ``--help`` and what holds of its values.
+
+    ``repeats`` is false of where and how a run is computed: another value makes no other run. ``choices`` are
+    the values it may take. ``unsaid`` are the values that the name of a run does not mention, where that is
+    not just the default.
+    """
+    usual = {"repeats": True, "choices": (), "unsaid": (default,)}
+    return dataclasses.field(default=default, metadata={**usual, "help": text, "must": must, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,23 +133,23 @@ class Settings:
         MethodSpec("auto"), "how to train it; `alrao list` shows the methods", unsaid=(MethodSpec("alrao"),)
     )
     lr: Interval | None = option(None, "an interval 1e-5:10 for Alrao, a rate 0.1 for the other methods")
-    copies: int | None = option(None, "copies of the output layer (Alrao)", must=POSITIVE)
+    copies: int | None = option(None, "copies of the output layer (Alrao)", POSITIVE)
     averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
-    theta: float = option(0.999, "the switch's prior probability of switching again", must=INSIDE)
+    theta: float = option(0.999, "the switch's prior probability of switching again", INSIDE)
     evidence: str | None = option(
         None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid=(None, "mean")
     )
     budget: str = option("mini", "how much to train", choices=("mini", "paper"))
-    epochs: int | None = option(None, "epochs, in place of the budget's", must=POSITIVE)
-    batch: int | None = option(None, "batch size, in place of the budget's", must=POSITIVE)
-    train_size: int | None = option(None, "training examples to use, in place of the budget's", must=POSITIVE)
+    epochs: int | None = option(None, "epochs, in place of the budget's", POSITIVE)
+    batch: int | None = option(None, "batch size, in place of the budget's", POSITIVE)
+    train_size: int | None = option(None, "training examples to use, in place of the budget's", POSITIVE)
     resplit: bool = option(False, "split the data differently with every seed (small data sets)")
-    patience: int = option(20, "stop after this many epochs without a better validation loss", must=POSITIVE)
+    patience: int = option(20, "stop after this many epochs without a better validation loss", POSITIVE)
     seed: int = option(
-        0, "seed of the initial weights, the rates, the order and the augmentation", must=NOT_NEGATIVE
+        0, "seed of the initial weights, the rates, the order and the augmentation", NOT_NEGATIVE
     )
-    momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family", must=PART)
-    weight_decay: float = option(0.0, "weight decay", must=NOT_NEGATIVE)
+    momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family", PART)
+    weight_decay: float = option(0.0, "weight decay", NOT_NEGATIVE)
     schedule: str = option(
         "none",
         "factor on the rates over time (warmup: then a cosine)",
@@ -157,18 +157,18 @@ class Settings:
     )
     average: bool = option(False, "evaluate the average of the weights over time, the last counting most")
     clip: float | None = option(
-        None, "clip the gradient's norm (each copy and the body on their own)", must=POSITIVE
+        None, "clip the gradient's norm (each copy and the body on their own)", POSITIVE
     )
-    width: float = option(1.0, "multiplies the width of the network", must=POSITIVE)
+    width: float = option(1.0, "multiplies the width of the network", POSITIVE)
     level: str | None = option(None, "symbols of a text", choices=("char", "word"))
-    dropout: float | None = option(None, "dropout of the LSTM before its decoder", must=PART)
+    dropout: float | None = option(None, "dropout of the LSTM before its decoder", PART)
     dropout_everywhere: bool = option(False, "dropout on the embedding and between LSTM layers too")
     target: str | None = option(None, "the column of a CSV file to predict")
-    image_size: int | None = option(None, "side of the images a network sees (image folders)", must=POSITIVE)
+    image_size: int | None = option(None, "side of the images a network sees (image folders)", POSITIVE)
     tau: float | None = option(
-        None, "part of the way that the target network moves per update (Q-learning)", must=POSITIVE
+        None, "part of the way that the target network moves per update (Q-learning)", POSITIVE
     )
-    threads: int | None = option(None, "processor threads of torch", repeats=False, must=POSITIVE)
+    threads: int | None = option(None, "processor threads of torch", POSITIVE, repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
     tensorboard: bool = option(False, "write TensorBoard event files too", repeats=False)
