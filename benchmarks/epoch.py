@@ -24,6 +24,7 @@ from alrao.lab.learner import Learner
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
+from alrao.lab.team import Team
 
 
 class Clock:
@@ -75,7 +76,7 @@ def main() -> None:
         setattr(RunDirectory, name, clock.timed("run directory", getattr(RunDirectory, name)))
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
-        running.train(problem, settings, RunDirectory(Path(folder)), device, None)
+        running.train(problem, settings, RunDirectory(Path(folder)), Team(device))
         total = time.process_time() - start
     clock.seconds["everything else"] = total - sum(clock.seconds.values())
     table = Table(

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import alrao
-from alrao.lab.data.cifar import load_cifar10
+from alrao.lab.tasks.cifar import load_cifar10
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from alrao.lab.methods import METHODS
-from alrao.lab.reading import read_runs
-from alrao.lab.records import SUFFIX
+from alrao.lab.records import SUFFIX, read_runs
 from alrao.lab.render.cells import behind
 from alrao.lab.render.markdown import table
 from alrao.lab.table import Experiment, experiments, historical_note

@@ -12,8 +12,7 @@ from math import isnan, log10
 from pathlib import Path
 from typing import Any
 
-from alrao.lab.reading import read_runs
-from alrao.lab.records import SUFFIX
+from alrao.lab.records import SUFFIX, read_runs
 from alrao.lab.report.figure import ALRAO, SCALE, THEMES
 from alrao.lab.table import Experiment, experiments, historical_note
 

@@ -18,8 +18,8 @@ from support.lab_data import check_refusal
 from support.needs import DATA, needs_cifar10
 from support.pictures import BATCHES, CLASSES, as_binary, as_images, as_python, cifar, packed, trusted
 
-from alrao.lab.data import cifar as cifar_module
-from alrao.lab.data.cifar import load_cifar10
+from alrao.lab.tasks import cifar as cifar_module
+from alrao.lab.tasks.cifar import load_cifar10
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -214,7 +214,7 @@ class TestRefusals:
 
 
 def test_progress_only_on_a_terminal(tmp_path, monkeypatch, capsys):
-    from alrao.lab.data.files import open_file, track
+    from alrao.lab.tasks.files import open_file, track
 
     def read():
         assert list(track(range(3), "reading data")) == [0, 1, 2]
@@ -255,7 +255,7 @@ def test_real_images():
 def test_second_time_reads_the_cache(binary, cache, monkeypatch):
     first, _ = load_cifar10(binary)
     assert [path.suffix for path in cache.glob("cifar10-*")] == [".pt"]
-    monkeypatch.setattr("alrao.lab.data.cifar._read", None)
+    monkeypatch.setattr("alrao.lab.tasks.cifar._read", None)
     second, _ = load_cifar10(binary)
     assert torch.equal(first.train, second.train)
     assert torch.equal(first.test_labels, second.test_labels)
@@ -320,7 +320,7 @@ def test_killed_while_writing(binary, cache):
     script = (
         "import os, signal, sys\n"
         "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "from alrao.lab.data.cifar import load_cifar10\n"
+        "from alrao.lab.tasks.cifar import load_cifar10\n"
         "load_cifar10(sys.argv[1])\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, str(binary)], check=False, timeout=100)
@@ -340,7 +340,7 @@ def test_killed_while_writing(binary, cache):
     ],
 )
 def test_place(variables, expected, monkeypatch):
-    from alrao.lab.data.files import cache_folder
+    from alrao.lab.tasks.files import cache_folder
 
     monkeypatch.delenv("ALRAO_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

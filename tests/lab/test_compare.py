@@ -11,7 +11,7 @@ from support.lab_runs import outcome, settings
 from alrao.lab import run as runs
 from alrao.lab import spread, training
 from alrao.lab.errors import LabError
-from alrao.lab.reading import read
+from alrao.lab.records import read
 from alrao.lab.render.terminal import comparison_table, ended, live_table, triangle_table
 from alrao.lab.run import run
 from alrao.lab.runset import Comparison, RunSet, Triangle

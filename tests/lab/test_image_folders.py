@@ -8,10 +8,10 @@ import torch
 from support.lab_data import check_refused, load, paths, sizes
 from support.pictures import class_folder, packed
 
-from alrao.lab.data.folders import in_proportion, scan
 from alrao.lab.errors import LabError
 from alrao.lab.settings import Settings
 from alrao.lab.tasks import get_task
+from alrao.lab.tasks.image_files import in_proportion, scan
 from alrao.lab.zoo.vision import torchvision
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -68,8 +68,8 @@ class TestImageNet:
         assert problem.about["source"] == "data"
 
     def test_sixty_thousand_of_the_real_one(self, monkeypatch, folder):
-        from alrao.lab.data import folders
-        from alrao.lab.data.folders import Listing
+        from alrao.lab.tasks import folders
+        from alrao.lab.tasks.image_files import Listing
 
         n = 1_281_167
         real = Listing(folder, ("a", "b"), np.zeros(n, "S1"), np.zeros(n, np.int64), np.zeros(n, np.int64))
@@ -141,7 +141,7 @@ class TestImageFolder:
             problem = load("imagefolder", archive)
             assert problem.identity == expected.identity
             assert problem.about == {**expected.about, "source": "pets.tar.xz"}
-            monkeypatch.setattr("alrao.lab.data.files.unpack", None)  # once is enough
+            monkeypatch.setattr("alrao.lab.tasks.files.unpack", None)  # once is enough
         assert len(list(cache.glob("pets-*"))) == 1
 
     def test_train_size_and_last_batch(self, flat):

@@ -176,7 +176,7 @@ class TestUnpacking:
         archive = packed(flat, tmp_path / "pets.tar")
         script = (
             "import os, pathlib, signal, sys\n"
-            "from alrao.lab.data.files import unpacked\n"
+            "from alrao.lab.tasks.files import unpacked\n"
             "pathlib.Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
             "unpacked(pathlib.Path(sys.argv[1]), lambda name: True)\n"
         )

@@ -97,7 +97,7 @@ def test_digits_normalised_by_the_training_part():
 
 def test_cifar10_normalised_by_channel(folder):
     problem = cifar10(folder, train_size=50)
-    problem.augment = None
+    problem.augmented = False
     images = torch.cat([x for x, _ in problem.batches(1)])
     torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(images.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
@@ -129,7 +129,7 @@ def test_cifar10_parts_are_fixed_and_apart(folder):
 @pytest.mark.parametrize("load", [digits, cifar10])
 def test_an_epoch_has_every_image_once(load, folder):
     problem = load(folder, batch=9) if load is cifar10 else load(batch=9)
-    problem.augment = None
+    problem.augmented = False
     plain = problem.prepare(problem.parts["train"].inputs)
     seen = [(row, y) for x, ys in problem.batches(3) for row, y in zip(rows(x), ys.tolist(), strict=True)]
     assert sorted(seen) == sorted(zip(rows(plain), problem.parts["train"].targets.tolist(), strict=True))
@@ -147,7 +147,7 @@ def test_order_and_augmentation_follow_the_seed_and_the_epoch(folder):
     problem = cifar10(folder)
     assert not equal(problem.batches(1), problem.batches(2))
     assert not equal(problem.batches(1), cifar10(folder, seed=1).batches(1))
-    problem.augment = None
+    problem.augmented = False
     assert not equal(problem.batches(1), problem.batches(2))
     assert not equal(problem.batches(1), cifar10(folder).batches(1))
 

@@ -372,7 +372,7 @@ def test_settings_come_back_from_json(tmp_path, changes):
 @pytest.mark.parametrize("value", [3, [1], {"rate": 1}, {"low": 1}])
 def test_a_value_that_cannot_be_read(value):
     with pytest.raises(LabError, match="is no Interval"):
-        Interval.of(value)
+        Settings(lr=value)
 
 
 @pytest.mark.parametrize(

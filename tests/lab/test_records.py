@@ -12,8 +12,17 @@ from support.tools import ROOT
 from alrao.lab import provenance
 from alrao.lab.errors import LabError
 from alrao.lab.provenance import require_clean, source_state, unclean
-from alrao.lab.reading import experiment_file, keep, read, read_runs
-from alrao.lab.records import KeptRun, find_runs, locate, read_rows, write_rows
+from alrao.lab.records import (
+    KeptRun,
+    experiment_file,
+    find_runs,
+    keep,
+    locate,
+    read,
+    read_rows,
+    read_runs,
+    write_rows,
+)
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import comparison_table
 from alrao.lab.report.page import Report

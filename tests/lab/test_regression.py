@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from support.lab_data import check_refusal
 
 import alrao
-from alrao.lab.data import tables
-from alrao.lab.data.tables import Table, diabetes, prepare, read_csv, split
 from alrao.lab.settings import Settings
-from alrao.lab.tasks.tables import Numbers, Regression
+from alrao.lab.tasks import tables
+from alrao.lab.tasks.tables import Numbers, Regression, Table, diabetes, prepare, read_csv, split
 
 CPU = torch.device("cpu")
 quick = hypothesis_settings(max_examples=50, deadline=None)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from support.report_runs import FEATURES, SGD_LOSSES, SGD_RATES, drawn, full_experiment, make_run
 
 from alrao.lab.cli.app import cli
-from alrao.lab.reading import read_runs
+from alrao.lab.records import read_runs
 from alrao.lab.report.page import Report, write_report
 
 SIX_MEGABYTES = 6_000_000

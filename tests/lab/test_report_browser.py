@@ -4,7 +4,7 @@ import pytest
 from support.needs import CHROMIUM, needs_chromium
 from support.report_runs import full_experiment, make_run
 
-from alrao.lab.reading import read_runs
+from alrao.lab.records import read_runs
 from alrao.lab.report.page import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")

@@ -7,7 +7,7 @@ import time
 import pytest
 from support.report_runs import drawn, full_experiment, make_run
 
-from alrao.lab.reading import read_runs
+from alrao.lab.records import read_runs
 from alrao.lab.report.page import Report, write_report
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"

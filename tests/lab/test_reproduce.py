@@ -13,7 +13,7 @@ from alrao.lab.cli.paper import NAMES
 from alrao.lab.errors import LabError
 from alrao.lab.paper import checks, computed, make
 from alrao.lab.paper.exhibits import EXHIBITS, Plan
-from alrao.lab.reading import read_runs
+from alrao.lab.records import read_runs
 from alrao.lab.report.page import Report
 from alrao.lab.settings import Settings
 from alrao.lab.spread import Processes
@@ -34,7 +34,7 @@ def read_csv(path):
 
 def verdict_of(name, root):
     (section,) = Report.of(read_runs([root])).sections
-    return checks.CHECKS[name](section.experiment, {figure.name: figure for figure in section.figures})
+    return EXHIBITS[name].check(section.experiment, {figure.name: figure for figure in section.figures})
 
 
 def test_every_exhibit_can_be_named_on_the_command_line():
@@ -45,7 +45,7 @@ def test_every_exhibit_can_be_named_on_the_command_line():
 def test_every_exhibit_has_runs_or_a_program(budget):
     for name, exhibit in EXHIBITS.items():
         assert bool(getattr(exhibit, budget)) == (name not in ("params", "theorem"))
-        assert (name in checks.CHECKS) == (name not in ("params", "theorem"))
+        assert (exhibit.check is not None) == (name not in ("params", "theorem"))
 
 
 def test_the_triangle_is_about_alrao_whatever_the_default_method(tmp_path):
@@ -112,8 +112,8 @@ def test_a_failed_run_of_alrao_does_not_agree(tmp_path):
 
 def test_too_few_runs_are_no_verdict(tmp_path):
     make_run(tmp_path, "alrao", finished=False, epochs=1)
-    for name in checks.CHECKS:
-        if name != "posterior":
+    for name, exhibit in EXHIBITS.items():
+        if exhibit.check is not None and name != "posterior":
             assert verdict_of(name, tmp_path).agrees is None, name
 
 

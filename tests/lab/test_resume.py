@@ -132,9 +132,7 @@ def test_the_state_that_is_carried_along_matters(tmp_path, monkeypatch, text):
             load = RunDirectory.load
             patch.setattr(RunDirectory, "load", lambda *a: (s := load(*a)) and {**s, what: value(s[what])})
             root = tmp_path / what
-            in_child(
-                lambda: run(settings(**text), [root], lambda moment: moment.step == 3 and os._exit(DIED))
-            )
+            in_child(lambda: run(settings(**text), [root], lambda loop: loop.step == 3 and os._exit(DIED)))
             return run(settings(**text), [root])
 
     assert outcome(forget("best", lambda old: old)) == outcome(whole)

@@ -13,7 +13,7 @@ pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
 
 from alrao.lab import loop
 from alrao.lab.errors import LabError
-from alrao.lab.reading import read
+from alrao.lab.records import read
 from alrao.lab.render.cells import cells
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import TrainingBar, comparison_table
@@ -53,8 +53,8 @@ class StoppedError(Exception):
 def interrupted(root, epoch, step, **changes):
     """Run until a step of an epoch; True if that was before the end."""
 
-    def watch(moment):
-        if (moment.epoch, moment.step) >= (epoch, step):
+    def watch(loop):
+        if (loop.progress.epoch, loop.step) >= (epoch, step):
             raise StoppedError
 
     try:
@@ -69,7 +69,11 @@ def interrupted(root, epoch, step, **changes):
 
 def test_result_and_metrics_of_a_run(tmp_path):
     seen = []
-    directory = run(settings(train_size=230), [tmp_path], seen.append)
+
+    def watch(loop):
+        seen.append(loop.training.status(loop.mean_loss))
+
+    directory = run(settings(train_size=230), [tmp_path], watch)
     result, lines, config = directory.result, directory.metrics(), directory.config
     best = max(lines, key=lambda line: line["valid"]["return"])
     assert result["status"] == "finished"
@@ -85,7 +89,7 @@ def test_result_and_metrics_of_a_run(tmp_path):
     assert config["data"]["recipe"]["environment"] == "Pendulum-v1"
     assert config["settings"]["tau"] == 0.1
     assert {"gymnasium", "stable-baselines3"} <= set(config["versions"])
-    assert any("return" in moment.shown for moment in seen)
+    assert any("return" in status for status in seen)
     updates = [update for line in lines for update, _ in line["posterior"]]
     assert updates == sorted(set(updates))
     assert len(result["copy_rates"]) == 10

@@ -32,7 +32,7 @@ def all_files_are_strict_json(directory):
 
 def test_result_and_metrics_of_a_run(tmp_path):
     seen = []
-    directory = tiny(tmp_path, seen.append)
+    directory = tiny(tmp_path, lambda loop: seen.append((loop.progress.epoch, loop.step, len(loop.lines))))
     result, lines = directory.result, directory.metrics()
     best = min(lines, key=lambda line: line["valid"]["loss"])
     assert result["status"] == "finished"
@@ -43,8 +43,7 @@ def test_result_and_metrics_of_a_run(tmp_path):
     }
     assert result["copy_rates"] == pytest.approx([10 ** (-5 + 6 * j / 9) for j in range(10)], rel=1e-5)
     assert result["parameters"] > 64 * 128
-    assert [(moment.epoch, moment.step) for moment in seen] == [(e, s) for e in (1, 2) for s in range(1, 8)]
-    assert [moment.last is None for moment in seen] == [True] * 7 + [False] * 7
+    assert seen == [(epoch, step, epoch - 1) for epoch in (1, 2) for step in range(1, 8)]
     all_files_are_strict_json(directory)
 
 
@@ -161,7 +160,7 @@ def test_early_stopping_after_a_kill(tmp_path, monkeypatch):
     """The epochs without a better one count through it."""
     losses = [3.0, 4.0, 4.0, 4.0, 4.0]
     scores(monkeypatch, losses)
-    in_child(lambda: tiny(tmp_path, lambda moment: moment.epoch == 3 and exit(), epochs=5, patience=3))
+    in_child(lambda: tiny(tmp_path, lambda loop: loop.progress.epoch == 3 and exit(), epochs=5, patience=3))
     scores(monkeypatch, losses[2:])
     assert tiny(tmp_path, epochs=5, patience=3).result["epochs"] == 4
 
@@ -218,14 +217,14 @@ def test_a_finished_run_is_found_in_every_root(tmp_path):
 def test_threads_are_those_that_the_run_began_with(tmp_path):
     seen = []
 
-    def watch(moment):
+    def watch(loop):
         seen.append(torch.get_num_threads())
-        if moment.epoch == 2:
+        if loop.progress.epoch == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         tiny(tmp_path, watch, threads=2)
-    tiny(tmp_path, lambda moment: seen.append(torch.get_num_threads()), threads=1)
+    tiny(tmp_path, lambda loop: seen.append(torch.get_num_threads()), threads=1)
     assert set(seen) == {2}
     assert torch.get_num_threads() == 1
 
@@ -261,8 +260,8 @@ def replace_time(result):
 def test_event_files_are_complete_after_a_kill(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def stop(moment):
-        if moment.epoch == 3:
+    def stop(loop):
+        if loop.progress.epoch == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -26,8 +26,8 @@ CPU = torch.device("cpu")
 def interrupted(root, **changes):
     """A run that was stopped in its second epoch."""
 
-    def stop(moment):
-        if moment.epoch == 2:
+    def stop(loop):
+        if loop.progress.epoch == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

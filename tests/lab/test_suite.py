@@ -16,8 +16,7 @@ from rich.console import Console
 
 from alrao.lab.cli.app import cli
 from alrao.lab.errors import LabError
-from alrao.lab.reading import Record
-from alrao.lab.records import find_runs
+from alrao.lab.records import Record, find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 from support.lab_runs import settings
 
-from alrao.lab.reading import read_runs
-from alrao.lab.records import locate
+from alrao.lab.records import locate, read_runs
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import comparison_table
 from alrao.lab.report.page import Report

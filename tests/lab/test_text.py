@@ -11,9 +11,8 @@ from support.lab_data import check_refusal, listed
 from support.needs import DATA, needs_file
 
 import alrao
-from alrao.lab.data.text import ptb
 from alrao.lab.settings import Settings
-from alrao.lab.tasks.text import WINDOW, PennTreebank, Text
+from alrao.lab.tasks.text import WINDOW, PennTreebank, Text, ptb
 from alrao.tensors import LogProbs
 
 CPU = torch.device("cpu")

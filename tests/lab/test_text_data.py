@@ -9,7 +9,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support.lab_data import check_refusal, listed
 
-from alrao.lab.data.text import Streams, Vocabulary, read_text, split, tokens
+from alrao.lab.tasks.files import read_text
+from alrao.lab.tasks.text import Streams, Vocabulary, split, tokens
 
 quick = hypothesis_settings(max_examples=50, deadline=None)
 

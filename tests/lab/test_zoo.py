@@ -300,9 +300,9 @@ def test_only_resnets_scale():
 
 def test_torchvision_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    monkeypatch.delitem(sys.modules, "alrao.lab.vision", raising=False)
+    monkeypatch.delitem(sys.modules, "alrao.lab.zoo.vision", raising=False)
     with pytest.raises(LabError, match=r"torchvision, which is not installed: pip install 'alrao\[lab\]'"):
-        importlib.import_module("alrao.lab.vision")
+        importlib.import_module("alrao.lab.zoo.vision")
 
 
 @pytest.mark.slow

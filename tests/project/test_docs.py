@@ -214,7 +214,7 @@ def test_the_figure_of_the_readme_shows_the_records_as_they_are():
 
 def test_the_page_of_results_shows_the_records_as_they_are():
     pytest.importorskip("pandas", reason="the workbench needs alrao[lab]")
-    from alrao.lab.reading import read_runs
+    from alrao.lab.records import read_runs
     from alrao.lab.render.markdown import page
     from alrao.lab.table import experiments
 

@@ -173,8 +173,7 @@ def test_the_workbench_imports_its_command_line_nowhere(module):
 @pytest.mark.parametrize(
     ("folder", "later"),
     [
-        ("data", {"tasks", "zoo", "methods", "learner", "loop", "run", "runset", "table", "rl"}),
-        ("zoo", {"tasks", "data", "methods", "learner", "loop", "run", "store", "runset", "rl"}),
+        ("zoo", {"tasks", "methods", "learner", "loop", "run", "store", "runset", "rl"}),
         ("tasks", {"methods", "learner", "loop", "run", "runset", "table", "render", "rl"}),
         ("rl", {"loop", "run", "runset", "table", "render"}),
         ("render", {"report", "paper", "suite", "cli"}),

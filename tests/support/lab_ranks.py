@@ -23,7 +23,7 @@ def main(wanted, folder, die=0):
         loop.CHECKPOINT_SECONDS = -1  # a checkpoint after every step
     steps = []
 
-    def watch(moment):
+    def watch(loop):
         steps.append(1)
         if len(steps) == int(die):
             os._exit(77)

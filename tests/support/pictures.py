@@ -38,7 +38,7 @@ def as_python(batches, folder):
 
 def trusted(folder, monkeypatch):
     """Take the digests of the files in a folder for those of CIFAR-10's."""
-    from alrao.lab.vision import torchvision
+    from alrao.lab.zoo.vision import torchvision
 
     def listed(names):
         return [[name, hashlib.md5((folder / name).read_bytes()).hexdigest()] for name in names]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from math import cos, pi
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ RECALIBRATION = 50
 class Learner:
     """A model and its optimizer."""
 
-    recalibrates: ClassVar[bool] = False
+    recalibrates = False
     """Whether other weights are evaluated than the ones that BatchNorm statistics were gathered with."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -40,7 +40,6 @@ class Learner:
             self.scheduler = self.parts["scheduler"] = LambdaLR(self.optimizer, _factor(schedule, steps))
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
-        """Make one step against the gradient of the loss."""
         self.optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -53,7 +52,6 @@ class Learner:
             self.scheduler.step()
 
     def train(self) -> None:
-        """Prepare for training steps."""
         self.model.train()
 
     def evaluated(self) -> nn.Module:
@@ -63,30 +61,35 @@ class Learner:
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """Provide the model to evaluate; training inputs are for the BatchNorm statistics of its weights."""
-        model = self.evaluated()
-        auto = isinstance(self.optimizer, alrao.Auto)
-        with recalibrated(model, inputs, auto=auto) if self.recalibrates or auto else nullcontext():
-            yield model
+        model, auto = self.evaluated(), isinstance(self.optimizer, alrao.Auto)
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+        if norms and (auto or self.recalibrates):
+            some = islice(inputs, RECALIBRATION)
+            with torch.random.fork_rng():  # dropout must not move the generator of the training
+                if auto:  # the training mode of update_bn has other weights
+                    alrao.recalibrate(model, some)
+                else:
+                    update_bn(some, model)
+        yield model
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm.load_state_dict(buffers, strict=False)
         self.train()
 
     @property
     def posterior(self) -> list[float] | None:
-        """The posterior of an Alrao model."""
         return self.model.posterior.tolist() if isinstance(self.model, alrao.Alrao) else None
 
     @property
     def rates(self) -> list[float] | None:
-        """The rates of the copies of an Alrao model."""
         if not isinstance(self.model, alrao.Alrao) or not isinstance(self.optimizer, alrao.AlraoOptimizer):
             return None
         return self.optimizer.copy_rates().tolist()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every part."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
@@ -146,10 +149,11 @@ class Both(Learner):
 
 
 class Averaged(Learner):
-    """DoG: the model to evaluate is the average of all iterates, weighted towards the last."""
+    """DoG's average, for any method: that of all iterates, weighted towards the last, is evaluated."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, recalibrates: bool = False) -> None:
         super().__init__(model, optimizer)
+        self.recalibrates = recalibrates
         dog = optional("dog", "peers", "an average of the weights", "dog-optimizer")
         self.averager = self.parts["averager"] = dog.PolynomialDecayAverager(model)
 
@@ -160,12 +164,6 @@ class Averaged(Learner):
     def evaluated(self) -> nn.Module:
         averaged: nn.Module = self.averager.averaged_model
         return averaged.eval()
-
-
-class Recalibrated(Averaged):
-    """The same average for any method, with the BatchNorm statistics that belong to it."""
-
-    recalibrates = True
 
 
 class ScheduleFree(Learner):
@@ -180,20 +178,3 @@ class ScheduleFree(Learner):
     def evaluated(self) -> nn.Module:
         self.optimizer.eval()  # type: ignore[attr-defined]
         return super().evaluated()
-
-
-@contextmanager
-def recalibrated(model: nn.Module, inputs: Iterable[Tensor], *, auto: bool) -> Iterator[None]:
-    """Give a model in evaluation mode the BatchNorm statistics of these inputs, for the time being."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    if norms:
-        some = islice(inputs, RECALIBRATION)
-        with torch.random.fork_rng():  # dropout must not move the generator of the training
-            if auto:  # the training mode of update_bn has other weights
-                alrao.recalibrate(model, some)
-            else:
-                update_bn(some, model)
-    yield
-    for norm, buffers in zip(norms, kept, strict=True):
-        norm.load_state_dict(buffers, strict=False)

@@ -33,11 +33,7 @@ def _host() -> str:
 
 
 class Lease:
-    """A lease, which the object may hold or wait for.
-
-    Args:
-        folder: an existing directory.
-    """
+    """A lease on an existing directory, which the object may hold or wait for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,11 +65,7 @@ class Lease:
         return True
 
     def check(self) -> None:
-        """Make sure that nobody else has taken it.
-
-        Raises:
-            LabError: somebody has, since this process showed no sign of life, or the directory was removed.
-        """
+        """Raise if another process has taken it, since this one showed no sign of life."""
         if self._last() != self._generation:
             raise LabError(
                 f"another process took over {self.folder} after {LEASE:g} s without a heartbeat of this one "
@@ -81,7 +73,6 @@ class Lease:
             )
 
     def release(self) -> None:
-        """Let the next process have it."""
         self._released.set()
         with suppress(OSError), self._path(self._generation).open("r+", encoding="utf-8") as file:
             file.write(RELEASED)

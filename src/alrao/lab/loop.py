@@ -6,29 +6,29 @@ A run that is killed at any moment and started again ends with the same numbers 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import LabError
-from .learner import Learner
 from .provenance import provenance
 from .recording import EventFiles, Movement
 from .settings import Settings
 from .store import RunDirectory
 from .tasks import Problem, Supervised
 from .team import Team
-from .training import Measures, Moment, SupervisedTraining, Trainable, Training, Watch
+from .training import Measures, SupervisedTraining, Trainable, Training
 
 CHECKPOINT_SECONDS = 300.0
 """How often a checkpoint is saved during an epoch."""
 
 
 @dataclass
-class _Progress:
+class Progress:
     """The state of the loop; all of it is in the checkpoint."""
 
     epoch: int = 1
@@ -52,13 +52,16 @@ def train(
         config = {"settings": asdict(settings), "data": problem.about, **provenance(team.device)}
         config |= {"processes": team.size} if team.size > 1 else {}
         directory.write("config", config)
-    torch.set_num_threads(directory.threads(config))  # another number would change the last bits
-    _Loop(problem, settings, directory, team, watch).run()
+    threads = config.get("threads")
+    if not isinstance(threads, int) or threads < 1:
+        raise directory.damaged("config.json", "it names no number of threads")
+    torch.set_num_threads(threads)  # another number would change the last bits
+    Loop(problem, settings, directory, team, watch).run()
 
 
 @dataclass
-class _Loop:
-    """One run of the loop."""
+class Loop:
+    """One run of the loop; ``watch`` is called with it after every step."""
 
     problem: Problem
     settings: Settings
@@ -73,8 +76,9 @@ class _Loop:
         else:
             assert isinstance(self.problem, Trainable)
             self.training = self.problem.start(self.settings, self.team.device)
-        self.movement = Movement(self.training.learner)
-        self.progress = _Progress()
+        self.learner = self.training.learner
+        self.movement = Movement(self.learner)
+        self.progress = Progress()
         self.best_weights: dict[str, Tensor] | None = None
         if (saved := self.directory.load(self.team.device)) is not None:
             self._restore(saved)
@@ -85,11 +89,16 @@ class _Loop:
         self.began = time.perf_counter()
 
     def run(self) -> None:
-        """Train the epochs that are left, and write the result."""
-        while not self._finished():
+        progress = self.progress
+        while (
+            progress.epoch <= self.epochs
+            and progress.diverged is None
+            and progress.epoch - 1 - progress.best_epoch < self.settings.patience
+        ):
             self._train_epoch()
-            if self.progress.diverged is None:
+            if progress.diverged is None:
                 self._end_epoch()
+            progress = self.progress
         if self.events is not None:
             self.events.close()
         if layers := self.movement.layers(self.problem if isinstance(self.problem, Supervised) else None):
@@ -97,15 +106,20 @@ class _Loop:
         self.directory.write("result", self._result())
         self.directory.save({"best": self.best_weights})  # without what only resuming needs
 
-    def _finished(self) -> bool:
-        progress = self.progress
-        patience_over = progress.epoch - 1 - progress.best_epoch >= self.settings.patience
-        return progress.epoch > self.epochs or progress.diverged is not None or patience_over
+    @property
+    def step(self) -> int:
+        """Steps of this epoch that are done."""
+        return self.progress.total - (self.progress.epoch - 1) * self.problem.steps
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean training loss of this epoch so far."""
+        return self.progress.losses / self.progress.counted if self.progress.counted else None
 
     def _train_epoch(self) -> None:
         progress = self.progress
         self.began, saved = time.perf_counter(), self.team.clock()
-        for steps, loss in self.training.epoch(progress.epoch, self._step()):
+        for steps, loss in self.training.epoch(progress.epoch, self.step):
             if loss is not None:
                 if not isfinite(loss):
                     progress.diverged = progress.total + steps
@@ -113,19 +127,26 @@ class _Loop:
                 progress.losses += loss
                 progress.counted += 1
                 progress.updates += 1
-                _trace_posterior(progress.trace, progress.updates, self.training.learner)
+                self._trace_posterior()
             progress.total += steps
             if self.watch is not None:
-                self._show(self.watch)
+                self.watch(self)
             if self.team.clock() - saved > CHECKPOINT_SECONDS:
                 self._count_time()
                 self._save()
                 self.began, saved = time.perf_counter(), self.team.clock()
         self._count_time()
 
+    def _trace_posterior(self) -> None:
+        """Record the posterior at every update first, then ever more rarely, for a logarithmic time axis."""
+        updates = self.progress.updates
+        rare = max(1, 10 ** (len(str(updates)) - 2))
+        if updates % rare == 0 and (posterior := self.learner.posterior) is not None:
+            self.progress.trace.append([updates, [float(f"{weight:.4g}") for weight in posterior]])
+
     def _end_epoch(self) -> None:
         progress, training = self.progress, self.training
-        with training.learner.evaluating(training.calibration(progress.epoch)) as model:
+        with self.learner.evaluating(training.calibration(progress.epoch)) as model:
             valid, test = training.evaluate(model)
             value = valid[self.problem.measures[0]]
             assert value is not None
@@ -141,23 +162,10 @@ class _Loop:
         if self.events is not None:
             self.events.epoch(self.lines[-1])
 
-    def _step(self) -> int:
-        """Steps of this epoch that are done."""
-        return self.progress.total - (self.progress.epoch - 1) * self.problem.steps
-
     def _count_time(self) -> None:
         now = time.perf_counter()
         self.progress.seconds += now - self.began
         self.began = now
-
-    def _mean_loss(self) -> float | None:
-        return self.progress.losses / self.progress.counted if self.progress.counted else None
-
-    def _show(self, watch: Watch) -> None:
-        loss, last = self._mean_loss(), self.lines[-1] if self.lines else None
-        training, place = self.training, (self.progress.epoch, self.epochs, self._step(), self.problem.steps)
-        shown = training.status(loss)
-        watch(Moment(*place, nan if loss is None else loss, last, training.learner, shown))
 
     def _line(self, valid: Measures, test: Measures) -> dict[str, Any]:
         progress = self.progress
@@ -165,7 +173,7 @@ class _Loop:
             "epoch": progress.epoch,
             "step": progress.total,
             "seconds": round(progress.seconds, 3),
-            "train": {"loss": self._mean_loss(), **self.training.end_epoch()},
+            "train": {"loss": self.mean_loss, **self.training.end_epoch()},
             "valid": valid,
             "test": test,
         }
@@ -175,7 +183,7 @@ class _Loop:
         self.began = time.perf_counter()
         added = self.training.conclude(self.best_weights)
         self._count_time()
-        progress, learner = self.progress, self.training.learner
+        progress, rates = self.progress, self.learner.rates
         best = self.lines[progress.best_epoch - 1] if progress.best_epoch else {}
         return {
             "status": "finished" if progress.diverged is None and best else "diverged",
@@ -188,28 +196,34 @@ class _Loop:
             "train": best.get("train"),
             "valid": best.get("valid"),
             "test": best.get("test"),
-            "parameters": sum(p.numel() for p in learner.model.parameters()),
-            "copy_rates": learner.rates,
+            "parameters": sum(p.numel() for p in self.learner.model.parameters()),
+            "copy_rates": rates,
             **added,
         }
 
     def _save(self) -> None:
+        random, kind = {"cpu": torch.get_rng_state()}, self.team.device.type
+        if kind in ("cuda", "mps"):
+            random[kind] = getattr(torch, kind).get_rng_state()
         self.directory.save(
             {
                 **self.training.state_dict(),
-                "learner": self.training.learner.state_dict(),
+                "learner": self.learner.state_dict(),
                 "progress": asdict(self.progress),
-                "random": _random_state(self.team.device),
+                "random": random,
                 "best": self.best_weights,
             }
         )
 
     def _restore(self, saved: dict[str, Any]) -> None:
         try:
-            self.training.learner.load_state_dict(saved["learner"])
+            self.learner.load_state_dict(saved["learner"])
             self.training.load_state_dict(saved)
-            self.progress, self.best_weights = _Progress(**saved["progress"]), saved["best"]
-            _set_random_state(saved["random"], self.team.device)
+            self.progress, self.best_weights = Progress(**saved["progress"]), saved["best"]
+            for kind, state in saved["random"].items():
+                if kind in ("cpu", self.team.device.type):
+                    module = torch if kind == "cpu" else getattr(torch, kind)
+                    module.set_rng_state(state.cpu())
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise LabError(
                 f"{self.directory.path / 'checkpoint.pt'} is not of this run or of this version "
@@ -217,20 +231,4 @@ class _Loop:
             ) from error
 
 
-def _trace_posterior(trace: list[Any], updates: int, learner: Learner) -> None:
-    """Record the posterior at every update first, then ever more rarely, for a logarithmic time axis."""
-    if updates % max(1, 10 ** (len(str(updates)) - 2)) == 0 and (posterior := learner.posterior) is not None:
-        trace.append([updates, [float(f"{weight:.4g}") for weight in posterior]])
-
-
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type in ("cuda", "mps"):
-        state[device.type] = getattr(torch, device.type).get_rng_state()
-    return state
-
-
-def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"].cpu())
-    if device.type in state and device.type != "cpu":
-        getattr(torch, device.type).set_rng_state(state[device.type].cpu())
+Watch = Callable[[Loop], None]

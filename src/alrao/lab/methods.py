@@ -19,7 +19,7 @@ from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, optional, unknown
 from .finder import find_rate
-from .learner import Averaged, Both, Learner, Mechanic, Recalibrated, ScheduleFree
+from .learner import Averaged, Both, Learner, Mechanic, ScheduleFree
 from .settings import Interval, MethodSpec, Settings
 from .tasks.task import Problem, Supervised
 
@@ -46,11 +46,16 @@ class Method:
     """The rate of its optimizer where the name has none, of methods that are compared rate by rate."""
 
 
-def settle(spec: MethodSpec, lr: Interval | None = None) -> tuple[MethodSpec, Interval | None]:
-    """Return the method with its rate, and its interval: ``sgd`` and 0.1 are ``sgd@0.1`` and None."""
+def known_method(spec: MethodSpec) -> Method:
+    """Return the method that a spelling names."""
     if spec.name not in METHODS:
         raise unknown("method", spec.name, METHODS)
-    kind = METHODS[spec.name].rate
+    return METHODS[spec.name]
+
+
+def settle(spec: MethodSpec, lr: Interval | None = None) -> tuple[MethodSpec, Interval | None]:
+    """Return the method with its rate, and its interval: ``sgd`` and 0.1 are ``sgd@0.1`` and None."""
+    kind = known_method(spec).rate
     if kind == "never":
         if spec.rates:
             raise LabError(
@@ -92,7 +97,7 @@ def usual_methods() -> list[str]:
 def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     """Return the learner of the settings' method on a network. The settings must be resolved."""
     built = METHODS[settings.method.name].build(net, settings, problem)
-    return Recalibrated(built.model, built.optimizer) if settings.average else built
+    return Averaged(built.model, built.optimizer, recalibrates=True) if settings.average else built
 
 
 # How each is built.

@@ -42,7 +42,6 @@ class EventFiles:
             self.epoch(line)
 
     def epoch(self, line: dict[str, Any]) -> None:
-        """Write the line of an epoch."""
         for part in ("train", "valid", "test"):
             for name, value in line[part].items():
                 self._add(f"{name}/{part}", value, line["step"])
@@ -56,7 +55,6 @@ class EventFiles:
             self._writer.add_scalar(tag, value, step)
 
     def close(self) -> None:
-        """Finish the files."""
         self._writer.close()
 
 

@@ -6,36 +6,25 @@ Runs, methods and experiments are called the same in every table, figure and com
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from math import isfinite, isnan
 from typing import Any
 
 from .errors import LabError, unknown
-from .methods import METHODS, settle
+from .methods import METHODS, known_method, settle
 from .settings import GROUPS, Interval, MethodSpec, Settings, flag
 from .tasks import Budget, Task, get_task
 
-RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "positive": (
-        "copies epochs batch train_size patience clip width image_size tau threads",
-        lambda value: value > 0,
-    ),
-    "at least 0": ("seed weight_decay", lambda value: value >= 0),
-    "at least 0 and less than 1": ("dropout momentum", lambda value: 0 <= value < 1),
-    "strictly between 0 and 1": ("theta", lambda value: 0 < value < 1),
-}
-"""What holds of the values of some settings."""
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 OF_SOME_TASKS, OF_ALRAO = GROUPS["For some tasks"].split(), GROUPS["Alrao"].split()
 
 
 def of_alrao(method: MethodSpec) -> bool:
     """Return whether a method takes an interval and copies."""
-    if method.name not in METHODS:
-        raise unknown("method", method.name, METHODS)
-    return METHODS[method.name].rate == "never"
+    return known_method(method).rate == "never"
 
 
 def refuse_idle(settings: Settings) -> None:
@@ -51,9 +40,14 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
     """Return the task, and the settings with every default filled in: a run has one spelling."""
     task = get_task(settings.task)
     _check(task, settings)
-    _check_model(task, settings.model)
     method, lr = settle(settings.method, settings.lr)
-    _check_method(method, settings)
+    if settings.average and method.name in ("dog", "schedulefree"):
+        raise LabError(f"{method} averages its weights itself: leave --average out")
+    taken = METHODS[method.name].momentum
+    if settings.momentum is not None and taken == "never":
+        raise LabError(f"{method} has no momentum: leave --momentum out")
+    if settings.momentum == 0 and taken == "positive":
+        raise LabError(f"{method} needs a momentum above 0: leave --momentum out, for its default")
     changes: dict[str, Any] = {
         "method": method,
         "lr": lr,
@@ -73,40 +67,23 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
 
 def _check(task: Task, settings: Settings) -> None:
     for name, field in FIELDS.items():
-        value, choices = getattr(settings, name), field.metadata["choices"]
+        value, choices, must = getattr(settings, name), field.metadata["choices"], field.metadata["must"]
         if isinstance(value, float) and not isfinite(value):
             raise LabError(f"{flag(name)} must be a finite number, got {value}")
         if choices and value is not None and value not in choices:
             raise unknown(f"value of {flag(name)}", str(value), choices)
+        if must and value is not None and not must[1](value):
+            raise LabError(f"{flag(name)} must be {must[0]}, got {value}")
         if name in OF_SOME_TASKS and name not in task.options and value != field.default:
             apply = ", ".join(sorted(task.options)).replace("_", "-") or "none"
             raise LabError(f"{flag(name)} does not apply to {task.name}; of such options, these do: {apply}")
-    for said, (names, holds) in RANGES.items():
-        for name in names.split():
-            if (value := getattr(settings, name)) is not None and not holds(value):
-                raise LabError(f"{flag(name)} must be {said}, got {value}")
-
-
-def _check_model(task: Task, model: str | None) -> None:
-    if model is None or model in task.models:
-        return
     known = list(task.models)
-    if "*" in known:
+    if settings.model not in (None, *known) and "*" in known:
         from .zoo.vision import classifiers
 
         known = [*known[:-1], *classifiers()]
-    if model not in known:
-        raise unknown("model", model, known)
-
-
-def _check_method(method: MethodSpec, settings: Settings) -> None:
-    if settings.average and method.name in ("dog", "schedulefree"):
-        raise LabError(f"{method} averages its weights itself: leave --average out")
-    taken = METHODS[method.name].momentum
-    if settings.momentum is not None and taken == "never":
-        raise LabError(f"{method} has no momentum: leave --momentum out")
-    if settings.momentum == 0 and taken == "positive":
-        raise LabError(f"{method} needs a momentum above 0: leave --momentum out, for its default")
+    if settings.model not in (None, *known):
+        raise unknown("model", str(settings.model), known)
 
 
 OF_METHOD = ("method", "lr", *OF_ALRAO, "former")
@@ -115,29 +92,26 @@ SHOWN = {"lr": "{}", "copies": "{} copies", "former": "{}"}
 
 
 @lru_cache(maxsize=1024)
-def _resolved(
-    task: str, model: str | None, budget: str, method: MethodSpec, amounts: Budget | None
-) -> Settings:
-    """The settings of a run for which nothing else is given; ``amounts`` is the budget that they rest on."""
-    plain = Settings(task=task, budget=budget, method=method)
-    found = resolve(plain)[1]
-    try:
-        return replace(found, batch=resolve(replace(plain, model=model))[1].batch)
-    except LabError:  # the network of another version
-        return found
+def _resolved(plain: Settings, amounts: Budget | None) -> Settings:
+    """The defaults, which rest on the ``amounts`` of the budget."""
+    found = resolve(replace(plain, model=None))[1]
+    with suppress(LabError):  # of the network of another version
+        found = replace(found, batch=resolve(plain)[1].batch)
+    return found
 
 
-def _usual(task: str, model: str | None, budget: str, method: MethodSpec) -> Settings | None:
-    """The same; None for a task of another version."""
-    try:
-        return _resolved(task, model, budget, method, get_task(task).budgets.get(budget))
-    except LabError:
-        return None
+def _usual(settings: Settings) -> Settings | None:
+    """The settings of a run for which nothing else is given; None for a task of another version."""
+    task, model, budget, method = settings.task, settings.model, settings.budget, settings.method
+    plain = Settings(task=task, model=model, budget=budget, method=method)
+    with suppress(LabError):
+        return _resolved(plain, get_task(task).budgets.get(budget))
+    return None
 
 
 def unusual(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Yield the settings that repeat a run, are not the defaults of its task and method, and have a value."""
-    usual = _usual(settings.task, settings.model, settings.budget, settings.method)
+    usual = _usual(settings)
     for name, field in FIELDS.items():
         value = getattr(settings, name)
         default = field.default if usual is None else getattr(usual, name)
@@ -153,8 +127,7 @@ def varied(settings: Settings) -> dict[str, str]:
     method = METHODS.get(settings.method.name)
     if method is not None and method.rate != "never":
         return {}
-    usual = _usual(settings.task, settings.model, settings.budget, settings.method)
-    if method is not None and usual is None:
+    if method is not None and _usual(settings) is None:
         return {}
     found = dict(unusual(settings))
     names = [name for name in OF_METHOD if name in found and name != "method"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from .errors import LabError
-from .loop import train
+from .loop import Watch, train
 from .provenance import require_clean
 from .recording import EventFiles, event_files
 from .records import locate
@@ -17,7 +15,6 @@ from .resolve import resolve
 from .settings import Settings
 from .store import Run, RunDirectory
 from .team import Team, require_share
-from .training import Watch
 
 
 def pick_device(name: str) -> torch.device:
@@ -45,14 +42,16 @@ def run(
     """Return a finished run: train it, resume it, find it, or wait for the process that trains it."""
     task, settings = resolve(settings)
     team = team or Team(pick_device(settings.device))
-    with _threads(settings.threads):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads or threads)
+    try:
         problem = task.load(settings, team.device)
         require_share(problem, settings, team.size)
         directory = locate(settings, problem.identity, roots)
         if isinstance(directory, RunDirectory) and team.first(directory.result is None):
             if settings.to_keep and team.rank == 0:
                 require_clean()
-            directory = team.place(directory)
+            directory = RunDirectory(directory.path, held_elsewhere=team.rank > 0)
             with directory.locked(wait):
                 if team.first(directory.result is None):  # it may have ended meanwhile
                     train(problem, settings, directory, team, watch)
@@ -60,14 +59,6 @@ def run(
             place = roots[0] / directory.name  # of a run that is kept, too
             if not event_files(place):
                 EventFiles(place, directory.metrics()).close()
-    return directory
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+    return directory

@@ -14,8 +14,7 @@ from .errors import LabError
 from .lease import LEASE
 from .methods import GRID, expand
 from .provenance import require_clean
-from .reading import read
-from .records import locate
+from .records import locate, read
 from .resolve import of_alrao, resolve
 from .run import pick_device
 from .settings import Interval, MethodSpec, Settings
@@ -37,11 +36,9 @@ Tell: TypeAlias = Callable[[Planned, str | None], None]
 
 
 class RunSet:
-    """Runs on the same data.
+    """Runs on the same data, with some settings in common.
 
-    Args:
-        settings: what they have in common.
-        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
+    New runs are written to the first of the ``roots``, finished ones are looked up in all.
     """
 
     def __init__(self, settings: Settings, roots: list[Path]) -> None:
@@ -52,26 +49,16 @@ class RunSet:
         self.failed: dict[Path, str] = {}
 
     def plan(self, settings: Settings) -> Planned:
-        """Queue a run."""
         resolved = resolve(settings)[1]
         found = locate(resolved, self._identity, self.roots)
         return self.planned.setdefault(found.path, Planned(resolved, found))
 
     def run(self, spread: Spread | None = None, tell: Tell | None = None) -> None:
-        """Train the missing runs, and wait for those that other processes train.
-
-        Args:
-            spread: where they are trained; by default one after the other in this process.
-            tell: called with each run that ended.
-        """
+        """Train the missing runs, by default here and one by one, and wait for those that others train."""
         if self.settings.to_keep:
             require_clean()
-        todo = [
-            planned
-            for path, planned in self.planned.items()
-            if path not in self.failed and planned.run.result is None
-        ]
         spread, wait = spread or Processes(), 0.0
+        todo = [p for path, p in self.planned.items() if path not in self.failed and p.run.result is None]
         while todo:
             busy = []
             for number, error in spread.run([planned.settings for planned in todo], self.roots, wait):
@@ -87,7 +74,6 @@ class RunSet:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs of the set."""
         return [planned.run for planned in self.planned.values()]
 
 
@@ -99,7 +85,7 @@ class Comparison(RunSet):
         methods: names as the command line spells them; ``sgd`` is the grid of seven rates.
         seeds: the number of runs of each method.
         grid_seeds: the number of runs of each rate of the grid; the best one on validation gets all seeds.
-        roots: where runs are: new ones are written to the first, finished ones are looked up in all.
+        roots: where runs are.
     """
 
     def __init__(
@@ -129,7 +115,6 @@ class Comparison(RunSet):
             super().run(spread, tell)
 
     def best_rate(self) -> MethodSpec | None:
-        """Return SGD at the rate that is best on validation so far."""
         found = experiments(read(p.run for p in self.planned.values() if p.settings.method in self._rates))
         if not found or found[0].ended.empty:
             return None

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Self
+from typing import Any
 
 from .errors import LabError
 
@@ -40,29 +40,8 @@ def _number(text: str, what: str) -> float:
     return number
 
 
-class Spelled:
-    """A value with a spelling on the command line (``parse``, ``str``) and an object in JSON."""
-
-    @classmethod
-    @abstractmethod
-    def parse(cls, text: str) -> Self:
-        """Read the spelling."""
-
-    @classmethod
-    def of(cls, value: object) -> Self:
-        """Return the value itself, or read it from its spelling or from ``dataclasses.asdict`` of it."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str):
-            return cls.parse(value)
-        try:
-            return cls(**value)  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
-            raise LabError(f"{value!r} is no {cls.__name__}: {error}") from None
-
-
 @dataclass(frozen=True)
-class Interval(Spelled):
+class Interval:
     """An interval of learning rates, spelled ``1e-5:10``; ``0.1`` is the interval of one rate."""
 
     low: float
@@ -70,7 +49,6 @@ class Interval(Spelled):
 
     @classmethod
     def parse(cls, text: str) -> Interval:
-        """Read ``LOW:HIGH`` or one rate."""
         low, colon, high = text.partition(":")
         interval = cls(parse_rate(low), parse_rate(high if colon else low))
         if interval.low > interval.high:
@@ -82,7 +60,7 @@ class Interval(Spelled):
 
 
 @dataclass(frozen=True)
-class MethodSpec(Spelled):
+class MethodSpec:
     """A method at a rate, spelled ``sgd@0.1``, ``adam`` (its default rate) or ``frozen@0.1:0.5``."""
 
     name: str
@@ -92,7 +70,6 @@ class MethodSpec(Spelled):
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
-        """Read ``NAME``, ``NAME@RATE`` or ``NAME@RATE:FRACTION``; the name is not looked up."""
         name, _, rates = text.partition("@")
         rate, _, part = rates.partition(":")
         fraction = _number(part, "the fraction of trained features") if part else None
@@ -125,29 +102,29 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def option(
-    default: Any, text: str, *, repeats: bool = True, choices: tuple[str, ...] = (), unsaid: Any = ()
-) -> Any:
-    """Make a field of the settings.
+Range = tuple[str, Callable[[float], bool]]
+POSITIVE: Range = ("positive", lambda value: value > 0)
+NOT_NEGATIVE: Range = ("at least 0", lambda value: value >= 0)
+PART: Range = ("at least 0 and less than 1", lambda value: 0 <= value < 1)
+INSIDE: Range = ("strictly between 0 and 1", lambda value: 0 < value < 1)
 
-    Args:
-        default: its value where the user gives none.
-        text: its line in ``--help``.
-        repeats: whether a run with another value is another run; False for where and how it is computed.
-        choices: the values it may take.
-        unsaid: the values that the name of a run does not mention, where they are not just the default.
+
+def option(default: Any, text: str, must: Range | None = None, **more: Any) -> Any:
+    """Make a field of the settings, with its line in ``--help`` and what holds of its values.
+
+    ``repeats`` is false of where and how a run is computed: another value makes no other run. ``choices`` are
+    the values it may take. ``unsaid`` are the values that the name of a run does not mention, where that is
+    not just the default.
     """
-    unsaid = unsaid or (default,)
-    metadata = {"help": text, "repeats": repeats, "choices": choices, "unsaid": unsaid}
-    return dataclasses.field(default=default, metadata=metadata)
+    usual = {"repeats": True, "choices": (), "unsaid": (default,)}
+    return dataclasses.field(default=default, metadata={**usual, "help": text, "must": must, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of one run. ``None`` selects the default of the task, or of the method.
 
-    Values with a spelling (``method``, ``lr``) may be given as the command line spells
-    them, or as the JSON of a record has them.
+    ``method`` and ``lr`` may be given as the command line spells them, or as the JSON of a record has them.
     """
 
     task: str = option("digits", "the task")
@@ -156,36 +133,42 @@ class Settings:
         MethodSpec("auto"), "how to train it; `alrao list` shows the methods", unsaid=(MethodSpec("alrao"),)
     )
     lr: Interval | None = option(None, "an interval 1e-5:10 for Alrao, a rate 0.1 for the other methods")
-    copies: int | None = option(None, "copies of the output layer (Alrao)")
+    copies: int | None = option(None, "copies of the output layer (Alrao)", POSITIVE)
     averaging: str = option("switch", "how the copies are averaged", choices=("switch", "bayes"))
-    theta: float = option(0.999, "the switch's prior probability of switching again")
+    theta: float = option(0.999, "the switch's prior probability of switching again", INSIDE)
     evidence: str | None = option(
         None, "a batch's log-likelihood for the posterior", choices=("mean", "sum"), unsaid=(None, "mean")
     )
     budget: str = option("mini", "how much to train", choices=("mini", "paper"))
-    epochs: int | None = option(None, "epochs, in place of the budget's")
-    batch: int | None = option(None, "batch size, in place of the budget's")
-    train_size: int | None = option(None, "training examples to use, in place of the budget's")
+    epochs: int | None = option(None, "epochs, in place of the budget's", POSITIVE)
+    batch: int | None = option(None, "batch size, in place of the budget's", POSITIVE)
+    train_size: int | None = option(None, "training examples to use, in place of the budget's", POSITIVE)
     resplit: bool = option(False, "split the data differently with every seed (small data sets)")
-    patience: int = option(20, "stop after this many epochs without a better validation loss")
-    seed: int = option(0, "seed of the initial weights, the rates, the order and the augmentation")
-    momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family")
-    weight_decay: float = option(0.0, "weight decay")
+    patience: int = option(20, "stop after this many epochs without a better validation loss", POSITIVE)
+    seed: int = option(
+        0, "seed of the initial weights, the rates, the order and the augmentation", NOT_NEGATIVE
+    )
+    momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family", PART)
+    weight_decay: float = option(0.0, "weight decay", NOT_NEGATIVE)
     schedule: str = option(
         "none",
         "factor on the rates over time (warmup: then a cosine)",
         choices=("none", "cosine", "warmup", "linear", "step"),
     )
     average: bool = option(False, "evaluate the average of the weights over time, the last counting most")
-    clip: float | None = option(None, "clip the gradient's norm (each copy and the body on their own)")
-    width: float = option(1.0, "multiplies the width of the network")
+    clip: float | None = option(
+        None, "clip the gradient's norm (each copy and the body on their own)", POSITIVE
+    )
+    width: float = option(1.0, "multiplies the width of the network", POSITIVE)
     level: str | None = option(None, "symbols of a text", choices=("char", "word"))
-    dropout: float | None = option(None, "dropout of the LSTM before its decoder")
+    dropout: float | None = option(None, "dropout of the LSTM before its decoder", PART)
     dropout_everywhere: bool = option(False, "dropout on the embedding and between LSTM layers too")
     target: str | None = option(None, "the column of a CSV file to predict")
-    image_size: int | None = option(None, "side of the images a network sees (image folders)")
-    tau: float | None = option(None, "part of the way that the target network moves per update (Q-learning)")
-    threads: int | None = option(None, "processor threads of torch", repeats=False)
+    image_size: int | None = option(None, "side of the images a network sees (image folders)", POSITIVE)
+    tau: float | None = option(
+        None, "part of the way that the target network moves per update (Q-learning)", POSITIVE
+    )
+    threads: int | None = option(None, "processor threads of torch", POSITIVE, repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
     tensorboard: bool = option(False, "write TensorBoard event files too", repeats=False)
@@ -197,9 +180,15 @@ class Settings:
     former: str = option("", "settings of a row that the workbench no longer has; no option")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "method", MethodSpec.of(self.method))
-        if self.lr is not None:
-            object.__setattr__(self, "lr", Interval.of(self.lr))
+        for name, kind in (("method", MethodSpec), ("lr", Interval)):
+            value: Any = getattr(self, name)
+            if value is None or isinstance(value, kind):
+                continue
+            try:
+                read = kind.parse(value) if isinstance(value, str) else kind(**value)
+            except (TypeError, ValueError) as error:
+                raise LabError(f"{value!r} is no {kind.__name__}: {error}") from None
+            object.__setattr__(self, name, read)
 
     def key(self) -> dict[str, Any]:
         """Return what identifies the run: every field that repeats it and is not the usual value, as spelled.
@@ -211,7 +200,10 @@ class Settings:
             for field in dataclasses.fields(self)
             if field.metadata["repeats"] and getattr(self, field.name) not in field.metadata["unsaid"]
         }
-        return {name: str(value) if isinstance(value, Spelled) else value for name, value in found.items()}
+        return {
+            name: str(value) if isinstance(value, MethodSpec | Interval) else value
+            for name, value in found.items()
+        }
 
     def digest(self, data: str) -> str:
         """Return a short name for the settings on the data of that identity."""

@@ -7,12 +7,11 @@ import os
 import platform
 import secrets
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from joblib import Parallel, delayed  # type: ignore[import-untyped]
@@ -37,21 +36,13 @@ Ended = tuple[int, Outcome]
 
 
 @dataclass(frozen=True)
-class Spread(ABC):
-    """A way to train several runs at a time."""
+class Processes:
+    """Processes of this machine: the number of runs at a time, one unless told otherwise."""
 
     jobs: int | None = None
-    """The most runs at a time."""
 
-    @abstractmethod
     def run(self, wanted: Sequence[Settings], roots: list[Path], wait: float) -> Iterator[Ended]:
         """Train runs, and yield the number and the outcome of each as it ends."""
-
-
-class Processes(Spread):
-    """Processes of this machine, one at a time unless told otherwise."""
-
-    def run(self, wanted: Sequence[Settings], roots: list[Path], wait: float) -> Iterator[Ended]:
         threads = None if self.jobs in (None, 1) else 1
         work = (
             delayed(_run_one)(number, replace(each, threads=each.threads or threads), roots, wait)
@@ -67,17 +58,20 @@ class Processes(Spread):
 
 
 @dataclass(frozen=True)
-class Ray(Spread):
+class Ray:
     """A Ray cluster: the one that ``RAY_ADDRESS`` names, or runs on this machine, or is started here.
 
     A run takes ``threads`` processors (one by default) and ``gpus`` of its node. Every node needs the data,
     and the directory of runs on a file system that all share.
     """
 
+    jobs: int | None = None
+    """The most runs at a time."""
     gpus: float = 0.0
     """Of each run; runs may share one."""
 
     def run(self, wanted: Sequence[Settings], roots: list[Path], wait: float) -> Iterator[Ended]:
+        """Train runs, and yield the number and the outcome of each as it ends."""
         wanted = [self._reserving(each) for each in wanted]
         ray = self._connected(max(each.threads or 1 for each in wanted))
         train = ray.remote(_run_on_node)
@@ -137,6 +131,10 @@ class Ray(Spread):
                     "ask for less, or add a node"
                 )
         return ray
+
+
+Spread: TypeAlias = Processes | Ray
+"""Where several runs are trained at a time."""
 
 
 def pick_spread(backend: str = "joblib", jobs: int | None = None, gpus: float | None = None) -> Spread:

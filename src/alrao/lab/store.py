@@ -17,8 +17,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from math import isfinite
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,23 +29,22 @@ from .lease import Lease
 
 def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-        try:
-            with _interrupts_wait(), temporary.open("wb") as file:
-                if callable(content):
-                    content(file)
-                else:
-                    file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with _interrupts_wait(), temporary.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError as error:
         raise _unwritable(path, error) from error
+    finally:
+        with suppress(OSError):  # it has been renamed, or was never there
+            temporary.unlink()
 
 
 def file_name(*words: str) -> str:
@@ -74,19 +72,10 @@ def _unwritable(path: Path, error: OSError) -> LabError:
     return LabError(f"{path} could not be written: {error.strerror or error}")
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no nan and no infinity: a number that is not one is null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
-
-
 def encode(value: Any, indent: int | None = None) -> bytes:
-    """Return a value as JSON, with null for numbers that are not finite."""
+    """Return a value as JSON, with null for numbers that are not finite, which JSON does not have."""
     separators = (",", ":") if indent is None else None
-    return (json.dumps(_plain(value), indent=indent, allow_nan=False, separators=separators) + "\n").encode()
+    return (json.dumps(decode(json.dumps(value)), indent=indent, separators=separators) + "\n").encode()
 
 
 def decode(text: str) -> Any:
@@ -99,11 +88,7 @@ class BusyError(LabError):
 
 
 class Run:
-    """A run as the workbench reads it.
-
-    Args:
-        path: names the run in messages; its last three parts are the task, the network and the run.
-    """
+    """A run as the workbench reads it; the last parts of its path are the task, the network and the run."""
 
     historical = False
     """Whether the run was kept before runs recorded a clean commit."""
@@ -111,8 +96,11 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    ended: bool
+    """Whether it has a result, which may be damaged."""
+
     @abstractmethod
-    def _read(self, name: str) -> Any:
+    def read(self, name: str) -> Any:
         """Return what a file of the run holds: its config, result, metrics or features."""
 
     @property
@@ -121,43 +109,44 @@ class Run:
         return "/".join(self.path.absolute().parts[-3:])
 
     @property
-    def ended(self) -> bool:
-        """Whether it has a result."""
-        return self.result is not None
-
-    @property
     def config(self) -> dict[str, Any] | None:
         """What defines the run, or None before it has begun."""
-        return self._read("config")
+        return self.read("config")
 
     @property
     def result(self) -> dict[str, Any] | None:
         """The result, or None while the run has not ended."""
-        return self._read("result")
+        return self.read("result")
 
     def features(self) -> list[dict[str, Any]]:
         """Return what became of the features of each layer, where that was recorded."""
-        return self._read("features") or []
+        return self.read("features") or []
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of the epochs so far; one that cannot be read ends the list."""
         return self.readable_metrics()[0]
 
     def readable_metrics(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the lines that can be read, and whether these are all."""
-        return self._read("metrics"), True
+        return self.read("metrics"), True
 
 
 class RunDirectory(Run):
-    """A run on the disk; the directory need not exist yet."""
+    """A run on the disk; the directory need not exist yet.
 
-    def __init__(self, path: Path) -> None:
+    If it is ``held_elsewhere``, another process holds the run and writes it, and this one writes nothing.
+    """
+
+    def __init__(self, path: Path, *, held_elsewhere: bool = False) -> None:
         super().__init__(path)
+        self.held_elsewhere = held_elsewhere
         self._lease: Lease | None = None
 
     @contextmanager
     def locked(self, wait: float = 0.0) -> Iterator[None]:
         """Hold the run against the processes of every host, or raise BusyError after ``wait`` seconds."""
+        if self.held_elsewhere:
+            yield
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lease, end = Lease(self.path), time.monotonic() + wait
@@ -181,14 +170,14 @@ class RunDirectory(Run):
     def _replace(self, name: str, content: bytes | Callable[[BinaryIO], object]) -> None:
         if self._lease is not None:
             self._lease.check()
-        replace_file(self.path / name, content)
+        if not self.held_elsewhere:
+            replace_file(self.path / name, content)
 
     @property
-    def ended(self) -> bool:
-        """Whether it has a result, which may be damaged."""
+    def ended(self) -> bool:  # type: ignore[override]
         return (self.path / "result.json").exists()
 
-    def _read(self, name: str) -> Any:
+    def read(self, name: str) -> Any:
         file = f"{name}.json"
         try:
             found = decode((self.path / file).read_text("utf-8"))
@@ -197,13 +186,12 @@ class RunDirectory(Run):
         except OSError as error:
             raise LabError(f"{self.path / file} could not be read: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
-            raise self._damaged(file, error) from None
+            raise self.damaged(file, error) from None
         if not isinstance(found, dict):
-            raise self._damaged(file, "it holds no object")
+            raise self.damaged(file, "it holds no object")
         return found["layers"] if name == "features" and "layers" in found else found
 
     def readable_metrics(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the lines that can be read, and whether these are all."""
         lines: list[dict[str, Any]] = []
         try:
             with (self.path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
@@ -226,18 +214,12 @@ class RunDirectory(Run):
         lines, _ = self.readable_metrics()
         if epochs is not None and len(lines) < epochs:
             why = f"{epochs} epochs are done, and it can be read up to {len(lines)}"
-            raise self._damaged("metrics.jsonl", why)
+            raise self.damaged("metrics.jsonl", why)
         return lines[:epochs]
 
-    def _damaged(self, name: str, why: object) -> LabError:
+    def damaged(self, name: str, why: object) -> LabError:
+        """Return the error for a file of the run that cannot be used."""
         return LabError(f"{self.path / name} is damaged ({why}): delete the run's directory to run it again")
-
-    def threads(self, config: dict[str, Any]) -> int:
-        """Return the number of processor threads that the run started with."""
-        count = config.get("threads")
-        if not isinstance(count, int) or count < 1:
-            raise self._damaged("config.json", "it names no number of threads")
-        return count
 
     def write(self, name: str, value: Any) -> None:
         """Store the ``config``, the ``features`` of each layer, or the ``result``, which ends the run."""
@@ -245,11 +227,9 @@ class RunDirectory(Run):
         self._replace(f"{name}.json", content)
 
     def write_metrics(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Store the lines of all epochs."""
         self._replace("metrics.jsonl", b"".join(map(encode, lines)))
 
     def save(self, state: dict[str, Any]) -> None:
-        """Store the state to resume from."""
 
         def write(file: BinaryIO) -> None:
             try:
@@ -262,7 +242,6 @@ class RunDirectory(Run):
         self._replace("checkpoint.pt", write)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
-        """Return the state to resume from, or None."""
         path = self.path / "checkpoint.pt"
         if not path.exists():
             return None
@@ -273,14 +252,3 @@ class RunDirectory(Run):
                 f"{path} is damaged ({type(error).__name__}): delete it to start the run again"
             ) from error
         return state
-
-
-class Follower(RunDirectory):
-    """A run that another process holds and writes."""
-
-    @contextmanager
-    def locked(self, wait: float = 0.0) -> Iterator[None]:
-        yield
-
-    def _replace(self, name: str, content: bytes | Callable[[BinaryIO], object]) -> None:
-        pass

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from .methods import METHODS
-from .reading import PARTS, Reading, Record
+from .records import PARTS, Reading, Record
 from .resolve import OF_METHOD, divergence, label, title, varied
 from .settings import MethodSpec
 
@@ -99,15 +99,6 @@ def best_rate(runs: pd.DataFrame, *, higher: bool = False) -> str:
     return str(found.sort_values(["failed", "loss"], kind="stable").index[0])
 
 
-def best_of(runs: pd.DataFrame, *, higher: bool = False) -> pd.DataFrame:
-    """Return the summary of the best rate, with the number and the time of the runs that found it."""
-    best = best_rate(runs, higher=higher)
-    found = summary(runs[runs["label"] == best])
-    found["searched"] = runs["label"].nunique()
-    found["search_seconds"] = runs.groupby("label")["seconds"].first().sum()  # one seed of each
-    return found
-
-
 def spread(row: Any, column: str, digits: int = 3, scale: float = 1.0) -> str:
     """Return the mean ± standard deviation of a column of a summary."""
     mean, deviation = (scale * row.get(name, nan) for name in (column, f"{column} ±"))
@@ -158,27 +149,25 @@ class Experiment:
     @cached_property
     def rows(self) -> pd.DataFrame:
         """The same as ``every``, SGD at its best rate only."""
-        of_sgd = self.ended["method"] == "sgd"
-        if not of_sgd.any():
+        sgd = self.ended[self.ended["method"] == "sgd"]
+        if sgd.empty:
             return self.every
-        best = best_of(self.ended[of_sgd], higher=self.higher)
-        shown = self.every[(self.every["method"] != "sgd") | self.every.index.isin(best.index)].copy()
-        shown.loc[best.index, ["searched", "search_seconds"]] = best[["searched", "search_seconds"]]
+        best = best_rate(sgd, higher=self.higher)
+        shown = self.every[(self.every["method"] != "sgd") | (self.every.index == best)].copy()
+        shown.loc[best, "searched"] = sgd["label"].nunique()
+        shown.loc[best, "search_seconds"] = sgd.groupby("label")["seconds"].first().sum()  # one seed of each
         return shown
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each run that failed."""
         lost = self.ended.loc[self.ended["diverged"], ["label", "seed", "diverged_at"]]
         return [f"{name}, seed {seed}: {divergence(step)}" for _, (name, seed, step) in lost.iterrows()]
 
     @property
     def note(self) -> str:
-        """A sentence about its historical runs, or nothing."""
         return historical_note(self.ended)
 
     def records(self, name: str) -> list[Record]:
-        """Return the runs of a label."""
         return list(self.runs.loc[self.runs["label"] == name, "record"])
 
     def plain(self, method: str) -> str | None:

@@ -22,7 +22,6 @@ from torch import distributed as dist
 from .errors import LabError, optional
 from .seeds import seed_of
 from .settings import Settings
-from .store import Follower, RunDirectory
 from .tasks import Problem, Supervised
 
 Value = TypeVar("Value")
@@ -60,10 +59,6 @@ class Team:
         if self.size > 1:
             dist.broadcast_object_list(values, device=self.device)
         return values[0]
-
-    def place(self, directory: RunDirectory) -> RunDirectory:
-        """Return the run, which only the first process writes."""
-        return directory if self.rank == 0 else Follower(directory.path)
 
     def require_same(self, state: str) -> None:
         """Refuse to go on if the processes resume from different states."""
@@ -115,7 +110,6 @@ class Team:
         return value
 
     def add(self, sums: dict[str, float]) -> dict[str, float]:
-        """Return the sums over the processes."""
         every = self._gather(sums)
         return {name: sum(each[name] for each in every) for name in sums}
 
@@ -134,7 +128,6 @@ class Team:
         return tuple(part.to(self.device).contiguous() for part in parts)
 
     def leave(self) -> None:
-        """End the connection between the processes."""
         if self.size > 1:
             self.accelerator.end_training()
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from math import isfinite
-from typing import Any
+from collections.abc import Iterable, Iterator
+from math import isfinite, nan
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +46,9 @@ class Training(ABC):
         """End an epoch: return the measures of its training, beside the loss."""
         return {}
 
-    def status(self, loss: float | None) -> str | None:
-        """Return a text for the progress bar, if it is not to show the mean loss of the epoch so far."""
-        return None
+    def status(self, loss: float | None) -> str:
+        """Return a text for the progress bar, given the mean loss of the epoch so far."""
+        return f"loss {nan if loss is None else loss:.4g}"
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -64,33 +63,12 @@ class Training(ABC):
         return {}
 
 
-class Trainable(Problem):
+class Trainable(Problem, Training):
     """A problem with its own kind of training steps."""
 
     @abstractmethod
-    def start(self, settings: Settings, device: torch.device) -> Training:
+    def start(self, settings: Settings, device: torch.device) -> Self:
         """Prepare the training, with a fresh network."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The state of a run after a step, for a progress bar."""
-
-    epoch: int
-    epochs: int
-    step: int
-    """Within the epoch."""
-    steps: int
-    loss: float
-    """Mean training loss of the epoch so far."""
-    last: dict[str, Any] | None
-    """The line of the last complete epoch."""
-    learner: Learner
-    shown: str | None = None
-    """The text to show in place of the loss."""
-
-
-Watch = Callable[[Moment], None]
 
 
 class SupervisedTraining(Training):

@@ -18,13 +18,11 @@ class Commands(click.Group):
     """A group that suggests the nearest command for an unknown one, and lists commands in order of use."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command that the words name."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             raise unknown("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the commands, as they were registered."""
         return list(self.commands)
 
 

@@ -33,88 +33,63 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-def settings_options(skip: Iterable[str] = (), **defaults: Any) -> Callable[[Any], Any]:
-    """Add an option for every setting except some; the command receives them as ``settings``.
+FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.name != "former"}
+FEW = ("budget", "threads", "data", "device", "to_keep")
+"""The settings of commands that choose tasks, networks and methods themselves."""
 
-    ``defaults`` are those that differ for this command.
+
+def options(
+    only: Iterable[str] = FIELDS, skip: Iterable[str] = (), *, many: bool = True, **defaults: Any
+) -> Callable[[Any], Any]:
+    """Add the options of a command that trains: settings, where runs are, and where ``many`` are trained.
+
+    The command receives them as ``settings``, ``roots`` and ``spread``. ``defaults`` are those that differ
+    for this command.
     """
     hints = get_type_hints(Settings)
-    fields = dataclasses.fields(Settings)
 
     def add(command: Any) -> Any:
         @wraps(command)
-        def collected(**values: Any) -> Any:
-            given = {field.name: values.pop(field.name) for field in fields if field.name in values}
-            return command(settings=Settings(**given), **values)
+        def collected(*, out_dir: str, results: str, **values: Any) -> Any:
+            if many:
+                from ..spread import pick_spread
 
-        for field in reversed(fields):
-            if field.name in ("former", *skip):
-                continue
-            kind = next((t for t in get_args(hints[field.name]) if t is not NoneType), hints[field.name])
+                values["spread"] = pick_spread(*(values.pop(name) for name in ("backend", "jobs", "gpus")))
+            given = {name: values.pop(name) for name in FIELDS if name in values}
+            roots = [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
+            return command(settings=Settings(**given), roots=roots, **values)
+
+        def option(*names: str, **about: Any) -> None:
+            click.option(*names, **about)(collected)
+
+        looked_up = "where finished runs are looked up as well, if it exists"
+        option("--results", default="results", show_default=True, metavar="DIR", help=looked_up)
+        written = "where runs are written"
+        option("--out", "out_dir", default="runs", show_default=True, metavar="DIR", help=written)
+        for name in reversed([name for name in only if name not in skip]):
+            field, hint = FIELDS[name], hints[name]
+            kind = next((kind for kind in get_args(hint) if kind is not NoneType), hint)
             text, choices = field.metadata["help"], field.metadata["choices"]
             if kind is bool:
-                click.option(flag(field.name), is_flag=True, help=text)(collected)
+                option(flag(name), is_flag=True, help=text)
                 continue
-            kind = kind if kind in (int, float) else str  # others are read from their spelling
-            click.option(
-                flag(field.name),
-                type=kind,
-                default=defaults.get(field.name, field.default),
+            option(
+                flag(name),
+                type=kind if kind in (int, float) else str,  # others are read from their spelling
+                default=defaults.get(name, field.default),
                 show_default=field.default is not None,
                 help=f"{text}: {', '.join(choices)}" if choices else text,
                 metavar={int: "N", float: "X"}.get(kind, "TEXT"),
-            )(collected)
+            )
+        if many:
+            option("--gpus", type=float, metavar="X", help="GPUs of each run, such as 0.25 (Ray)")
+            where = "where runs are trained: joblib (this machine), ray (a Ray cluster)"
+            option("--backend", default="joblib", show_default=True, help=where)
+            jobs = "runs in parallel  [default: 1; on Ray, as many as there is room for]"
+            option("--jobs", type=click.IntRange(1), metavar="N", help=jobs)
         return collected
 
     return add
-
-
-def common(command: Any) -> Any:
-    """Add the options of commands that train many networks: the budget, and where and how to compute."""
-    every = {field.name for field in dataclasses.fields(Settings)}
-    return settings_options(skip=every - {"budget", "data", "device", "threads", "to_keep"})(command)
-
-
-def spread_options(command: Any) -> Any:
-    """Add ``--jobs``, ``--backend`` and ``--gpus``; the command receives them as ``spread``."""
-
-    @wraps(command)
-    def spread(*, backend: str, jobs: int | None, gpus: float | None, **values: Any) -> Any:
-        from ..spread import pick_spread
-
-        return command(spread=pick_spread(backend, jobs, gpus), **values)
-
-    for option in (
-        click.option("--gpus", type=float, metavar="X", help="GPUs of each run, such as 0.25 (Ray)"),
-        click.option(
-            "--backend", default="joblib", show_default=True,
-            help="where runs are trained: joblib (this machine), ray (a Ray cluster)",
-        ),
-        click.option(
-            "--jobs", type=click.IntRange(1), metavar="N",
-            help="runs in parallel  [default: 1; on Ray, as many as there is room for]",
-        ),
-    ):  # fmt: skip
-        option(spread)
-    return spread
-
-
-def places(command: Any) -> Any:
-    """Add ``--out`` and ``--results``; the command receives as ``roots`` where to look for runs."""
-
-    @wraps(command)
-    def located(*, out_dir: str, results: str, **values: Any) -> Any:
-        roots = [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
-        return command(roots=roots, **values)
-
-    click.option(
-        "--results", default="results", show_default=True, metavar="DIR",
-        help="where finished runs are looked up as well, if it exists",
-    )(located)  # fmt: skip
-    click.option(
-        "--out", "out_dir", default="runs", show_default=True, metavar="DIR", help="where runs are written"
-    )(located)
-    return located
 
 
 def words_of(text: str) -> list[str]:
@@ -122,10 +97,9 @@ def words_of(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def pick(names: str, known: Mapping[str, Kind], what: str) -> list[Kind]:
-    """Return the named objects, in the order in which they are known."""
-    wanted = words_of(names)
-    for name in wanted:
-        if name not in known:
-            raise unknown(what, name, known)
-    return [each for name, each in known.items() if name in wanted]
+def pick(names: Iterable[str], known: Mapping[str, Kind], what: str) -> list[Kind]:
+    """Return the named objects, all if none is named, in the order in which they are known."""
+    wanted = set(names)
+    for name in sorted(wanted - set(known)):
+        raise unknown(what, name, known)
+    return [each for name, each in known.items() if name in (wanted or known)]

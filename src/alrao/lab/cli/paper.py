@@ -9,7 +9,7 @@ import click
 
 from ..errors import LabError
 from ..settings import Settings
-from .options import Command, common, pick, places, spread_options
+from .options import FEW, Command, options, pick, words_of
 from .terminal import fail_if, out, say, train_missing
 
 if TYPE_CHECKING:
@@ -20,11 +20,9 @@ NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen"
 
 @click.command(cls=Command)
 @click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*NAMES, "all"]) + "}…")
-@spread_options
 @click.option("--figures", default="docs/figures", show_default=True, metavar="DIR",
               help="where figures (SVG), tables (CSV) and their page are written")  # fmt: skip
-@common
-@places
+@options(FEW)
 def reproduce(
     settings: Settings, names: tuple[str, ...], spread: Spread, figures: str, roots: list[Path]
 ) -> None:
@@ -37,7 +35,7 @@ def reproduce(
     from ..paper.make import reproduce as make
     from ..render.terminal import plain_table
 
-    picked = pick(",".join(names), {name: name for name in (*NAMES, "all")}, "table or figure")
+    picked = pick(names, {name: name for name in (*NAMES, "all")}, "table or figure")
     wanted = list(NAMES) if "all" in picked else picked
     page = roots[0] / "reproduce.html"
     made = make(wanted, settings, roots, Path(figures), page, lambda runs: train_missing(runs, spread))
@@ -56,13 +54,11 @@ def reproduce(
 @click.option("--contenders", metavar="A,B,…", help="methods to compare  [default: all]")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
               help="runs of every method without a rate, and of every other at its best rate")  # fmt: skip
-@spread_options
 @click.option("--run/--no-run", "train", default=True, help="train missing runs, or only show finished ones")
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page as well")
 @click.option("--figures", metavar="DIR", help="draw a dot plot and a performance profile as SVG files there")
 @click.option("--title", default="The suite", show_default=True, help="title of that page")
-@common
-@places
+@options(FEW)
 def suite(
     settings: Settings,
     workloads: str | None,
@@ -88,8 +84,8 @@ def suite(
     from ..suite.workloads import WORKLOADS
 
     runs = Suite(
-        pick(workloads or ",".join(WORKLOADS), WORKLOADS, "workload"),
-        pick(contenders or ",".join(CONTENDERS), CONTENDERS, "contender"),
+        pick(words_of(workloads or ""), WORKLOADS, "workload"),
+        pick(words_of(contenders or ""), CONTENDERS, "contender"),
         settings,
         seeds=seeds,
         roots=roots,

@@ -13,28 +13,25 @@ from ..errors import LabError
 from .terminal import out, say, warn
 
 if TYPE_CHECKING:
-    from ..reading import Reading
+    from ..records import Reading
 
 paths_argument = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 
 
-def _places(paths: tuple[Path, ...]) -> list[Path]:
+def _read(paths: tuple[Path, ...]) -> Reading:
+    from ..records import read_runs
+
     places = list(paths) or [path for path in (Path("runs"), Path("results")) if path.is_dir()]
     if not places:
         raise LabError("no runs found: neither runs/ nor results/ exists here; name a directory with runs")
-    return places
+    return read_runs(places)
 
 
-def command_line() -> str:
-    """Return the running command, as the user would type it."""
-    return shlex.join(["alrao", *sys.argv[1:]])
-
-
-def make_report(reading: Reading, target: Path, command: str) -> None:
+def make_report(reading: Reading, target: Path) -> None:
     """Write the report and print its path."""
     from ..report.page import write_report
 
-    made = write_report(reading, target, command=command)
+    made = write_report(reading, target, command=shlex.join(["alrao", *sys.argv[1:]]))
     if made.left_out:
         warn(f"{len(made.left_out)} remarks about what is left out are at the end of the report")
     say(f"report: {target}")
@@ -47,24 +44,21 @@ def list_command() -> None:
     from ..render.terminal import plain_table
     from ..tasks import TASKS, get_task
 
-    every = {name: get_task(name) for name in TASKS}
-    tasks = [
-        [name, task.summary, ", ".join(task.models).replace("*", "any torchvision classifier")]
-        for name, task in every.items()
-    ]
-    budgets = []
-    for name, task in every.items():
+    tasks, budgets = [], []
+    for name in TASKS:
+        task = get_task(name)
+        models = ", ".join(task.models).replace("*", "any torchvision classifier")
+        tasks.append([name, task.summary, models])
         rates = "{:g}:{:g}".format(*task.interval)
         for kind, budget in task.budgets.items():
             size = f"{budget.train:,}{task.unit}" if budget.train else "all"
             row = (name, kind, budget.epochs, budget.batch, size, budget.seeds, rates, task.copies)
             budgets.append([str(cell) for cell in row])
-    forms = {"needed": "{0}@RATE", "optional": "{0}, {0}@RATE", "never": "{0}", "none": "{0}"}
     special = {"frozen": "frozen@RATE:P", "sgd": "sgd, sgd@RATE"}
-    methods = [
-        [special.get(name, forms[method.rate].format(name)), method.summary]
-        for name, method in METHODS.items()
-    ]
+    methods = []
+    for name, method in METHODS.items():
+        form = f"{name}, {name}@RATE" if method.rate == "optional" else name
+        methods.append([special.get(name, form), method.summary])
     heads = ["task", "budget", "epochs", "batch", "training set", "seeds", "Alrao's rates", "copies"]
     for title, columns, rows, left in (
         ("Tasks and their models, the default first", ["task", "data", "models"], tasks, 3),
@@ -83,13 +77,12 @@ def table(paths: tuple[Path, ...], markdown: str | None) -> None:
 
     PATHS are directories of runs, or files of results; by default, runs and results.
     """
-    from ..reading import read_runs
     from ..render.markdown import page
     from ..render.terminal import comparison_table
     from ..store import replace_file
     from ..table import experiments
 
-    reading = read_runs(_places(paths))
+    reading = _read(paths)
     found = [experiment for experiment in experiments(reading) if len(experiment.ended)]
     if markdown is not None:
         replace_file(Path(markdown), page(found).encode())
@@ -112,9 +105,7 @@ def report(paths: tuple[Path, ...], target: Path) -> None:
     PATHS are directories of runs, or files of results; by default, runs and results. Nothing is trained;
     unfinished runs are shown as far as they got. The report is a single file and needs no network.
     """
-    from ..reading import read_runs
-
-    make_report(read_runs(_places(paths)), target, command_line())
+    make_report(_read(paths), target)
 
 
 @click.command()
@@ -126,7 +117,7 @@ def keep(paths: tuple[Path, ...], results: str) -> None:
     PATHS are directories of runs; by default, runs. A run is kept if it started from a clone whose tracked
     files were committed: train it with --to-keep.
     """
-    from ..reading import keep as add
+    from ..records import keep as add
 
     count, refused = add(paths or [Path("runs")], Path(results))
     say(f"{count} {'run' if count == 1 else 'runs'} added to {results}")

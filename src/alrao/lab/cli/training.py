@@ -13,24 +13,23 @@ import click
 
 from ..errors import LabError
 from ..settings import Settings
-from .options import Command, places, settings_options, spread_options, words_of
-from .records import command_line, make_report
+from .options import Command, options, words_of
+from .records import make_report
 from .terminal import fail_if, out, say, train_missing
 
 if TYPE_CHECKING:
     from ..spread import Spread
 
+METHODS = "methods to compare  [default: auto,sgd,adam, and prodigy,schedulefree where they are installed]"
+GRID_SEEDS = "runs per rate of SGD's grid; the best rate then gets all seeds"
+PROCESSES = "processes that share every batch; the result is that of one, to rounding"
+COUNT = click.IntRange(1)
+
 
 @click.command(cls=Command)
 @click.argument("task")
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    metavar="N",
-    help="processes that share every batch; the result is that of one, to rounding",
-)
-@settings_options(skip=["task"])
-@places
+@click.option("--processes", type=COUNT, metavar="N", help=PROCESSES)
+@options(skip=["task"], many=False)
 def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
     """Train one network on TASK.
 
@@ -72,19 +71,10 @@ def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
 
 @click.command(cls=Command)
 @click.argument("task")
-@click.option(
-    "--methods",
-    metavar="A,B,…",
-    help="methods to compare  [default: auto,sgd,adam, and prodigy,schedulefree where they are installed]",
-)
-@click.option("--seeds", type=click.IntRange(1), metavar="N", help="runs per method  [default: the budget's]")
-@click.option(
-    "--grid-seeds", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-    help="runs per rate of SGD's grid; the best rate then gets all seeds",
-)  # fmt: skip
-@spread_options
-@settings_options(skip=["task", "method", "seed"])
-@places
+@click.option("--methods", metavar="A,B,…", help=METHODS)
+@click.option("--seeds", type=COUNT, metavar="N", help="runs per method  [default: the budget's]")
+@click.option("--grid-seeds", type=COUNT, default=1, show_default=True, metavar="N", help=GRID_SEEDS)
+@options(skip=["task", "method", "seed"])
 def compare(
     settings: Settings,
     methods: str | None,
@@ -99,7 +89,7 @@ def compare(
     the validation data; the figures are those on the test data. Finished runs are not repeated.
     """
     from ..methods import usual_methods
-    from ..reading import read
+    from ..records import read
     from ..render.terminal import comparison_table
     from ..resolve import resolve
     from ..runset import Comparison
@@ -117,16 +107,14 @@ def compare(
         out.print(comparison_table(experiment))
         for failure in experiment.failures:
             out.print(failure, style="red", markup=False)
-    make_report(reading, roots[0] / f"report-{settings.task}.html", command_line())
+    make_report(reading, roots[0] / f"report-{settings.task}.html")
     fail_if(comparison.failed)
 
 
 @click.command(cls=Command)
 @click.argument("task")
 @click.option("--rates", metavar="A,B,…", help="the grid of rates  [default: SGD's seven]")
-@spread_options
-@settings_options(skip=["task", "lr"], method="alrao")
-@places
+@options(skip=["task", "lr"], method="alrao")
 def triangle(settings: Settings, rates: str | None, spread: Spread, roots: list[Path]) -> None:
     """Train Alrao in every interval of a grid of rates.
 

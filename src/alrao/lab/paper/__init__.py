@@ -1,5 +1,5 @@
 """The paper's tables and figures, made again.
 
-``exhibits`` lists the runs that each needs, ``checks`` whether ours agree, ``theorem`` computes appendix B,
-``params`` counts parameters, ``make`` makes the exhibits, ``files`` writes them.
+``exhibits`` lists the runs that each needs, ``checks`` whether ours agree, ``computed`` holds the theorem of
+appendix B and the numbers of parameters, ``make`` makes and writes the exhibits.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -136,14 +135,3 @@ def check_theorem(theorem: Theorem) -> Verdict:
         f"{theorem.optimum:.4f}; the {len(wild)} copies with rates above 1/λ are at "
         f"{', '.join(f'{loss:.3g}' for loss in wild)}",
     )
-
-
-CHECKS: dict[str, Callable[[Experiment, dict[str, Figure]], Verdict]] = {
-    "table1": check_table,
-    "curves": check_table,
-    "rl": check_table,
-    "triangle": check_triangle,
-    "posterior": check_posterior,
-    "adam": check_adam,
-    "frozen": check_frozen,
-}

@@ -8,7 +8,7 @@ other copies diverge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import alrao
 
-from ..data.files import shipped
+from ..tasks.files import shipped
 from ..zoo.paper import RecurrentLM, googlenet, mobilenet_v2, vgg19
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, float, float]] = {
@@ -89,19 +89,13 @@ def compute(steps: int = STEPS) -> Theorem:
         loss = F.cross_entropy(model(x), y)
         if step in kept:
             mixture.append(loss.item())
-            for own, logits in zip(copies, _logits(model, x), strict=True):
-                own.append(F.cross_entropy(logits, y).item())
+            head = {name: tensor.detach() for name, tensor in model.head.named_parameters()}
+            for own, weight, bias in zip(copies, head["weight"], head["bias"], strict=True):
+                own.append(F.cross_entropy(F.linear(x, weight, bias), y).item())
         loss.backward()
         optimizer.step()
     rates = [multiple / bound for multiple in MULTIPLES]
     return Theorem(MULTIPLES, rates, kept, mixture, copies, model.posterior.tolist(), optimum)
-
-
-def _logits(model: alrao.Alrao, x: Tensor) -> Iterator[Tensor]:
-    """The logits of each copy."""
-    tensors = dict(model.head.named_parameters())
-    for weight, bias in zip(tensors["weight"].detach(), tensors["bias"].detach(), strict=True):
-        yield F.linear(x, weight, bias)
 
 
 def _data() -> tuple[Tensor, Tensor]:
@@ -119,7 +113,6 @@ def _bound(x: Tensor) -> float:
 
 
 def _optimum(x: Tensor, y: Tensor) -> float:
-    """The loss at the optimum, by scikit-learn."""
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
     from sklearn.metrics import log_loss  # type: ignore[import-untyped]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..methods import GRID
+from ..report.figure import Figure
 from ..runset import Comparison, RunSet, Triangle
 from ..settings import Interval, MethodSpec, Settings
+from ..table import Experiment
+from .checks import Verdict, check_adam, check_frozen, check_posterior, check_table, check_triangle
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Exhibit:
     """The runs of each budget."""
     figures: tuple[str, ...] = ()
     """Of the report, by name."""
+    check: Callable[[Experiment, dict[str, Figure]], Verdict] | None = None
+    """Whether our runs agree, for exhibits that rest on runs."""
 
 
 def _networks(methods: str = "alrao,sgd,adam", seeds: int = 3, **settings: Any) -> tuple[Plan, ...]:
@@ -71,6 +76,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "its defaults is mostly as good or better, and fails in a few cases.",
             (CIFAR, PTB),
             (*_networks(seeds=10), *_networks("alrao,adam", 10, width=3.0), replace(PTB, seeds=5)),
+            check=check_table,
         ),
         Exhibit(
             "params", "Numbers of parameters", "the table of appendix F",
@@ -83,14 +89,14 @@ EXHIBITS: dict[str, Exhibit] = {
             "little or nothing.",
             (CIFAR,),
             _networks(),
-            ("curves", "valley"),
+            ("curves", "valley"), check_table,
         ),
         Exhibit(
             "triangle", "Every interval of rates", "Figure 3",
             "Alrao works as soon as the interval contains at least one suitable rate.",
             (Plan("digits", rates=GRID, settings=SMALL),),
             (Plan("cifar10", rates=(*GRID, 100.0), settings={"model": "googlenet", "epochs": 30}),),
-            ("triangle",),
+            ("triangle",), check_triangle,
         ),
         Exhibit(
             "posterior", "The posterior over the copies", "Figure 4, appendix C",
@@ -98,7 +104,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "one slower copy has a weight close to 1.",
             (replace(CIFAR, methods="alrao"),),
             (Plan("cifar10", "alrao", 3, settings={"model": "googlenet"}),),
-            ("posterior", "features"),
+            ("posterior", "features"), check_posterior,
         ),
         Exhibit(
             "adam", "Alrao on Adam", "Figure 7, appendix E",
@@ -109,14 +115,14 @@ EXHIBITS: dict[str, Exhibit] = {
                 replace(MOBILENET, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-2)}),
                 replace(MOBILENET, settings={"model": "mobilenet", "lr": Interval(1e-6, 1e-1)}),
             ),
-            ("adam",),
+            ("adam",), check_adam,
         ),
         Exhibit(
             "frozen", "Training a fraction of the features", "Figure 8, appendix G",
             "With a good part of the features left untrained, the loss is close to that of full training.",
             (Plan("digits", FROZEN, settings=SMALL),),
             (Plan("cifar10", FROZEN, 1, settings={"model": "googlenet"}),),
-            ("frozen",),
+            ("frozen",), check_frozen,
         ),
         Exhibit(
             "rl", "Deep Q-learning", "the last rows of Table 1, and Figure 6",
@@ -124,7 +130,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "learn.",
             GAMES,
             tuple(replace(game, seeds=10) for game in GAMES),
-            ("curves", "valley"),
+            ("curves", "valley"), check_table,
         ),
         Exhibit(
             "theorem", "One good rate is enough", "the theorem of appendix B",

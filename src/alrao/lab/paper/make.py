@@ -15,16 +15,14 @@ import pandas as pd  # type: ignore[import-untyped]
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ..errors import LabError, optional
-from ..reading import Reading, read
+from ..records import Reading, read
 from ..render import markdown
-from ..report.captions import caption
 from ..report.figure import ALRAO, BASELINE, LOG, Figure, light, ordered, panels
 from ..report.page import Report, Section, write_report
 from ..runset import RunSet
 from ..settings import Settings
 from ..store import file_name, replace_file
-from ..table import Experiment
-from .checks import CHECKS, Verdict, check_theorem
+from .checks import Verdict, check_theorem
 from .computed import Theorem, compute, counts
 from .exhibits import EXHIBITS, Exhibit
 
@@ -36,6 +34,12 @@ counts as agreeing is a rule in `src/alrao/lab/paper/checks.py`.
 """
 MARK = "<!-- exhibit {} -->"
 SAID = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
+THEOREM_CAPTION = """
+The theorem of appendix B: softmax regression on fixed features, with {copies} copies of the head of
+which {good} learn at a rate below 1/λ, where λ bounds the curvature of the loss, and the others at
+rates that are too large. First the loss, then its distance to the optimum. Look how the red line,
+the mixture, follows the best copy and reaches the optimum, while the fast copies diverge.
+"""
 
 
 @dataclass
@@ -53,11 +57,6 @@ class Shown:
     """Of the table's file."""
     note: str = ""
     """About historical runs."""
-
-
-def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Write a table."""
-    replace_file(path, table.to_csv(index=False, lineterminator="\n").encode())
 
 
 def write_images(figures: dict[Path, Figure]) -> None:
@@ -91,7 +90,8 @@ def write_images(figures: dict[Path, Figure]) -> None:
 
 def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], path: Path) -> None:
     """Write the page; the parts about exhibits that were not made this time stay as they were."""
-    parts = _parts(path.read_text("utf-8")) if path.exists() else {}
+    pieces = re.split(MARK.format(r"(\w+)"), path.read_text("utf-8") if path.exists() else "")
+    parts = dict(zip(pieces[1::2], pieces[2::2], strict=True))
     for name, exhibit in EXHIBITS.items():
         if found := [one for one in shown if one.exhibit is exhibit]:
             parts[name] = _section(exhibit, budget, found)
@@ -99,11 +99,6 @@ def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], 
         parts.setdefault(name, f"## {EXHIBITS[name].title}\n\nNot made: {why}\n")
     text = [HEAD, *(f"{MARK.format(name)}\n\n{parts[name].strip()}\n" for name in EXHIBITS if name in parts)]
     replace_file(path, "\n".join(text).encode())
-
-
-def _parts(text: str) -> dict[str, str]:
-    pieces = re.split(MARK.format(r"(\w+)"), text)
-    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 def _sentence(text: str) -> str:
@@ -147,10 +142,16 @@ def reproduce(
         exhibit = EXHIBITS[name]
         try:
             if name == "theorem":
-                made.shown.append(_theorem(exhibit))
-                extra += made.shown[-1].figures.values()
+                theorem = compute()
+                verdict, figure = check_theorem(theorem), theorem_figure(theorem)
+                extra.append(figure)
+                made.shown.append(Shown(exhibit, "softmax regression on digits", verdict, {name: figure}))
             elif name == "params":
-                made.shown.append(_params(exhibit))
+                heads, rows = counts()
+                same = all(row[1:3] == row[4:] for row in rows)
+                verdict = Verdict(same, "every count is the paper's" if same else "some counts differ")
+                table = [heads, *rows]
+                made.shown.append(Shown(exhibit, "millions of parameters", verdict, {}, table, "params"))
             else:
                 for plan in exhibit.mini if budget == "mini" else exhibit.paper:
                     runs = plan.runs(common, roots)
@@ -169,39 +170,36 @@ def reproduce(
     return made
 
 
+def _write(made: Reproduction, place: Path, budget: str) -> None:
+    tables: dict[str, pd.DataFrame] = {}
+    images: dict[Path, Figure] = {}
+    for shown in made.shown:
+        for name, figure in shown.figures.items():
+            tables[name], images[place / f"{name}.svg"] = figure.table, figure
+        if shown.table:
+            tables[shown.name] = pd.DataFrame(shown.table[1:], columns=shown.table[0])
+    for name, table in tables.items():
+        replace_file(place / f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
+    write_index(budget, made.shown, made.failed, place / "README.md")
+    write_images(images)
+
+
 def _shown(exhibit: Exhibit, section: Section) -> Shown:
-    experiment = section.experiment
+    experiment, settings = section.experiment, section.experiment.settings
+    subject = f"{settings.task}-{settings.model}" + ("" if settings.width == 1 else f"-x{settings.width:g}")
     named = {figure.name: figure for figure in section.figures}
-    verdict = CHECKS[exhibit.name](experiment, named)
+    assert exhibit.check is not None
+    verdict = exhibit.check(experiment, named)
     wanted = {
-        file_name(exhibit.name, _subject(experiment), name if name != exhibit.name else ""): named[name]
+        file_name(exhibit.name, subject, name if name != exhibit.name else ""): named[name]
         for name in exhibit.figures
         if name in named
     }
     shown = Shown(exhibit, experiment.title, verdict, wanted, note=experiment.note)
     if section.comparison is not None and exhibit.name in ("table1", "rl"):
-        shown.name = file_name(exhibit.name, _subject(experiment))
+        shown.name = file_name(exhibit.name, subject)
         shown.table = [section.comparison.heads, *(line.cells for line in section.comparison.main)]
     return shown
-
-
-def _subject(experiment: Experiment) -> str:
-    settings = experiment.settings
-    width = "" if settings.width == 1 else f"-x{settings.width:g}"
-    return f"{settings.task}-{settings.model}{width}"
-
-
-def _params(exhibit: Exhibit) -> Shown:
-    heads, rows = counts()
-    same = all(row[1:3] == row[4:] for row in rows)
-    verdict = Verdict(same, "every count is the paper's" if same else "some counts differ")
-    return Shown(exhibit, "millions of parameters", verdict, table=[heads, *rows], name="params")
-
-
-def _theorem(exhibit: Exhibit) -> Shown:
-    found = compute()
-    figures = {"theorem": theorem_figure(found)}
-    return Shown(exhibit, "softmax regression on digits", check_theorem(found), figures)
 
 
 def theorem_figure(found: Theorem) -> Figure:
@@ -230,17 +228,5 @@ def theorem_figure(found: Theorem) -> Figure:
     plot.lay(legend={"title": {"text": "rate of the copy"}})
     columns = {f"copy at {rate:.4g}": own for rate, own in zip(found.rates, found.copies, strict=True)}
     table = pd.DataFrame({"step": found.steps, "mixture": found.mixture, **columns})
-    words = caption("theorem", copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
+    words = THEOREM_CAPTION.format(copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
     return Figure("theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, table)
-
-
-def _write(made: Reproduction, place: Path, budget: str) -> None:
-    images: dict[Path, Figure] = {}
-    for shown in made.shown:
-        for name, figure in shown.figures.items():
-            write_csv(place / f"{name}.csv", figure.table)
-            images[place / f"{name}.svg"] = figure
-        if shown.table:
-            write_csv(place / f"{shown.name}.csv", pd.DataFrame(shown.table[1:], columns=shown.table[0]))
-    write_index(budget, made.shown, made.failed, place / "README.md")
-    write_images(images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from math import isnan
 from typing import Any
 
@@ -83,14 +84,6 @@ def _options(settings: Settings) -> list[str]:
     return words
 
 
-def _seeds(settings: Settings, count: int) -> list[str]:
-    try:
-        usual = get_task(settings.task).budgets[settings.budget].seeds
-    except (LabError, KeyError):
-        usual = None
-    return [] if count == usual else ["--seeds", str(count)]
-
-
 def compare_command(experiment: Experiment, names: Iterable[str]) -> str:
     """Return the ``alrao compare`` that runs the methods of some labels, Alrao's at their defaults."""
     methods = experiment.methods.loc[list(names)]
@@ -98,7 +91,10 @@ def compare_command(experiment: Experiment, names: Iterable[str]) -> str:
     many = sum(spec.name == "sgd" for spec in specs) >= MANY
     chosen = dict.fromkeys("sgd" if many and spec.name == "sgd" else str(spec) for spec in specs)
     words = ["compare", experiment.settings.task, "--methods", ",".join(chosen)]
-    words += _seeds(experiment.settings, int(methods["seeds"].max()))
+    seeds, usual = int(methods["seeds"].max()), None
+    with suppress(LabError, KeyError):  # of a task of another version
+        usual = get_task(experiment.settings.task).budgets[experiment.settings.budget].seeds
+    words += [] if seeds == usual else ["--seeds", str(seeds)]
     return shlex.join(["alrao", *words, *_options(experiment.settings)])
 
 

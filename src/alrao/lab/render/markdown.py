@@ -101,12 +101,9 @@ def _section(experiment: Experiment) -> str:
         lines += ["", "Failed: " + "; ".join(map(escaped, experiment.failures)) + "."]
     if experiment.note:
         lines += ["", experiment.note]
-    return "\n".join([*lines, "", *_paper(experiment), ""])
-
-
-def _paper(experiment: Experiment) -> list[str]:
-    rows = TABLE_1.get(experiment.settings.task)
-    if rows is None:
-        return ["The paper has no such experiment."]
-    shown = "return" if experiment.measure == "return" else "loss, accuracy in %"
-    return [f"The paper's figures (full budget; {shown}):", "", *table(PAPER_HEADS, rows, left=4)]
+    paper = ["The paper has no such experiment."]
+    if experiment.settings.task in TABLE_1:
+        shown = "return" if experiment.measure == "return" else "loss, accuracy in %"
+        paper = [f"The paper's figures (full budget; {shown}):", ""]
+        paper += table(PAPER_HEADS, TABLE_1[experiment.settings.task], left=4)
+    return "\n".join([*lines, "", *paper, ""])

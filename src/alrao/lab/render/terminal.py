@@ -14,11 +14,11 @@ from rich.text import Text
 import alrao
 from alrao.averaging import posterior_bar
 
+from ..loop import Loop
 from ..resolve import divergence, label
 from ..runset import Planned, RunSet, Triangle
 from ..settings import spelled
 from ..table import Experiment
-from ..training import Moment
 from .cells import cells, columns, measure_text, row_name, value_text
 
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
@@ -37,20 +37,14 @@ def plain_table(
     return table
 
 
-def _values(measures: dict[str, float | None]) -> str:
-    return ", ".join(value_text(*item) for item in measures.items())
-
-
-class TrainingBar:
+class TrainingBar(Progress):
     """A progress bar over the steps of a run, with its losses and the posterior; a line for each epoch.
 
-    Args:
-        console: where it is drawn. Where that is no terminal, only the lines are printed.
+    On a console that is no terminal, only the lines are printed.
     """
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.progress = Progress(
+        super().__init__(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -60,41 +54,26 @@ class TrainingBar:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._bar: Any = None
         self._last: dict[str, Any] | None = None
 
-    def __enter__(self) -> TrainingBar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def __call__(self, moment: Moment) -> None:
-        """Show the progress of the run."""
-        if self._bar is None:
-            total = moment.epochs * moment.steps
-            self._bar = self.progress.add_task("", total=total, epoch="", state="")
-        if moment.last is not None and moment.last is not self._last:
-            self._last = moment.last
-            self.epoch(moment.last)
-        if self.console.is_terminal and not self.progress.finished:
-            state = moment.shown or f"loss {moment.loss:.4g}"
-            if isinstance(moment.learner.model, alrao.Alrao):
-                low, *_, high = moment.learner.rates or [0.0, 0.0]
-                state += f"  {low:.3g} |{posterior_bar(moment.learner.model.posterior)}| {high:.3g}"
-            self.progress.update(
-                self._bar,
-                completed=(moment.epoch - 1) * moment.steps + moment.step,
-                epoch=f"{moment.epoch}/{moment.epochs}",
-                state=state,
-            )
+    def __call__(self, loop: Loop) -> None:
+        if not self.tasks:
+            self.add_task("", total=loop.epochs * loop.problem.steps, epoch="", state="")
+        if loop.lines and loop.lines[-1] is not self._last:
+            self._last = loop.lines[-1]
+            self.epoch(self._last)
+        if self.console.is_terminal and not self.finished:
+            state = loop.training.status(loop.mean_loss)
+            if isinstance(loop.learner.model, alrao.Alrao):
+                low, *_, high = loop.learner.rates or [0.0, 0.0]
+                state += f"  {low:.3g} |{posterior_bar(loop.learner.model.posterior)}| {high:.3g}"
+            epoch = f"{loop.progress.epoch}/{loop.epochs}"
+            self.update(self.task_ids[0], completed=loop.progress.total, epoch=epoch, state=state)
 
     def epoch(self, line: dict[str, Any]) -> None:
-        """Print the line of an epoch."""
-        parts = [f"epoch {line['epoch']:>3}", f"train {_values(line['train'])}"]
-        parts += [f"{part} {_values(line[part])}" for part in ("valid", "test")]
-        self.progress.console.print("  ".join(parts), highlight=False)
+        parts = {part: line[part].items() for part in ("train", "valid", "test")}
+        said = [f"{part} " + ", ".join(value_text(*item) for item in items) for part, items in parts.items()]
+        self.console.print("  ".join([f"epoch {line['epoch']:>3}", *said]), highlight=False)
 
 
 def describe(console: Console, result: dict[str, Any]) -> None:

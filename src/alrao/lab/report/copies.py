@@ -8,14 +8,27 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from ..errors import LabError
-from ..reading import Record
+from ..records import Record
 from ..render.cells import compare_command
 from ..table import Experiment
-from .captions import caption
 from .figure import ALRAO, BASELINE, FEW, LOG, Control, Figure, ordered, panels, plain, thinned
 
 MOST_POINTS = 160
 MOST_SEEDS = 5
+POSTERIOR_CAPTION = """
+Alrao's head has {copies} copies, each with its own learning rate. The prediction is the mean of
+theirs, weighted by a Bayesian posterior that favours the copies that predict best. First the
+weights during training (seed {seed}), on a logarithmic axis of time; then the rate of the heaviest
+copy{seeds}. The paper saw fast copies drop out within the first steps, a fast one lead early, and a
+slower one take over.
+"""
+FEATURES_CAPTION = """
+Every point is a feature (a unit or a channel) of {method}, seed {seed}: the rate that it drew, and
+how far its weights moved from their initial values, relative to their initial norm. Below the lower
+dashed line ({still:g}) a feature hardly learnt, above the upper one ({wild:g}) it ran wild, between
+them it learnt. Here {slow} hardly moved, {learning} learnt, {fast} ran wild. Look how broad the
+useful range of rates is.
+"""
 
 
 def trace(record: Record) -> list[tuple[int, list[float]]]:
@@ -86,7 +99,7 @@ def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
     return Figure(
         "posterior",
         "The weights of the copies of the head",
-        caption("posterior", copies=len(rates), seed=first.settings.seed, seeds=seeds),
+        POSTERIOR_CAPTION.format(copies=len(rates), seed=first.settings.seed, seeds=seeds),
         compare_command(experiment, [name]),
         plot,
         pd.DataFrame([[step, *weights] for step, weights in found], columns=["step", *names]),
@@ -166,18 +179,16 @@ def features_figure(experiment: Experiment, detail: int, found: Layers | None) -
     notes = [f"One feature in {stride} is drawn, of {len(table)}."] if stride > 1 else []
     notes += [f"{hidden} features are no longer finite and are not drawn."] if hidden else []
     notes += ["Colours: violet, the first layer, to gold, the last."] if len(layers) > MANY_LAYERS else []
-    words = caption(
-        "features", method=name, seed=record.settings.seed, still=STILL, wild=WILD,
+    words = FEATURES_CAPTION.format(
+        method=name, seed=record.settings.seed, still=STILL, wild=WILD,
         slow=slow, learning=learning, fast=fast,
     )  # fmt: skip
     title, command = "Rate and movement of each feature", compare_command(experiment, [name])
     return Figure("features", title, words, command, plot, table[COLUMNS], notes)
 
 
-def health(found: Layers | None) -> tuple[list[str], list[list[Any]]]:
+def health(found: Layers) -> tuple[list[str], list[list[Any]]]:
     """Return for each layer how many features hardly moved, learnt, ran wild; are dead or saturated."""
-    if found is None:
-        return [], []
     layers = found[2]
     table = _features(layers)
     known = [key for key in HEALTH if any(key in layer for layer in layers)]

@@ -7,17 +7,29 @@ from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
 
-from ..reading import Record
+from ..records import Record
 from ..render.cells import compare_command
 from ..resolve import divergence
 from ..settings import MethodSpec
 from ..table import Experiment
-from .captions import caption
 from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain, thinned
 
 SAID = {"train": "training", "valid": "evaluation", "test": "test"}
 MANY = 3
 """From this number of intervals on, they are for the triangle and not for the curves."""
+CURVES_CAPTION = """
+The {what} after each epoch. {better} is better. The thick red line is Alrao, which is given no
+learning rate; the lines from violet (slowest) to gold (fastest) are SGD at one rate each. Look
+whether the red line stays close to the best of them, which is not known before all are tried. Thin
+lines are single seeds, thick ones their mean; a cross marks where a run diverged. Click a name to
+hide its curves, click twice to see only them.
+"""
+ADAM_CAPTION = """
+Alrao on Adam instead of SGD (appendix E of the paper); the lines from violet (slowest) to gold
+(fastest) are Adam at one rate each. The paper found that it trains well and generalises badly: look
+whether the training curve of Alrao-Adam keeps up with the best rate of Adam while its test curve
+rises.
+"""
 
 
 def _intervals(experiment: Experiment) -> set[str]:
@@ -59,7 +71,7 @@ def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
     title, what = "Learning curves", experiment.measure
     if what == "return":
         title, what = "Returns during training", "return of an episode"
-    words = caption("curves", what=what, better="Higher" if experiment.higher else "Lower")
+    words = CURVES_CAPTION.format(what=what, better="Higher" if experiment.higher else "Lower")
     figure = _curves(experiment, compared(experiment), "sgd", detail, ("curves", title, words))
     if figure is not None and (aside := _intervals(experiment)):
         figure.notes.append(f"{len(aside)} other intervals of Alrao are in the triangle, not here.")
@@ -73,7 +85,7 @@ def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
     if "alrao-adam" not in set(methods["method"]) or len(methods) < 3:
         return None
     names = list(methods.sort_values("rate", na_position="first").index)
-    words = ("adam", "Alrao-Adam and Adam at several rates", caption("adam"))
+    words = ("adam", "Alrao-Adam and Adam at several rates", ADAM_CAPTION)
     return _curves(experiment, names, "adam", detail, words)
 
 

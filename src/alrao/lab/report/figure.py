@@ -48,7 +48,6 @@ class Plot:
     data: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: str, panel: int = 0, **trace: Any) -> None:
-        """Add a trace to a panel."""
         suffix = str(panel + 1) if panel else ""
         self.data.append({"type": kind, "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", **trace})
 
@@ -95,6 +94,9 @@ class Figure:
     """What is not drawn, and why."""
     controls: list[Control] = field(default_factory=list)
     id: str = ""
+
+    def __post_init__(self) -> None:
+        self.look_for = " ".join(self.look_for.split())
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:

@@ -10,32 +10,105 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jinja2
+import plotly.offline  # type: ignore[import-untyped]
+from markupsafe import Markup
+
 from ... import __version__
-from ..errors import missing
-from ..reading import Reading
+from ..records import Reading
+from ..render.cells import cells, columns, duration, row_name
 from ..render.markdown import PAPER_HEADS, TABLE_1
+from ..settings import spelled
 from ..store import replace_file
 from ..table import Experiment, experiments
-
-try:
-    import jinja2
-    import plotly.offline  # type: ignore[import-untyped]
-    from markupsafe import Markup
-except ImportError as error:
-    raise missing(str(error.name), "lab", "the report") from None
-
 from .copies import features_figure, health, posterior_figure, shown_layers
-from .curves import adam_curves, learning_curves
+from .curves import adam_curves, compared, learning_curves
 from .figure import FEW, THEMES, Figure
 from .rates import frozen, triangle, valley
-from .tables import Comparison, comparison
 
 LIMIT = 5_900_000
 """Bytes of the page, which is to stay under 6 MB; plotly's own program is most of it."""
 DETAIL = (20, 8, FEW, 0)
 """Single seeds drawn of each method: as many as fit; when few, other figures have fewer points too."""
-LISTED = 200
-"""Sentences about what was left out that are printed in full."""
+
+
+@dataclass
+class Line:
+    """A row of the table."""
+
+    cells: list[str]
+    alrao: bool = False
+    best: bool = False
+
+
+@dataclass
+class Comparison:
+    """The paper's Table 1 for one experiment, and every rate below it."""
+
+    headline: list[str]
+    heads: list[str]
+    main: list[Line]
+    more: list[Line]
+
+
+def comparison(experiment: Experiment) -> Comparison | None:
+    """Return the table, or None where no run has ended."""
+    if experiment.ended.empty:
+        return None
+    rows = experiment.rows[experiment.rows.index.isin(compared(experiment))]
+    values = rows[f"test {experiment.measure}"].dropna()
+    best = None if values.empty else values.idxmax() if experiment.higher else values.idxmin()
+    plain = experiment.plain("alrao")
+    alrao = experiment.every.loc[plain] if plain in experiment.every.index else None
+
+    def figures(row: Any) -> list[str]:
+        counts = [str(row["seeds"]), str(row["failed"])]
+        return [*cells(row, experiment.measures), *counts, duration(row["seconds"])]
+
+    main = []
+    for name, row in rows.iterrows():
+        shown, cost = name, duration(row["seconds"])
+        if row["searched"] > 1:
+            shown, cost = f"{row_name(name, row)} rates", duration(row["search_seconds"])
+            if alrao is not None and alrao["seconds"]:
+                cost += f" ({row['search_seconds'] / alrao['seconds']:.1f}× Alrao)"
+        tuning = [str(row["searched"]), cost]
+        main.append(Line([shown, *figures(row), *tuning], name == plain, name == best))
+    aside = experiment.rows.drop(rows.index)
+    more = [
+        Line([name, *figures(row), "", ""]) for name, row in [*experiment.grid.iterrows(), *aside.iterrows()]
+    ]
+    heads = ["method", *columns(experiment.measures), "seeds", "failed", "time per run", "runs to tune"]
+    return Comparison(_headline(experiment, alrao), [*heads, "time with tuning"], main, more)
+
+
+def _headline(experiment: Experiment, alrao: Any) -> list[str]:
+    """The main findings in sentences, computed, given the row of Alrao at its defaults."""
+    measure = experiment.measure
+    column = f"test {measure}"
+    if alrao is None:
+        return []
+    own = alrao[column]
+    if own != own:  # not a number
+        return ["No run of Alrao has ended well here."]
+    said = [f"Alrao, without a learning rate chosen, reaches a test {measure} of {own:.3g}."]
+    grid, sgd = experiment.grid, experiment.rows[experiment.rows["searched"] > 1]
+    if len(sgd) and (best := sgd.iloc[0])[column] == best[column]:
+        better = grid[column] <= own if not experiment.higher else grid[column] >= own
+        said.append(
+            f"SGD at the best of {len(grid)} rates, {spelled(best['rate'])}, reaches {best[column]:.3g}; at "
+            f"{len(grid) - int(better.sum())} of the {len(grid)} rates it does worse than Alrao or fails."
+        )
+        if alrao["seconds"] and best["search_seconds"]:
+            times = best["search_seconds"] / alrao["seconds"]
+            said.append(
+                f"Finding that rate took {duration(best['search_seconds'])}, {times:.1f} times a run of "
+                f"Alrao ({duration(alrao['seconds'])})."
+            )
+    going = len(experiment.runs) - len(experiment.ended)
+    if going:
+        said.append(f"{going} run{' has' if going == 1 else 's have'} not ended yet.")
+    return said
 
 
 @dataclass
@@ -74,9 +147,11 @@ class Report:
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        """Return the page."""
-        environment = jinja2.Environment(
-            loader=jinja2.FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8")),
+        def text(name: str) -> str:
+            return files(__package__).joinpath(name).read_text("utf-8")
+
+        template = jinja2.Template(
+            text("page.html.j2"),
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -85,17 +160,14 @@ class Report:
         figures = [figure for section in self.sections for figure in section.figures] + self.extra
         for number, figure in enumerate(self.extra, 1):
             figure.id = f"x{number}-{figure.name}"
-        source = files(__package__)
-        return environment.get_template("page.html.j2").render(
+        return template.render(
             report=self,
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
             table_1=TABLE_1,
             paper_heads=PAPER_HEADS,
-            listed=self.left_out[:LISTED],
-            unlisted=max(0, len(self.left_out) - LISTED),
-            style=Markup(source.joinpath("page.css").read_text("utf-8")),
-            script=Markup(source.joinpath("page.js").read_text("utf-8")),
+            style=Markup(text("page.css")),
+            script=Markup(text("page.js")),
             plotly=Markup(plotly.offline.get_plotlyjs()),
             drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
             themes=Markup(_script_json(THEMES)),
@@ -124,9 +196,10 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
             figures += [figure] if figure is not None else []
     for number, figure in enumerate(figures, 1):
         figure.id = f"{name}-{number}-{figure.name}"
-    readable = any(figure.name == "features" for figure in figures)
-    found = health(layers if readable else None)
-    return Section(name, experiment, comparison(experiment), figures, *found)
+    section = Section(name, experiment, comparison(experiment), figures)
+    if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
+        section.health_heads, section.health = health(layers)
+    return section
 
 
 def write_report(

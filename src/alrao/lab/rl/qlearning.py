@@ -7,12 +7,12 @@ which the best epoch is chosen; at the end, the weights of that epoch play new e
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from math import isfinite
 from statistics import mean
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import gymnasium as gym
 import numpy as np
@@ -24,13 +24,13 @@ from torch.optim import Optimizer
 
 from alrao.integrations.sb3 import DiscreteActions, LearnerPolicy, LikelihoodDQN
 
-from ..data.files import short_digest
 from ..learner import Learner
 from ..methods import learner as make_learner
 from ..seeds import seed_of
 from ..settings import Settings
+from ..tasks.files import short_digest
 from ..tasks.task import Budget, Problem
-from ..training import Measures, Trainable, Training
+from ..training import Measures, Trainable
 from . import Recipe
 
 AT_ONCE = 10
@@ -69,20 +69,10 @@ def make_environment(recipe: Recipe) -> gym.Env[Any, Any]:
     return env if recipe.levels is None else DiscreteActions(env, recipe.levels)
 
 
-class _Policy(LearnerPolicy):
-    """Uses the network and the optimizer of a learner."""
-
-    def __init__(self, *args: Any, make: Callable[[nn.Module], Learner], **kwargs: Any) -> None:
-        self._make = make
-        super().__init__(*args, **kwargs)
-
-    def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
-        learner = self._make(net)
-        return learner.model, learner.optimizer
-
-
 class Agent(LikelihoodDQN):
     """Q-learning with the optimizer steps of a learner of the workbench."""
+
+    learner: Learner
 
     def __init__(self, problem: Problem, recipe: Recipe, settings: Settings, device: torch.device) -> None:
         self.episodes = Episodes(make_environment(recipe), settings.seed, "episode")
@@ -90,13 +80,16 @@ class Agent(LikelihoodDQN):
         self.update_loss: float | None = None
         hidden = max(1, round(recipe.hidden * settings.width))
 
-        def make(net: nn.Module) -> Learner:
-            self.learner = make_learner(net.to(device), settings, problem)
-            return self.learner
+        agent = self
+
+        class Policy(LearnerPolicy):
+            def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
+                agent.learner = make_learner(net.to(device), settings, problem)
+                return agent.learner.model, agent.learner.optimizer
 
         self.monitor = Monitor(cast(Any, self.episodes))
         super().__init__(
-            _Policy,
+            Policy,
             self.monitor,
             reward_scale=recipe.reward_scale,
             buffer_size=recipe.replay,
@@ -108,7 +101,7 @@ class Agent(LikelihoodDQN):
             target_update_interval=recipe.train_every,
             exploration_fraction=recipe.exploration,
             exploration_final_eps=recipe.last_epsilon,
-            policy_kwargs={"make": make, "net_arch": [hidden, hidden]},
+            policy_kwargs={"net_arch": [hidden, hidden]},
             device=device,
         )
         self.learner.train()
@@ -132,21 +125,15 @@ class Agent(LikelihoodDQN):
             yield self.num_timesteps - before, self.update_loss
 
     def descend(self, loss: Tensor) -> None:
-        """Make one step of the learner, unless the loss is not finite."""
         self.update_loss = loss.item()
         if isfinite(self.update_loss):
             self.learner.step(loss, self.clip)
-
-    def ended_episodes(self) -> list[float]:
-        """Return the returns of the episodes that ended since the last call."""
-        returns = [round(value, 6) for value in self.monitor.episode_returns]
-        self.monitor.episode_returns.clear()
-        return returns
 
     def state_dict(self) -> dict[str, Any]:
         """The state between two rollouts, except the learner's and torch's generators."""
         buffer = cast(Any, self.replay_buffer)
         rows = len(buffer.observations) if buffer.full else buffer.pos
+        name, keys, *rest = cast(Any, np.random.get_state())  # noqa: NPY002, the replay's
         return {
             "counters": {name: getattr(self, name) for name in COUNTERS},
             "episode": self.episodes.number,
@@ -154,7 +141,10 @@ class Agent(LikelihoodDQN):
             "target": self.q_net_target.state_dict(),
             "replay": {name: torch.from_numpy(getattr(buffer, name)[:rows]) for name in REPLAYED},
             "replay_position": [buffer.pos, buffer.full],
-            "random": _random_state(self),
+            "random": {
+                "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+                "actions": json.dumps(self.action_space.np_random.bit_generator.state),
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -174,21 +164,9 @@ class Agent(LikelihoodDQN):
             observation = env.step(action)[0]
         self._last_obs = observation[None].copy()
         self._last_episode_starts = np.array([not state["actions"]])
-        _set_random_state(self, state["random"])
-
-
-def _random_state(agent: Agent) -> dict[str, Any]:
-    name, keys, position, has_gauss, gauss = cast(Any, np.random.get_state())  # noqa: NPY002, the replay's
-    return {
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
-        "actions": json.dumps(agent.action_space.np_random.bit_generator.state),
-    }
-
-
-def _set_random_state(agent: Agent, state: dict[str, Any]) -> None:
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
-    agent.action_space.np_random.bit_generator.state = json.loads(state["actions"])
+        name, keys, *rest = state["random"]["numpy"]
+        np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))  # noqa: NPY002
+        self.action_space.np_random.bit_generator.state = json.loads(state["random"]["actions"])
 
 
 @torch.no_grad()
@@ -215,7 +193,7 @@ def play(model: nn.Module, recipe: Recipe, seeds: Sequence[int], device: torch.d
 
 
 class QLearning(Trainable):
-    """An environment, with the steps and episodes of a budget."""
+    """An environment, with the steps and episodes of a budget; once started, an agent in training."""
 
     likelihood = "gaussian"
     measures = ("return",)
@@ -233,32 +211,28 @@ class QLearning(Trainable):
             "recipe": asdict(recipe),
         }
 
-    def start(self, settings: Settings, device: torch.device) -> Training:
-        return _QTraining(self, settings, device)
-
-
-class _QTraining(Training):
-    """An agent in training."""
-
-    def __init__(self, problem: QLearning, settings: Settings, device: torch.device) -> None:
-        self.problem, self.recipe, self.seed, self.device = problem, problem.recipe, settings.seed, device
+    def start(self, settings: Settings, device: torch.device) -> Self:
+        self.seed, self.device = settings.seed, device
         torch.manual_seed(seed_of(self.seed, "network"))
-        self.agent = Agent(problem, problem.recipe, settings, device)
+        self.agent = Agent(self, self.recipe, settings, device)
         self.learner = self.agent.learner
-        self.total = (settings.epochs or 1) * problem.steps
+        self.total = (settings.epochs or 1) * self.steps
         updates = max(1, (self.total - self.recipe.warmup) // self.recipe.train_every)
         self.learner.follow(settings.schedule, updates)
         set_random_seed(seed_of(self.seed, "exploration") % 2**32)
         self.agent.action_space.seed(seed_of(self.seed, "actions"))
         self.returns: list[float] = []  # of the episodes that ended in this epoch
+        return self
 
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
-        for steps, loss in self.agent.rollouts(number * self.problem.steps, self.total):
-            self.returns += self.agent.ended_episodes()
+        for steps, loss in self.agent.rollouts(number * self.steps, self.total):
+            ended = self.agent.monitor.episode_returns
+            self.returns += [round(value, 6) for value in ended]
+            ended.clear()
             yield steps, loss
 
     def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
-        seeds = [seed_of("valid", i) for i in range(self.problem.episodes["valid"])]
+        seeds = [seed_of("valid", i) for i in range(self.episodes["valid"])]
         return {"return": mean(play(model, self.recipe, seeds, self.device))}, {"return": None}
 
     def end_epoch(self) -> Measures:
@@ -279,7 +253,7 @@ class _QTraining(Training):
     def conclude(self, best: dict[str, Tensor] | None) -> dict[str, Any]:
         returns: list[float] = []
         if best is not None:
-            seeds = [seed_of(self.seed, "test", i) for i in range(self.problem.episodes["test"])]
+            seeds = [seed_of(self.seed, "test", i) for i in range(self.episodes["test"])]
             with self.learner.evaluating(()) as model:
                 chosen = deepcopy(model)
                 chosen.load_state_dict(best)

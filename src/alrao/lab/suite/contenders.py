@@ -37,7 +37,6 @@ class Contender:
 
     @property
     def tuned(self) -> bool:
-        """Whether its rate is searched for."""
         return bool(self.rates)
 
     def next_rates(self, tried: Mapping[float, float]) -> list[float]:

@@ -105,9 +105,7 @@ def _gaps(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
     """The contenders on all workloads together, and on each."""
     names = [contender.name for contender in standings.contenders]
     gaps = standings.gaps.reindex(index=names, columns=[workload.name for workload in workloads])
-    each = [
-        [name, *("–" if gap != gap else _percent(gap) for gap in column)] for name, column in gaps.items()
-    ]
+    each = [[name, *("–" if gap != gap else _percent(gap) for gap in gaps[name])] for name in gaps]
     together = [_summed(standings, contender, workloads) for contender in standings.contenders]
     return [*md.table(["contender", *SUMMED], together), "", *md.table(["workload", *names], each)]
 
@@ -128,23 +126,19 @@ def _paired(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
 
 
 def _losses(standings: Standings, workload: Workload) -> list[str]:
-    rows, first = [], None
+    rows, record = [], None
     for contender in standings.contenders:
         runs = standings.of(contender.name, workload.name)
-        if runs.empty:
-            continue
-        first = runs["record"].iloc[0] if first is None else first
-        row = summary(runs).iloc[0]
-        name = f"{contender.name} at {spelled(row['rate'])}" if contender.tuned else contender.name
-        losses = [spread(row, part, 4) for part in ("valid", "test")]
-        rows.append([name, *losses, str(row["seeds"])])
-    if first is None:
+        if len(runs):
+            record, row = record or runs["record"].iloc[0], summary(runs).iloc[0]
+            name = f"{contender.name} at {spelled(row['rate'])}" if contender.tuned else contender.name
+            losses = [spread(row, part, 4) for part in ("valid", "test")]
+            rows.append([name, *losses, str(row["seeds"])])
+    if record is None:
         return []
-    measure, steps = first.measures[0], first.result["steps"]
+    measure, steps = record.measures[0], record.result["steps"]
     heads = ["contender", f"validation {measure}", f"test {measure}", "seeds"]
-    return [
-        f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", "", *md.table(heads, rows), "",
-    ]  # fmt: skip
+    return [f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", "", *md.table(heads, rows), ""]
 
 
 COLOURS = ["#3f6fe8", "#c99700", "#1fa774", "#7b3fe4", "#8d6e63", "#d6409f", "#1a9bc7", "#78909c", "#7fa322"]

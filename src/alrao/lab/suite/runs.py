@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from ..reading import read
+from ..records import read
 from ..runset import Planned, RunSet
 from ..settings import MethodSpec, Settings
 from ..table import best_rate, frame
@@ -91,7 +91,6 @@ class Suite:
 
     @property
     def missing(self) -> int:
-        """The number of runs of the suite that are not finished."""
         planned = [p for runs in self.sets.values() for p in runs.planned.values()]
         return sum(p.run.result is None for p in planned)
 
@@ -106,38 +105,27 @@ class Standings:
     """What the contenders achieved, by the frame of a suite; those without a run are left out."""
 
     def __init__(self, runs: pd.DataFrame, contenders: Sequence[Contender]) -> None:
-        runs = runs.assign(loss=runs["test"].fillna(inf))
-        by = [runs["contender"], runs["workload"]]
+        self.every = runs.assign(loss=runs["test"].fillna(inf))
         self.contenders = [contender for contender in contenders if contender.name in set(runs["contender"])]
-        self.every = runs
-        self.lost: pd.DataFrame = (runs["loss"] == inf).groupby(by).sum().unstack(fill_value=0)
-        """The number of runs that failed, those of the search for a rate included."""
         tuned = {contender.name: contender for contender in contenders if contender.tuned}
-        chosen = [
-            group[group["label"] == best_rate(group)] if who in tuned else group
-            for (who, _), group in runs.groupby(["contender", "workload"], sort=False)
-        ]
-        self.runs: pd.DataFrame = pd.concat(chosen) if chosen else runs
-        """The runs at the best rates."""
-        found = {key: validation(group) for key, group in runs.groupby(["contender", "workload"])}
-        searched = [
-            name
-            for name in runs["workload"].unique()
-            if all(
-                (who, name) in found and not contender.next_rates(found[who, name])
-                for who, contender in tuned.items()
-            )
-        ]
-        losses = self.runs.groupby(["contender", "workload"])["loss"].mean().unstack()
-        reference = losses[losses.index.isin(tuned)].reindex(columns=searched)
-        reference = reference.loc[:, reference.min() < inf]
-        self.best: dict[str, str] = dict(reference.idxmin()) if reference.size else {}
-        """The best tuned contender on each workload where the searches for a rate are over."""
-        gaps = {
-            name: {who: self.gap(who, name) for who in losses.index[losses[name].notna()]}
-            for name in self.best
+        groups = dict(iter(self.every.groupby(["contender", "workload"])))
+        self._chosen = {
+            key: group[group["label"] == best_rate(group)] if key[0] in tuned else group
+            for key, group in groups.items()
         }
-        self.gaps: pd.DataFrame = pd.DataFrame(gaps).reindex(losses.index)
+        self.best: dict[str, str] = {}
+        """The best tuned contender on each workload where the searches for a rate are over."""
+        for name in runs["workload"].unique():
+            over = [
+                who
+                for who, contender in sorted(tuned.items())
+                if (who, name) in groups and not contender.next_rates(validation(groups[who, name]))
+            ]
+            means = {who: self.of(who, name)["loss"].mean() for who in over}
+            if len(over) == len(tuned) and min(means.values(), default=inf) < inf:
+                self.best[name] = min(means, key=means.__getitem__)
+        gaps = {name: {who: self.gap(who, name) for who, on in groups if on == name} for name in self.best}
+        self.gaps = pd.DataFrame(gaps).reindex(sorted({who for who, _ in groups}))
         """By how much of the best tuned loss each contender is above it; infinite where a run failed.
 
         Both losses are means over the seeds that both have."""
@@ -178,12 +166,11 @@ class Standings:
         return None if gaps.isna().any() else (float(gaps.max()), float(gaps.mean()))
 
     def failed(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        """Return the number of failed runs on some workloads."""
-        names = [workload.name for workload in workloads]
-        return int(self.lost.reindex(index=[contender.name], columns=names, fill_value=0).iloc[0].sum())
+        """Return the number of failed runs on some workloads, those of the search for a rate included."""
+        lost = self.every[(self.every["contender"] == contender.name) & (self.every["loss"] == inf)]
+        return int(lost["workload"].isin([workload.name for workload in workloads]).sum())
 
     def at_chance(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        """Return the number of runs, at the best rate, that have learned nothing."""
         return sum(
             int((self.of(contender.name, workload.name)["loss"] > NEAR_CHANCE * workload.chance).sum())
             for workload in workloads
@@ -191,7 +178,7 @@ class Standings:
 
     def of(self, contender: str, workload: str) -> pd.DataFrame:
         """Return the runs of a contender on a workload, at its best rate."""
-        return self.runs[(self.runs["contender"] == contender) & (self.runs["workload"] == workload)]
+        return self._chosen.get((contender, workload), self.every.iloc[:0])
 
 
 def validation(runs: pd.DataFrame) -> dict[float, float]:

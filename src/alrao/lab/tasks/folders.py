@@ -9,50 +9,76 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.files import data_path, is_archive
 from ..errors import LabError
 from ..seeds import generator, seed_of
 from ..settings import Settings
-from .task import Batch, Budget, Classification, Data, Examples, ExamplesTask
-
-if TYPE_CHECKING:
-    from ..data.folders import Listing
+from .files import data_path, is_archive
+from .image_files import (
+    Listing,
+    identity_of,
+    in_proportion,
+    load_image,
+    open_folder,
+    require_same_classes,
+    scan,
+)
+from .task import Batch, Budget, Classification, Data, Examples
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
+Parts = dict[str, Listing]
 EVALUATION_BATCH = 128
 MOST_WORKERS = 8
 
 
 class ImagesInFolders(Classification, Examples):
-    """Image files, read, cropped and flipped by worker processes.
+    """Image files, read, cropped and flipped by worker processes, for torchvision's networks.
 
     A random crop depends only on the seed, the epoch and the number of the image: not on the number of
     workers, nor on where an epoch was resumed.
     """
 
-    parts: dict[str, Listing]
+    options = frozenset({"width", "image_size", "workers"})
+    parts: Parts
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        from ..vision import transforms
+    def data(self, source: Path, parts: Parts, listings: list[Listing], settings: Settings) -> Data:
+        """Return the data, given its source, its parts, and the folders that were read."""
+        size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
+        about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
+        return parts, identity_of(listings), about
 
-        super().__init__(*args, **kwargs)
+    def shuffled(self, listing: Listing, part: str) -> Listing:
+        """Bring a part of the data into a random order, the same for every run."""
+        return listing.take(torch.randperm(len(listing), generator=generator(self.name, "split", part)))
+
+    def load(self, settings: Settings, device: torch.device) -> Self:
+        from ..zoo.vision import transforms
+
+        super().load(settings, device)
         size = self.about["image"][-1]
-        _require_fit(self.network, self.settings.model or self.task.models[0], size)
-        self.workers = _workers(self.settings.workers)
+        _require_fit(self.network, settings.model or self.models[0], size)
+        self.workers = _workers(settings.workers)
         random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
         central = [transforms.Resize(round(size * 256 / 224)), transforms.CenterCrop(size)]
         self.for_training = transforms.Compose([*random, transforms.PILToTensor()])
         self.for_evaluation = transforms.Compose([*central, transforms.PILToTensor()])
         mean, deviation = torch.tensor(MEAN)[:, None, None], torch.tensor(DEVIATION)[:, None, None]
-        self.scale, self.shift = (1 / (255 * deviation)).to(self.device), (-mean / deviation).to(self.device)
+        self.scale, self.shift = (1 / (255 * deviation)).to(device), (-mean / deviation).to(device)
+        return self
+
+    def network(self) -> nn.Module:
+        from ..zoo.vision import classifier
+
+        model, width = self.settings.model or self.models[0], self.settings.width
+        return classifier(model, self.about["classes"], width=width)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order = self.order(epoch)
@@ -90,17 +116,15 @@ class ImagesInFolders(Classification, Examples):
             raise LabError(f"a process that reads images died: try fewer --workers ({reason})") from error
 
 
+@dataclass
 class _Images(Dataset[Any]):
     """Pixels and label of an image, by its number."""
 
-    def __init__(
-        self, listing: Listing, transform: Callable[[Any], Tensor], seed: tuple[object, ...] | None
-    ) -> None:
-        self.listing, self.transform, self.seed = listing, transform, seed
+    listing: Listing
+    transform: Callable[[Any], Tensor]
+    seed: tuple[object, ...] | None
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        from ..data.folders import load_image
-
         image = load_image(self.listing.path(number))
         with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
             if self.seed is not None:
@@ -133,35 +157,7 @@ def _require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
         ) from error
 
 
-Parts = dict[str, "Listing"]
-
-
-class FolderTask(ExamplesTask):
-    """A task on image folders, with torchvision's networks and transforms."""
-
-    options = frozenset({"width", "image_size", "workers"})
-    kind = ImagesInFolders
-
-    def build(self, problem: Examples) -> nn.Module:
-        from ..zoo.vision import classifier
-
-        settings = problem.settings
-        return classifier(settings.model or self.models[0], problem.about["classes"], width=settings.width)
-
-    def data(self, source: Path, parts: Parts, listings: list[Listing], settings: Settings) -> Data:
-        """Return the data, given its source, its parts, and the folders that were read."""
-        from ..data.folders import identity_of
-
-        size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
-        about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
-        return parts, identity_of(listings), about
-
-    def shuffled(self, listing: Listing, part: str) -> Listing:
-        """Bring a part of the data into a random order, the same for every run."""
-        return listing.take(torch.randperm(len(listing), generator=generator(self.name, "split", part)))
-
-
-class ImageNet(FolderTask):
+class ImageNet(ImagesInFolders):
     """Folders ``train`` and ``val``; the latter is for testing, and some of the former are for validation.
 
     As in the paper, 60,000 of the training images are held out, or every twentieth if those are fewer.
@@ -186,15 +182,13 @@ class ImageNet(FolderTask):
         return min(usual, 128) if settings.model == "densenet121" else usual
 
     def read(self, settings: Settings) -> Data:
-        from ..data import folders
-
         source = self._find(data_path(settings.data, self.remedy))
-        folder = folders.open_folder(source)
+        folder = open_folder(source)
         tests = [folder / name for name in ("val", "valid", "test") if (folder / name).is_dir()]
         if not tests or not (folder / "train").is_dir():
             raise LabError(f"{source} needs folders train and val (or valid, or test); {self.remedy}")
-        train, test = folders.scan(folder / "train"), folders.scan(tests[0])
-        folders.require_same_classes(train, test)
+        train, test = scan(folder / "train"), scan(tests[0])
+        require_same_classes(train, test)
         order = torch.randperm(len(train), generator=generator("imagenet", "split"))
         count = max(1, min(self.held_out, len(train) // self.held_out_of_fewer))
         parts = {
@@ -216,7 +210,7 @@ class ImageNet(FolderTask):
         )
 
 
-class ImageFolder(FolderTask):
+class ImageFolder(ImagesInFolders):
     """Folders of images named after their classes, split 80 : 10 : 10 unless they are split already.
 
     With ``train`` and one of ``val``, ``valid`` and ``test`` beside it, the latter is for testing and a tenth
@@ -234,10 +228,8 @@ class ImageFolder(FolderTask):
     )
 
     def read(self, settings: Settings) -> Data:
-        from ..data import folders
-
         source = data_path(settings.data, self.remedy)
-        listings, parts = self._parts(folders.open_folder(source))
+        listings, parts = self._parts(open_folder(source))
         for name, part in parts.items():
             if not len(part):
                 raise LabError(
@@ -247,8 +239,6 @@ class ImageFolder(FolderTask):
 
     def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
         """The folders that were read, and the three parts made of them."""
-        from ..data.folders import in_proportion, require_same_classes, scan
-
         random = generator("imagefolder", "split")
         if not (folder / "train").is_dir():
             everything = scan(folder)

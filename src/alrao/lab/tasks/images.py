@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.files import shipped, short_digest
 from ..seeds import generator, seed_of
 from ..settings import Settings
 from ..zoo import paper, small
+from .cifar import load_cifar10
+from .files import shipped, short_digest
 from .tables import Numbers
-from .task import Budget, Classification, Data, Examples, ExamplesTask, InMemory, Part
+from .task import Budget, Classification, Data, InMemory, Part
 
 BAND = 4
 """The widest band, in pixels."""
@@ -47,22 +49,28 @@ class ImagesInMemory(Classification, InMemory):
 
     at_once = 500
 
-    def __init__(self, task: ImageTask, *args: Any) -> None:
-        super().__init__(task, *args)
-        self.augment = flip_and_frame if task.augmented else None
+    augmented: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """Build the plain network."""
+
+    def load(self, settings: Settings, device: torch.device) -> Self:
+        super().load(settings, device)
         mean, deviation = _statistics(self.parts["train"].inputs.cpu())
-        self.scale = (1 / deviation).float().to(self.device)
-        self.shift = (-mean / deviation).float().to(self.device)
-        if not self.settings.resplit:
+        self.scale = (1 / deviation).float().to(device)
+        self.shift = (-mean / deviation).float().to(device)
+        if not settings.resplit:
             self.about |= {"mean": mean.flatten().tolist(), "deviation": deviation.flatten().tolist()}
+        return self
 
     def network(self) -> nn.Module:
         # With the channels last, convolutions take a quarter less time on a CPU.
-        return super().network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self.build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def prepare(self, inputs: Tensor, *name: object) -> Tensor:
-        if name and self.augment is not None:
-            inputs = self.augment(inputs, generator(self.settings.seed, *name))
+        if name and self.augmented:
+            inputs = flip_and_frame(inputs, generator(self.settings.seed, *name))
         images = inputs.to(torch.float32, memory_format=torch.channels_last)
         return images.mul_(self.scale).add_(self.shift)
 
@@ -76,13 +84,6 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     deviation = (weights @ values.square() - mean.square()).clamp_min(0).sqrt()
     deviation[deviation == 0] = 1
     return mean[:, None, None], deviation[:, None, None]
-
-
-class ImageTask(ExamplesTask):
-    """Classification of images in memory."""
-
-    kind = ImagesInMemory
-    augmented: ClassVar[bool] = False
 
 
 NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
@@ -102,8 +103,6 @@ NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
 
 def cifar10(settings: Settings) -> Data:
     """Read CIFAR-10 and split it."""
-    from ..data.cifar import load_cifar10  # which imports torchvision
-
     arrays, source = load_cifar10(settings.data)
     train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
     order = torch.randperm(len(train), generator=generator("cifar10", "split"))
@@ -117,7 +116,7 @@ def cifar10(settings: Settings) -> Data:
     return parts, arrays.digest, about
 
 
-class Cifar10(ImageTask):
+class Cifar10(ImagesInMemory):
     """CIFAR-10; a fifth of the training images is held out for validation: 40,000, 10,000 and 10,000."""
 
     name = "cifar10"
@@ -131,8 +130,8 @@ class Cifar10(ImageTask):
     def read(self, settings: Settings) -> Data:
         return cifar10(settings)
 
-    def build(self, problem: Examples) -> nn.Module:
-        return NETWORKS[problem.settings.model or self.models[0]](10, problem.settings.width)
+    def build(self) -> nn.Module:
+        return NETWORKS[self.settings.model or self.models[0]](10, self.settings.width)
 
 
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
@@ -159,7 +158,7 @@ def digits(settings: Settings) -> Data:
     return {name: everything.take(which) for name, which in rows}, digest, about
 
 
-class Digits(ImageTask):
+class Digits(ImagesInMemory):
     """1797 images of 8×8 pixels in 17 shades of grey."""
 
     name = "digits"
@@ -173,8 +172,8 @@ class Digits(ImageTask):
         parts, identity, about = digits(settings)
         return parts, identity, {**about, "classes": 10}
 
-    def build(self, problem: Examples) -> nn.Module:
-        model, width = problem.settings.model or self.models[0], problem.settings.width
+    def build(self) -> nn.Module:
+        model, width = self.settings.model or self.models[0], self.settings.width
         if model == "cnn":
             return small.digits_cnn(10, width)
         if model == "vit":
@@ -183,16 +182,14 @@ class Digits(ImageTask):
         return small.mlp(64, 10, hidden=(small.scaled(units, width),) * layers, activation=activation)
 
 
-class Autoencoder(ExamplesTask):
+class Autoencoder(Numbers):
     """The digits, reconstructed from twelve numbers each."""
 
     name = "autoencoder"
     summary = "scikit-learn's digits through a bottleneck of twelve numbers; no download"
-    models = ("mlp",)
     mini = Budget(epochs=60, batch=32, seeds=3)
     paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
-    kind = Numbers
 
     def read(self, settings: Settings) -> Data:
         images, identity, about = digits(settings)
@@ -202,8 +199,8 @@ class Autoencoder(ExamplesTask):
         parts = {name: Part(*[((x - mean) / deviation).float()] * 2) for name, x in pixels.items()}
         return parts, identity, about
 
-    def build(self, problem: Examples) -> nn.Module:
-        return small.autoencoder(64, problem.settings.width)
+    def network(self) -> nn.Module:
+        return small.autoencoder(64, self.settings.width)
 
 
 CLASSES = 5
@@ -212,14 +209,14 @@ BATCH = 64
 """Images of a step of the first training, which is Adam's at 0.001."""
 
 
-class _Finetuning(ImageTask):
+class _Finetuning(ImagesInMemory):
     """The unknown classes of images, with a network that knows the others; its output layer is new."""
 
     source: ClassVar[staticmethod[[Settings], Data]]
     """Reads the data with all ten classes."""
     fresh: ClassVar[staticmethod[[int], nn.Sequential]]
     """Returns the network before its first training."""
-    steps: ClassVar[int]
+    first_steps: ClassVar[int]
     """Of the first training."""
     trained: ClassVar[dict[str, nn.Module]] = {}
     """The networks after their first training, by the data they were trained on."""
@@ -232,10 +229,9 @@ class _Finetuning(ImageTask):
             unknown[name] = Part(rest.inputs, rest.targets - CLASSES)
         return unknown, identity, {**about, "classes": CLASSES}
 
-    def build(self, problem: Examples) -> nn.Module:
-        settings = problem.settings
-        parts, identity, _ = self.source(settings)
-        key = f"{identity} {settings.seed if settings.resplit else ''}"
+    def build(self) -> nn.Module:
+        parts, identity, _ = self.source(self.settings)
+        key = f"{identity} {self.settings.seed if self.settings.resplit else ''}"
         if key not in self.trained:
             self.trained.clear()
             self.trained[key] = self._train(parts["train"])
@@ -252,7 +248,7 @@ class _Finetuning(ImageTask):
             torch.manual_seed(seed_of("pretraining", self.name))
             net, random = self.fresh(CLASSES), generator("pretraining", self.name, "order")
             optimizer = torch.optim.Adam(net.parameters())
-            for _ in range(self.steps):
+            for _ in range(self.first_steps):
                 which = torch.randint(len(known), (BATCH,), generator=random)
                 optimizer.zero_grad()
                 F.cross_entropy(net(images[which]), known.targets[which]).backward()
@@ -269,7 +265,7 @@ class FinetuneDigits(_Finetuning):
     mini = Budget(epochs=15, batch=16, seeds=3, train=100)
     paper = Budget(epochs=100, batch=16, seeds=10, train=100)  # not in the paper
     options = frozenset({"resplit"})
-    source, fresh, steps = staticmethod(digits), staticmethod(small.digits_cnn), 150
+    source, fresh, first_steps = staticmethod(digits), staticmethod(small.digits_cnn), 150
 
 
 class FinetuneCifar10(_Finetuning):
@@ -280,4 +276,4 @@ class FinetuneCifar10(_Finetuning):
     models = ("resnet-gn",)
     mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
     paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
-    source, fresh, steps = staticmethod(cifar10), staticmethod(small.residual), 200
+    source, fresh, first_steps = staticmethod(cifar10), staticmethod(small.residual), 200

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas as pd  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 
 import alrao
 
-from ..data.files import shipped, short_digest
-from ..data.tables import diabetes, prepare, read_csv, split
-from ..errors import LabError
+from ..errors import LabError, unknown
 from ..seeds import generator
 from ..settings import Settings
 from ..zoo.small import mlp, scaled
-from .task import Budget, Classification, Data, Examples, ExamplesTask, InMemory, Part
+from .files import read_text, shipped, short_digest
+from .task import Budget, Classification, Data, InMemory, Part
 
+LEAST_ROWS = 20
+"""Rows that a table needs, to be split."""
+MOST_LEVELS = 20
+"""Different values that a column of words may have; each becomes a column of zeros and ones."""
+LARGEST = 1e100
+ABSENT = ("", "na", "n/a", "nan", "null", "none", "?")
+"""Spellings of a missing number, in lower case."""
 HIDDEN = 64
 FREQUENCIES = 64
 """Random waves that stand for a place in a picture."""
@@ -30,7 +39,179 @@ PATCH = 7
 PATCHES = 8_000
 
 
-class Numbers(InMemory):
+@dataclass(frozen=True)
+class Table:
+    """Columns to predict from, of numbers (nan where one is missing) or of words, and the target."""
+
+    source: str
+    inputs: pd.DataFrame
+    target: pd.Series
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    @property
+    def identity(self) -> str:
+        """A digest of the content."""
+        columns = [(name, column.tolist()) for name, column in self.inputs.items()]
+        contents = [(name, tuple(c) if isinstance(c[0], str) else c) for name, c in columns]
+        return short_digest(contents, self.target.name, self.target.tolist())
+
+
+def diabetes() -> Table:
+    """scikit-learn's diabetes: 442 patients, 10 measurements, the progression of the disease after a year."""
+    data = shipped("load_diabetes", scaled=False, as_frame=True)
+    return Table("scikit-learn's diabetes", data.data.astype(float), data.target.rename("progression"))
+
+
+def read_csv(path: Path, target: str | None) -> Table:
+    """Read a CSV file whose first line names the columns, separated by commas, semicolons or tabs.
+
+    A column holds numbers if every field is a number or missing, and words otherwise. A line with too few
+    fields lacks the last ones.
+    """
+    frame = _fields(path)
+    names = list(frame.columns)
+    if target is None:
+        raise LabError(f"{path}: name the column to predict with --target; there are: {', '.join(names)}")
+    if target not in names:
+        raise unknown("column", target, names)
+    if len(frame) < LEAST_ROWS:
+        raise LabError(f"{path} has {len(frame)} rows under its header, and at least {LEAST_ROWS} are needed")
+    if len(names) < 2:
+        raise LabError(f"{path} has no column to predict {target} from")
+    columns = {name: _column(path, frame[name], is_target=name == target) for name in names}
+    values = columns.pop(target)
+    return Table(path.name, pd.DataFrame(columns), values)
+
+
+def _fields(path: Path) -> pd.DataFrame:
+    """All fields as text, under the names of the columns; the index is the number of the line."""
+    text = read_text(path)
+    body = text.lstrip("\n")
+    first = body.partition("\n")[0]
+    try:
+        frame = pd.read_csv(
+            StringIO(body),
+            sep=next((each for each in ",;\t" if each in first), ","),
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skipinitialspace=True,
+            skip_blank_lines=False,
+        ).apply(lambda column: column.str.strip())
+    except pd.errors.ParserError as error:
+        reason = str(error).strip().removeprefix("Error tokenizing data. C error: ")
+        raise LabError(f"{path} is not a table: {reason[0].lower()}{reason[1:]}") from None
+    frame.index += len(text) - len(body) + 1
+    frame = frame[(frame != "").any(axis=1)]
+    header = frame.iloc[0]
+    if not pd.to_numeric(header, errors="coerce").isna().any():
+        raise LabError(f"{path}, line {header.name}: these are numbers; the first line must name the columns")
+    names = [name or f"column {number}" for number, name in enumerate(header, start=1)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise LabError(f"{path}, line {header.name}: more than one column is named {twice[0]}: rename one")
+    return frame.iloc[1:].set_axis(names, axis=1)
+
+
+def _column(path: Path, fields: pd.Series, *, is_target: bool) -> pd.Series:
+    """The numbers of a column, or its words."""
+    name = fields.name
+    absent = fields.str.lower().isin(ABSENT)
+    words = fields[~absent & pd.to_numeric(fields, errors="coerce").isna()]
+    if is_target and len(wrong := fields[absent | fields.index.isin(words.index)]):
+        what = f"is {wrong.iloc[0]!r}, not a number" if wrong.index[0] in words.index else "is missing"
+        raise LabError(f"{path}, line {wrong.index[0]}: the target {name} {what}")
+    if len(words):
+        levels = fields.nunique()
+        if levels > MOST_LEVELS:
+            raise LabError(
+                f"{path}, line {words.index[0]}: {words.iloc[0]!r} in column {name} is not a number, and "
+                f"{levels} different values are too many for classes ({MOST_LEVELS}): correct it, or remove "
+                "the column"
+            )
+        return fields
+    numbers = fields.mask(absent).astype(float)
+    large = numbers[numbers.abs() > LARGEST]
+    if len(large):
+        raise LabError(f"{path}, line {large.index[0]}: {name} is {large.iloc[0]:g}, beyond {LARGEST:g}")
+    return numbers
+
+
+def split(rows: int, seed: int | None = None) -> dict[str, Tensor]:
+    """Split rows into training (70 %), validation and test (15 % each), by a seed or always the same."""
+    name = ("table", rows) if seed is None else ("table", rows, seed)
+    order = torch.randperm(rows, generator=generator(*name))
+    held_out = rows * 15 // 100
+    sizes = {"train": rows - 2 * held_out, "valid": held_out, "test": held_out}
+    return dict(zip(sizes, order.split(list(sizes.values())), strict=True))
+
+
+def prepare(table: Table, train: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Turn a table into inputs and targets, by the statistics of its training rows.
+
+    A column of numbers gets mean 0 and deviation 1, and its missing numbers become that mean. Each word of a
+    column of words becomes a column of zeros and ones; a word that is not in the training rows is zero in all
+    of them. Columns that are constant are left out.
+
+    Returns:
+        The inputs, the targets (one column), and notes on the columns that were changed.
+    """
+    inputs: dict[Any, Tensor] = {}
+    imputed, encoded = {}, {}
+    for name, column in table.inputs.items():
+        if pd.api.types.is_numeric_dtype(column):
+            inputs[name] = _standardised_column(column, train)
+            if absent := int(column.isna().sum()):
+                imputed[name] = absent
+        else:
+            inputs[name] = _zeros_and_ones(column, train)
+            encoded[name] = inputs[name].shape[1]
+    constant = [name for name, found in inputs.items() if not found.shape[1]]
+    target = _standardised_column(table.target, train)
+    if not target.shape[1]:
+        raise LabError(f"{table.source}: {table.target.name} is constant on the {len(train)} training rows")
+    if len(constant) == len(inputs):
+        raise LabError(f"{table.source}: all columns to predict from are constant on the training rows")
+    notes = {"missing, set to the mean": imputed, "classes": encoded, "left out, constant": constant}
+    kept = {what: which for what, which in notes.items() if which}
+    return torch.cat(list(inputs.values()), 1).float(), target.float(), kept
+
+
+def _standardised_column(column: pd.Series, train: Tensor) -> Tensor:
+    """The column, or none if its training rows are constant."""
+    numbers = torch.tensor(column.to_numpy(float))
+    known = numbers[train][~numbers[train].isnan()]
+    if not len(known) or (known == known[0]).all():
+        return numbers.new_empty(len(numbers), 0)
+    # Relative to one of the numbers, then to their spread: exact also for a small spread around a large mean.
+    origin, spread = known[0], (known - known[0]).abs().max()
+    known = (known - origin) / spread
+    standard = ((numbers - origin) / spread - known.mean()) / known.std(correction=0)
+    return standard.nan_to_num(nan=0.0)[:, None]
+
+
+def _zeros_and_ones(column: pd.Series, train: Tensor) -> Tensor:
+    """A column for each word of the training rows, or none if there is only one."""
+    levels = sorted(column.iloc[train.numpy()].unique())
+    if len(levels) < 2:
+        return torch.empty(len(column), 0, dtype=torch.double)
+    return torch.tensor([[float(word == level) for level in levels] for word in column], dtype=torch.double)
+
+
+class Rows(InMemory):
+    """A network with two hidden layers on rows of numbers."""
+
+    models = ("mlp",)
+
+    def network(self) -> nn.Module:
+        targets, hidden = self.parts["train"].targets, scaled(HIDDEN, self.settings.width)
+        outputs = targets.shape[1] if targets.ndim > 1 else self.about["classes"]
+        return mlp(self.about["inputs"], outputs, hidden=(hidden, hidden))
+
+
+class Numbers(Rows):
     r"""A Normal distribution of variance 1 around the network's output, for the standardised target.
 
     Trained on :math:`-\log p(y)` up to its constant: half the squared error of a plain network, the mixture's
@@ -41,12 +222,10 @@ class Numbers(InMemory):
     likelihood = "gaussian"
     measures: tuple[str, ...] = ("loss", "r2")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._criterion = alrao.MixtureMSELoss()
+    criterion = alrao.MixtureMSELoss()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = self._criterion(outputs, targets)
+        loss: Tensor = self.criterion(outputs, targets)
         return loss
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -58,32 +237,14 @@ class Numbers(InMemory):
         }
 
     def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean squared error, and the fraction of the variance explained (0 of a constant)."""
         loss, mean, square = (sums[name] / sums["count"] for name in ("loss", "targets", "squares"))
         variance = square - mean**2
         return {"loss": loss, "r2": 1 - loss / variance if variance > 0 else 0.0}
 
 
-class Classes(Classification, InMemory):
-    """A class to predict from the standardised columns of a table."""
-
-
-class _Rows(ExamplesTask):
-    """A network with two hidden layers on rows of numbers."""
-
-    models = ("mlp",)
-    kind: ClassVar[type[Examples]] = Numbers
-
-    def build(self, problem: Examples) -> nn.Module:
-        targets, hidden = problem.parts["train"].targets, scaled(HIDDEN, problem.settings.width)
-        outputs = targets.shape[1] if targets.ndim > 1 else problem.about["classes"]
-        return mlp(problem.about["inputs"], outputs, hidden=(hidden, hidden))
-
-
 def _data(
     inputs: Tensor, targets: Tensor, rows: Mapping[str, Tensor], identity: str, about: Mapping[str, Any]
 ) -> Data:
-    """The data, given the rows of each part."""
     parts = {name: Part(inputs[which], targets[which]) for name, which in rows.items()}
     return parts, identity, {"inputs": inputs.shape[1], **about}
 
@@ -100,7 +261,7 @@ def _standardised(columns: Tensor, train: Tensor) -> Tensor:
     return ((columns - mean) / deviation).float()
 
 
-class Regression(_Rows):
+class Regression(Numbers):
     """scikit-learn's diabetes, or a CSV file."""
 
     name = "regression"
@@ -122,8 +283,7 @@ class Regression(_Rows):
         return _data(inputs, targets, rows, table.identity, about)
 
 
-class _Labelled(_Rows):
-    kind = Classes
+class _Labelled(Classification, Rows):
     mini = Budget(epochs=50, batch=16, seeds=3)
     paper = Budget(epochs=200, batch=16, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
@@ -155,7 +315,7 @@ class Wine(_Labelled):
     source = "load_wine"
 
 
-class _Pixels(_Rows):
+class _Pixels(Numbers):
     """Something to regress from a picture."""
 
     mini = Budget(epochs=16, batch=256, seeds=3)

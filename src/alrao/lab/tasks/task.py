@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -51,12 +51,50 @@ class Problem(ABC):
     """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
 
 
-class Supervised(Problem):
-    """A problem of batches of inputs and targets.
+class Task(ABC):
+    """A named kind of experiment."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """A line for ``alrao list``."""
+    models: ClassVar[tuple[str, ...]]
+    """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
+    mini: ClassVar[Budget]
+    paper: ClassVar[Budget]
+    interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
+    """Alrao's default interval of rates."""
+    adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
+    """The same of Alrao-Adam."""
+    copies: ClassVar[int] = 10
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Their default values."""
+    unit: ClassVar[str] = ""
+    """Of ``train`` in the budgets, if it is not a number of examples."""
+
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """How much it trains, by the name of the budget."""
+        return {"mini": self.mini, "paper": self.paper}
+
+    def batch(self, settings: Settings) -> int:
+        return self.budgets[settings.budget].batch
+
+    @abstractmethod
+    def load(self, settings: Settings, device: torch.device) -> Problem:
+        """Read the data and prepare a run."""
+
+
+class Supervised(Task, Problem):
+    """A task of batches of inputs and targets, which, once loaded, is itself the problem of one run.
 
     The training batches depend only on the settings' seed, the epoch and the position in the epoch, so that a
     run can resume anywhere. Tensors are on the CPU or already on the run's device.
     """
+
+    settings: Settings
+    device: torch.device
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -94,52 +132,14 @@ class Classification(Supervised):
     measures: tuple[str, ...] = ("loss", "accuracy")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy."""
         return F.cross_entropy(outputs, targets)
 
     def score(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the sum of the cross-entropy and the number of right answers."""
         return {
             "loss": F.cross_entropy(outputs.float(), targets, reduction="sum"),
             "accuracy": (outputs.argmax(-1) == targets).sum(),
             "count": torch.tensor(targets.numel()),
         }
-
-
-class Task(ABC):
-    """A named kind of experiment."""
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    """A line for ``alrao list``."""
-    models: ClassVar[tuple[str, ...]]
-    """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
-    mini: ClassVar[Budget]
-    paper: ClassVar[Budget]
-    interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
-    """Alrao's default interval of rates."""
-    adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
-    """The same of Alrao-Adam."""
-    copies: ClassVar[int] = 10
-    options: ClassVar[frozenset[str]] = frozenset()
-    """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Their default values."""
-    unit: ClassVar[str] = ""
-    """Of ``train`` in the budgets, if it is not a number of examples."""
-
-    @property
-    def budgets(self) -> dict[str, Budget]:
-        """How much it trains, by the name of the budget."""
-        return {"mini": self.mini, "paper": self.paper}
-
-    def batch(self, settings: Settings) -> int:
-        """Return the default batch size."""
-        return self.budgets[settings.budget].batch
-
-    @abstractmethod
-    def load(self, settings: Settings, device: torch.device) -> Problem:
-        """Read the data and prepare a run."""
 
 
 Data = tuple[dict[str, Any], str, dict[str, Any]]
@@ -164,43 +164,27 @@ class Examples(Supervised):
     A part has a length, and ``take`` selects examples of it.
     """
 
-    def __init__(self, task: ExamplesTask, data: Data, settings: Settings, device: torch.device) -> None:
-        parts, self.identity, about = data
-        budget, wanted = task.budgets[settings.budget], settings.train_size
-        if wanted is not None and wanted > len(parts["train"]):
-            raise LabError(f"--train-size {wanted}: there are {len(parts['train'])} training examples")
-        limits = {"train": wanted or budget.train, "valid": budget.valid, "test": budget.test}
-        self.parts = {name: part.take(slice(limits[name])) for name, part in parts.items()}
-        self.task, self.settings, self.device = task, settings, device
-        sizes = {name: len(part) for name, part in self.parts.items()}
-        self.cuts = cut(sizes["train"], settings.batch or task.batch(settings))
-        self.steps = len(self.cuts)
-        self.about = {**about, **sizes}
-
-    def network(self) -> nn.Module:
-        return self.task.build(self)
-
-    def order(self, epoch: int) -> Tensor:
-        """Return the order of the training examples in an epoch."""
-        random = generator(self.settings.seed, "order", epoch)
-        return torch.randperm(len(self.parts["train"]), generator=random)
-
-
-class ExamplesTask(Task):
-    """A task whose data are examples in parts."""
-
-    kind: ClassVar[type[Examples]]
-
     @abstractmethod
     def read(self, settings: Settings) -> Data:
         """Read the data and split it."""
 
-    @abstractmethod
-    def build(self, problem: Examples) -> nn.Module:
-        """Build the plain network."""
+    def load(self, settings: Settings, device: torch.device) -> Self:
+        parts, self.identity, about = self.read(settings)
+        budget, wanted = self.budgets[settings.budget], settings.train_size
+        if wanted is not None and wanted > len(parts["train"]):
+            raise LabError(f"--train-size {wanted}: there are {len(parts['train'])} training examples")
+        limits = {"train": wanted or budget.train, "valid": budget.valid, "test": budget.test}
+        self.parts = {name: part.take(slice(limits[name])) for name, part in parts.items()}
+        self.settings, self.device = settings, device
+        sizes = {name: len(part) for name, part in self.parts.items()}
+        self.cuts = cut(sizes["train"], settings.batch or self.batch(settings))
+        self.steps = len(self.cuts)
+        self.about = {**about, **sizes}
+        return self
 
-    def load(self, settings: Settings, device: torch.device) -> Examples:
-        return self.kind(self, self.read(settings), settings, device)
+    def order(self, epoch: int) -> Tensor:
+        random = generator(self.settings.seed, "order", epoch)
+        return torch.randperm(len(self.parts["train"]), generator=random)
 
 
 @dataclass(frozen=True)
@@ -225,12 +209,12 @@ class InMemory(Examples):
     at_once: ClassVar[int] = 1024
     """Examples evaluated at once."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def load(self, settings: Settings, device: torch.device) -> Self:
+        super().load(settings, device)
         self.parts = {
-            name: Part(part.inputs.to(self.device), part.targets.to(self.device))
-            for name, part in self.parts.items()
+            name: Part(part.inputs.to(device), part.targets.to(device)) for name, part in self.parts.items()
         }
+        return self
 
     def prepare(self, inputs: Tensor, *name: object) -> Tensor:
         """Return what the network sees of stored inputs; a name seeds the augmentation of training inputs."""

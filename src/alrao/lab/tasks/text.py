@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import exp, inf, log
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..data.files import data_path, short_digest
-from ..data.text import LEVELS, Parts, Streams, Vocabulary, ptb, split
-from ..errors import LabError
+from ..errors import LabError, unknown
 from ..settings import Settings
 from ..zoo.paper import RecurrentLM
 from ..zoo.small import TransformerLM
-from .task import Batch, Budget, Classification, Task
+from .files import data_path, read_text, short_digest
+from .task import Batch, Budget, Classification
 
+LEVELS = ("char", "word")
+PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
+PTB_PLACES = ("", "ptb", "simple-examples/data")
+"""Subfolders to look for the files in; the last is in the distributed archive."""
+
+UNKNOWN, END = "<unk>", "<eos>"
 SHAKESPEARE = "tinyshakespeare.txt"
 WINDOW = 70
 """Symbols between truncations of back-propagation."""
@@ -29,7 +36,142 @@ MOST_WORDS = 10_000
 """Size of the vocabulary of a user's text; words that occur only once are not in it."""
 
 
-class TextProblem(Classification):
+@dataclass(frozen=True)
+class Parts:
+    """The symbols of each part of an experiment, their file or folder, and which text is which part."""
+
+    train: Sequence[str]
+    valid: Sequence[str]
+    test: Sequence[str]
+    place: Path
+    source: str
+
+
+def ptb(data: str | None, level: str, *, mini: bool) -> Parts:
+    """Read the Penn Treebank's three files, in their usual pre-processed form.
+
+    ``mini`` does without the training file: it trains on the validation file, validates on the first half of
+    the test file and tests on its second half.
+    """
+    names = {part: name for part, name in PTB_FILES.items() if not (mini and part == "train")}
+    folder = _ptb_folder(data, list(names.values()))
+    texts = {part: tokens(read_text(folder / name), level) for part, name in names.items()}
+    if not mini:
+        source = "; ".join(f"{part}: {name}" for part, name in names.items())
+        return Parts(**texts, place=folder, source=source)
+    test = texts["test"]
+    half = len(test) // 2
+    source = "train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half"
+    return Parts(texts["valid"], test[:half], test[half:], folder, source)
+
+
+def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
+    remedy = (
+        f"put {', '.join(names)} (the usual text, as in simple-examples.tgz of the RNNLM toolkit) into a "
+        "directory and name it with --data DIR or $ALRAO_DATA"
+    )
+    root = data_path(data, remedy)
+    if root.is_file():
+        raise LabError(f"{root} is a file, and a directory is needed: {remedy}")
+    absent = {
+        folder: [name for name in names if not (folder / name).exists()]
+        for folder in (root / place for place in PTB_PLACES)
+    }
+    folder = min(absent, key=lambda folder: len(absent[folder]))
+    if not absent[folder]:
+        return folder
+    everywhere = f"{root} (nor in its {' or '.join(PTB_PLACES[1:])})"
+    looked = everywhere if len(absent[folder]) == len(names) else folder
+    also = "; --budget mini does without the training file" if absent[folder] == [PTB_FILES["train"]] else ""
+    raise LabError(f"there is no {', no '.join(absent[folder])} in {looked}: {remedy}{also}")
+
+
+def split(path: Path, level: str) -> Parts:
+    """Split a text file: 90 % of its symbols for training, 5 % for validation, the last 5 % for testing."""
+    text = tokens(read_text(path), level)
+    valid, test = len(text) * 90 // 100, len(text) * 95 // 100
+    source = f"train: the first 90 % of {path.name}; valid: the next 5 %; test: the last 5 %"
+    return Parts(text[:valid], text[valid:test], text[test:], path, source)
+
+
+def tokens(text: str, level: str) -> Sequence[str]:
+    """Return the symbols of a text.
+
+    Characters are those of the file, blanks and line ends included; a ``<unk>`` in it is five characters.
+    The usual Penn Treebank files have 50. Words are separated by blanks, with ``<eos>`` for each line end;
+    the Penn Treebank's training file has 9,999, the paper's number, and ``<eos>``.
+    """
+    if level == "char":
+        return text
+    if level != "word":
+        raise unknown("level", level, LEVELS)
+    lines = text.removesuffix("\n").split("\n")
+    return [token for line in lines for token in (*line.split(), END)]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The symbols that a network distinguishes, the most frequent first."""
+
+    symbols: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, train: Sequence[str], *others: Sequence[str], least: int = 1, most: int | None = None
+    ) -> Vocabulary:
+        """Collect the symbols of the training text.
+
+        ``<unk>``, which stands for all other symbols, is included if the training text has it or if there are
+        others.
+
+        Symbols that occur less than ``least`` times are not included, and at most ``most``, with ``<unk>``.
+        """
+        counts = Counter(train)
+        ranked = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+        known = [symbol for symbol in ranked if counts[symbol] >= least][:most]
+        if not set().union(train, *others) <= set(known) and UNKNOWN not in known:
+            known = [*known[: None if most is None else most - 1], UNKNOWN]
+        return cls(tuple(known))
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def encode(self, text: Sequence[str]) -> Tensor:
+        numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
+        other = numbers.get(UNKNOWN, -1)
+        encoded = torch.tensor([numbers.get(symbol, other) for symbol in text], dtype=torch.long)
+        if (encoded < 0).any():
+            raise ValueError("the text has symbols that are not in the vocabulary, which lacks <unk>")
+        return encoded
+
+
+class Streams:
+    """A text cut into parallel streams, read side by side, ``window`` symbols at a time.
+
+    Stream ``b`` of ``B`` predicts the symbols ``b L + 1 .. (b + 1) L`` of the text, with the largest possible
+    length ``L``. Each symbol is predicted at most once, from those right before it. The first symbol and at
+    most ``B - 1`` at the end are not predicted.
+    """
+
+    def __init__(self, text: Tensor, count: int, window: int) -> None:
+        length = (len(text) - 1) // count
+        if length < 1:
+            raise ValueError(f"{len(text)} symbols are too few for {count} streams")
+        self.inputs = text[: count * length].view(count, length)
+        self.targets = text[1 : count * length + 1].view(count, length)
+        self.window = window
+
+    def __len__(self) -> int:
+        return -(-self.inputs.shape[1] // self.window)
+
+    def batches(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs (streams, window), and targets in one row, from batch ``start`` on."""
+        for first in range(start * self.window, self.inputs.shape[1], self.window):
+            now = slice(first, first + self.window)
+            yield self.inputs[:, now], self.targets[:, now].flatten()
+
+
+class TextTask(Classification):
     """A text read in parallel streams, in the order of the file; the network's state is carried along.
 
     The state is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
@@ -37,14 +179,26 @@ class TextProblem(Classification):
     text. The seed only affects weights and dropout.
     """
 
-    def __init__(
-        self, parts: Parts, vocabulary: Vocabulary, settings: Settings, streams: int, device: torch.device
-    ) -> None:
-        self.settings, self.vocabulary = settings, vocabulary
-        self.level = settings.level or LEVELS[0]
+    models = ("lstm", "transformer", "gru", "rnn")
+    mini = Budget(epochs=8, batch=20, seeds=3)
+    paper = Budget(epochs=200, batch=20, seeds=5)
+    interval = (1e-3, 100.0)
+    copies = 6
+    options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
+    defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
+
+    @abstractmethod
+    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
+        """Return the text, and the limits of its vocabulary."""
+
+    def load(self, settings: Settings, device: torch.device) -> Self:
+        self.settings, self.device, self.level = settings, device, settings.level or LEVELS[0]
         of_words = ("loss", "perplexity", "accuracy")
         self.measures = of_words if self.level == "word" else ("bits", "accuracy")
-        texts = {"train": parts.train, "valid": parts.valid, "test": parts.test}
+        parts, limits = self.read(settings, self.level)
+        texts = {"train": parts.train[: settings.train_size], "valid": parts.valid, "test": parts.test}
+        self.vocabulary = vocabulary = Vocabulary.of(texts["train"], parts.valid, parts.test, **limits)
+        streams = settings.batch or self.batch(settings)
         counts = {"train": streams, "valid": EVALUATION_STREAMS, "test": EVALUATION_STREAMS}
         for part, text in texts.items():
             if len(text) <= counts[part]:
@@ -67,6 +221,7 @@ class TextProblem(Classification):
             "window": WINDOW,
             **{part: len(text) for part, text in texts.items()},
         }
+        return self
 
     def network(self) -> nn.Module:
         settings = self.settings
@@ -99,28 +254,7 @@ class TextProblem(Classification):
         return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
 
 
-class _TextTask(Task):
-    models = ("lstm", "transformer", "gru", "rnn")
-    mini = Budget(epochs=8, batch=20, seeds=3)
-    paper = Budget(epochs=200, batch=20, seeds=5)
-    interval = (1e-3, 100.0)
-    copies = 6
-    options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
-    defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
-
-    def load(self, settings: Settings, device: torch.device) -> TextProblem:
-        parts, limits = self.read(settings, settings.level or LEVELS[0])
-        if settings.train_size is not None:
-            parts = dataclasses.replace(parts, train=parts.train[: settings.train_size])
-        vocabulary = Vocabulary.of(parts.train, parts.valid, parts.test, **limits)
-        return TextProblem(parts, vocabulary, settings, settings.batch or self.batch(settings), device)
-
-    @abstractmethod
-    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
-        """Return the text, and the limits of its vocabulary."""
-
-
-class PennTreebank(_TextTask):
+class PennTreebank(TextTask):
     """The paper's text, in the usual three files; ``mini`` does without the training file."""
 
     name = "ptb"
@@ -130,7 +264,7 @@ class PennTreebank(_TextTask):
         return ptb(settings.data, level, mini=settings.budget == "mini"), {}
 
 
-class Shakespeare(_TextTask):
+class Shakespeare(TextTask):
     """1.1 MB of Shakespeare."""
 
     name = "shakespeare"
@@ -141,7 +275,7 @@ class Shakespeare(_TextTask):
         return split(place / SHAKESPEARE if place.is_dir() else place, level), {}
 
 
-class Text(_TextTask):
+class Text(TextTask):
     """Any text file."""
 
     name = "text"

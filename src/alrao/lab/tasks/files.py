@@ -1,7 +1,8 @@
-"""Where data is looked for, the cache for what is made of it, tar archives, and progress bars."""
+"""Where data is looked for, text files, the cache for what is made of data, tar archives, progress bars."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import lzma
 import os
@@ -10,7 +11,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -39,6 +40,33 @@ def data_path(where: str | Path | None, wanted: str) -> Path:
     return path
 
 
+def read_text(path: Path) -> str:
+    """Read a text file; line ends become newlines, and a byte-order mark is removed."""
+    if not path.exists():
+        raise LabError(f"there is no file {path}: check the name, or point at it with --data FILE")
+    with readable(path):
+        if path.is_dir():
+            inside = sorted(each.name for each in path.iterdir() if each.is_file())[:5]
+            hint = f"; in it are {', '.join(inside)}" if inside else ""
+            raise LabError(f"{path} is a directory, and a file is needed: name the file itself{hint}")
+        data = path.read_bytes()
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise LabError(f"{path} is not UTF-8 but UTF-16: convert it, as with `iconv -f UTF-16 -t UTF-8`")
+    if b"\0" in data:
+        raise LabError(f"{path} is a binary file, and plain text is needed")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise LabError(
+            f"{path} is not UTF-8 (byte 0x{data[error.start]:02x} on line {line}): convert it, as with "
+            "`iconv -f LATIN1 -t UTF-8`"
+        ) from None
+    if not text.strip():
+        raise LabError(f"{path} is empty")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def shipped(name: str, *arguments: Any, **options: Any) -> Any:
     """Return what a function of ``sklearn.datasets`` loads, without a download."""
     datasets = optional("sklearn.datasets", "lab", "this task", "scikit-learn")
@@ -49,9 +77,7 @@ def cache_folder() -> Path:
     """Return ``$ALRAO_CACHE``, or ``$XDG_CACHE_HOME/alrao``, or ``~/.cache/alrao``; it need not exist."""
     if named := os.environ.get("ALRAO_CACHE"):
         return Path(named).expanduser()
-    if named := os.environ.get("XDG_CACHE_HOME"):
-        return Path(named).expanduser() / "alrao"
-    return Path.home() / ".cache" / "alrao"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "alrao"
 
 
 def short_digest(*parts: object) -> str:
@@ -70,14 +96,11 @@ def locked(path: Path) -> Iterator[bool]:
     Without a lock, they only do the same work twice.
     """
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=WAIT)
-    try:
+    with suppress(OSError, NotImplementedError):  # Timeout is an OSError
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except (OSError, NotImplementedError):  # Timeout is an OSError
-        yield False
-        return
     try:
-        yield True
+        yield lock.is_locked
     finally:
         lock.release()
 
@@ -161,18 +184,11 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
             if error.errno is None:  # from a decompressor
                 raise
             raise _unwritten(archive, folder.parent, error) from error
-        _require_end(tar)
-
-
-def _require_end(tar: tarfile.TarFile) -> None:
-    """Tell a whole archive from one cut off between two members, which tarfile takes for its end.
-
-    The first of two empty blocks has been read.
-    """
-    file = tar.fileobj
-    assert file is not None
-    if file.tell() != tar.offset + tarfile.BLOCKSIZE or file.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
-        raise tarfile.ReadError("its end is missing")
+        # An archive cut off between two members, which tarfile takes for its end, lacks two empty blocks; the
+        # first of them has been read.
+        file: Any = tar.fileobj
+        if file.tell() != tar.offset + tarfile.BLOCKSIZE or file.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
+            raise tarfile.ReadError("its end is missing")
 
 
 def _unwritten(archive: Path, folder: Path, error: OSError) -> LabError:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,8 @@ from torch import Tensor
 
 from ..errors import LabError
 from ..store import replace_file
-from ..vision import torchvision
 from .files import cache_folder, data_path, is_archive, locked, short_digest, state_of, track, unpack
-from .folders import is_image, load_image, require_same_classes, scan
+from .image_files import is_image, load_image, require_same_classes, scan
 
 WANTED = (
     "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and name the file, or "
@@ -41,17 +41,17 @@ class Arrays:
     train_labels: Tensor
     test: Tensor
     test_labels: Tensor
-    classes: tuple[str, ...]
-    digest: str
-    """Of the pixels and labels, whatever file they came from."""
+    classes: tuple[str, ...] = field(default=CLASSES, kw_only=True)
 
-    @staticmethod
-    def of(*parts: Tensor, classes: tuple[str, ...]) -> Arrays:
-        """Complete images and labels, of training and of testing, by their digest."""
-        train, train_labels, test, test_labels = tensors = [tensor.contiguous() for tensor in parts]
-        contents = [tensor.numpy().reshape(-1).view(np.uint8).data for tensor in tensors]
-        digest = short_digest([tuple(tensor.shape) for tensor in tensors], *contents)
-        return Arrays(train, train_labels, test, test_labels, classes, digest)
+    @property
+    def parts(self) -> list[Tensor]:
+        return [self.train, self.train_labels, self.test, self.test_labels]
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the pixels and labels, whatever file they came from."""
+        contents = [part.contiguous().numpy().reshape(-1).view(np.uint8).data for part in self.parts]
+        return short_digest([tuple(part.shape) for part in self.parts], *contents)
 
 
 def load_cifar10(where: str | Path | None = None) -> tuple[Arrays, Path]:
@@ -68,7 +68,13 @@ def load_cifar10(where: str | Path | None = None) -> tuple[Arrays, Path]:
         with locked(path):
             if (arrays := _cached(path, state)) is None:  # no other process has made it
                 arrays = _read(source)
-                _cache(arrays, path, state)
+                content = {"state": state, "parts": arrays.parts, "digest": arrays.digest}
+                content["classes"] = list(arrays.classes)
+                try:
+                    replace_file(path, lambda file: torch.save(content, file))
+                except LabError as error:  # which only costs time
+                    why = "no cache, so the data will be read again"
+                    warnings.warn(f"{why}: {error} (ALRAO_CACHE names another place)", stacklevel=2)
     return arrays, source
 
 
@@ -78,21 +84,10 @@ def _cached(path: Path, state: str) -> Arrays | None:
         return None
     try:
         content = torch.load(path, weights_only=True)
-        arrays = Arrays.of(*content["parts"], classes=tuple(content["classes"]))
+        arrays = Arrays(*content["parts"], classes=tuple(content["classes"]))
         return arrays if (content["state"], content["digest"]) == (state, arrays.digest) else None
     except Exception:  # whatever is wrong with it, it can be made again
         return None
-
-
-def _cache(made: Arrays, path: Path, state: str) -> None:
-    """Write the cache; one that cannot be written only costs time."""
-    parts = [made.train, made.train_labels, made.test, made.test_labels]
-    content = {"state": state, "parts": parts, "classes": list(made.classes), "digest": made.digest}
-    try:
-        replace_file(path, lambda file: torch.save(content, file))
-    except LabError as error:
-        why = f"no cache, so the data will be read again: {error} (ALRAO_CACHE names another place)"
-        warnings.warn(why, stacklevel=3)
 
 
 def _find(place: Path) -> Path:
@@ -110,7 +105,6 @@ def _find(place: Path) -> Path:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    """The files that may be read."""
     if source.is_file():
         yield source
         return
@@ -146,7 +140,7 @@ def _of_folder(folder: Path) -> Arrays:
     if batches and any(folder.glob("*.bin")):
         train = [_of_binary(folder / f"{name}.bin") for name in BATCHES]
         images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
-        return Arrays.of(images, labels, *_of_binary(folder / f"{TEST}.bin"), classes=CLASSES)
+        return Arrays(images, labels, *_of_binary(folder / f"{TEST}.bin"))
     if batches:
         return _of_python(folder)
     parts = [scan(folder / part) for part in ("train", "test")]
@@ -159,17 +153,13 @@ def _of_folder(folder: Path) -> Arrays:
     for part in parts:
         paths = track([part.path(i) for i in range(len(part))], f"reading {part.root.name}")
         tensors += [torch.stack([_pixels(path) for path in paths]), torch.from_numpy(part.labels)]
-    return Arrays.of(*tensors, classes=parts[0].classes)
-
-
-class _Python(torchvision.datasets.CIFAR10):  # type: ignore[misc]
-    """The Python version, in a folder of any name."""
-
-    base_folder: ClassVar = ""
+    return Arrays(*tensors, classes=parts[0].classes)
 
 
 def _of_python(folder: Path) -> Arrays:
-    known: Any = _Python
+    from ..zoo.vision import torchvision  # which takes long
+
+    known: Any = type("Python", (torchvision.datasets.CIFAR10,), {"base_folder": ""})  # of any name
     check = torchvision.datasets.utils.check_integrity
     expected = dict([*known.train_list, *known.test_list, (known.meta["filename"], known.meta["md5"])])
     for name, digest in expected.items():
@@ -179,9 +169,9 @@ def _of_python(folder: Path) -> Arrays:
 
     def part(train: bool) -> Part:
         data = known(str(folder), train=train)
-        return torch.from_numpy(data.data).permute(0, 3, 1, 2), torch.tensor(data.targets)
+        return torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets)
 
-    return Arrays.of(*part(True), *part(False), classes=CLASSES)
+    return Arrays(*part(True), *part(False))
 
 
 def _of_binary(path: Path) -> Part:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,26 @@ import numpy as np
 import torch
 
 from ..errors import LabError
-from ..vision import torchvision
 from .files import is_archive, readable, short_digest, track, unpacked
 
-reader = torchvision.datasets.folder
+
+@cache
+def _reader() -> Any:
+    from ..zoo.vision import torchvision  # which takes long
+
+    return torchvision.datasets.folder
 
 
 def is_image(name: str) -> bool:
     """Whether this is the relative name of an image file; hidden ones do not count."""
     hidden = any(part.startswith(".") and part.strip(".") for part in name.split("/"))
-    return not hidden and reader.has_file_allowed_extension(name, reader.IMG_EXTENSIONS)
+    return not hidden and _reader().has_file_allowed_extension(name, _reader().IMG_EXTENSIONS)
 
 
 def load_image(path: Path) -> Any:
     """Read an image in RGB."""
     try:
-        return reader.default_loader(str(path))
+        return _reader().default_loader(str(path))
     except Exception as error:  # the decoders of Pillow raise errors of any type
         raise LabError(f"{path} is not an image, or damaged ({error}): replace or remove it") from error
 
@@ -57,7 +62,6 @@ class Listing:
         return Listing(self.root, self.classes, *(array[which] for array in arrays))
 
     def path(self, index: int) -> Path:
-        """Return the path of a file."""
         return self.root / os.fsdecode(self.names[index])
 
 
@@ -87,6 +91,7 @@ def scan(folder: Path) -> Listing:
         return is_image(relative(path))
 
     files: list[tuple[str, int]] = []
+    reader = _reader()
     with readable(folder):
         for label, name in enumerate(track(classes, f"listing {folder.name}")):
             try:
