@@ -146,6 +146,9 @@ class Auto(AveragedOptimizer):
             self.set_interval(len(self.param_groups) - 1, body=self._interval_of(self.param_groups[-1]))
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
+        for p in group["params"]:
+            if p not in self.head_parameters or self.model.head.likelihood != "categorical":
+                self.state[p]["beta"] = group["betas"][0]
         rates = super()._begin_group(group, distribution)
         for p in group["params"]:
             if group["follows"] and "u" in self.state[p]:
@@ -163,9 +166,7 @@ class Auto(AveragedOptimizer):
         return low * scale, high * scale
 
     def _point(self, numbers: Sequence[float] = START) -> GradientPoint:
-        return GradientPoint(
-            slopes=not self.model.head.copies, copies=not self.model.head.can_sleep, numbers=numbers
-        )
+        return GradientPoint(slopes=not self.model.head.copies, numbers=numbers)
 
     def _place_search(self) -> None:
         """Continue the search where this optimizer computes: in tensors, or in numbers."""
@@ -174,6 +175,7 @@ class Auto(AveragedOptimizer):
         search = self.search.read() if isinstance(self.search, ClimbOnDevice) else self.search
         rates = self.copy_rates() if self.model.head.copies else torch.ones(0)
         device = self.model.head.evidence.device
+        assert isinstance(self.point, GradientPoint)
         self.point = PointOnDevice(self.point, device)
         log_rates = rates.to(device, widest(device)).log()
         self.search = ClimbOnDevice(search, log_rates)
@@ -234,7 +236,6 @@ class Auto(AveragedOptimizer):
         state["v"] = torch.zeros_like(p, dtype=wide_dtype(p))
         if wide_dtype(p) != p.dtype:
             state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
-        state["beta"] = group["betas"][0]
 
     def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
         if "v" not in self.state[p]:
@@ -246,7 +247,7 @@ class Auto(AveragedOptimizer):
         if "v" not in state:
             return
         if self.on_device:
-            for key in ("step", "k", "beta"):
+            for key in ("step", "k", *({"beta"} & state.keys())):
                 state[key] = counter(p, on_device=True).fill_(state.get(key, 0))
             start = state.pop("start", p.detach())  # beside z, which is not needed before it
             state["z"] = state.get("z", start).to(wide_dtype(p), copy=True)

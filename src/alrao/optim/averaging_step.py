@@ -35,12 +35,12 @@ def averaging_step(
 
     Args:
         u: the update; its gradients are not used.
-        states: of each parameter ``v``, ``z``, ``beta``, and the counts ``step`` and ``k``.
+        states: of each parameter ``v``, ``z``, and the counts ``step`` and ``k``.
         y: the training weights, which change in place.
         g: the gradients, in the types of ``y``.
         group: the settings.
         searching: whether the search goes on, a single Boolean.
-        point: what changes the beta of each state.
+        point: what changes the ``beta`` of states that have one.
     """
     (beta, beta2), live = group["betas"], u.live
     averaging = (~searching).to(live.dtype)
@@ -59,7 +59,7 @@ def averaging_step(
     point.turn(states, delta)
     if group["weight_decay"] != 0:
         decay = [(rate * (pace * group["weight_decay"])).clamp(max=1) for rate in rates]
-        torch._foreach_addcmul_(delta, y, decay)
+        delta = list(torch._foreach_addcmul(delta, y, decay))  # the directions are noted without it
 
     # The first step after the search starts from z = y, whatever was there.
     first = [(count == 0) & ~searching for count in k]
@@ -91,8 +91,10 @@ def on_host(state: dict[str, Any], parameter: Tensor, *, searching: bool) -> dic
     """
     if not isinstance(state.get("k"), Tensor):
         return state
-    step, k, beta = torch.stack([state["step"], state["k"], state["beta"]]).tolist()
-    kept = {**state, "step": int(step), "k": int(k), "beta": beta}
+    step, k = torch.stack([state["step"], state["k"]]).tolist()
+    kept = {**state, "step": int(step), "k": int(k)}
+    if "beta" in kept:
+        kept["beta"] = float(kept["beta"])
     if k == 0 and not searching:
         kept["z"] = parameter.detach().to(kept["z"].dtype)
     return kept

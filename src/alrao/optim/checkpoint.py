@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 KEY = "alrao"
-VERSION = 2
+VERSION = 3
 """Of the format of ``state_dict()``, saved under :data:`KEY`."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..finite import alive, is_finite
+from ..finite import alive, is_finite, zero_nonfinite
 from .body import Shards
 from .on_device import widest
 
@@ -64,17 +64,16 @@ class GradientPoint:
     .. math:: p \leftarrow p + 0.2\, \frac{\overline{\langle g, z - x \rangle}}
         {\overline{|\langle g, z - x \rangle|}}, \qquad 0.15 \le p \le 1
 
-    Together they are :math:`1 - \beta = q\, (1 - p\, \beta_1)`. What is evaluated is :math:`x` in any case.
+    Together they are :math:`1 - \beta = q\, (1 - p\, \beta_1)`. Copies of a classifier's head keep
+    :math:`\beta_1`, because some of them may sleep. What is evaluated is :math:`x` in any case.
 
     Args:
         slopes: whether to follow the slope.
-        copies: whether the copies of the head have the same beta. Those of a classifier keep theirs, because
-            they may sleep.
         numbers: what :meth:`read` returned, to continue from.
     """
 
-    def __init__(self, *, slopes: bool, copies: bool, numbers: Sequence[float] = START) -> None:
-        self.slopes, self.copies = slopes, copies
+    def __init__(self, *, slopes: bool, numbers: Sequence[float] = START) -> None:
+        self.slopes = slopes
         self._steps, self.share, self._likeness, self._compared, *rest = numbers
         self.part, self._mean, self._size, self._looks = rest
         self._seen: list[tuple[Tensor, Tensor]] = []
@@ -88,21 +87,21 @@ class GradientPoint:
     def move(
         self, states: list[dict[str, Any]], highest: float, shares: list[float]
     ) -> tuple[list[float], list[float]]:
-        """Return the betas of some parameters, which are in their states, and how much nearer to z y gets.
+        """Return the betas of some parameters, and how much nearer to z each y gets.
 
         Args:
-            states: of each parameter.
+            states: of each parameter; those without a ``beta`` keep the group's.
             highest: the group's beta.
             shares: the newest point's share in each average.
         """
         moved = 1 - self.share * (1 - highest * self.part)
         nearer = list(shares)
         for i, state in enumerate(states):
-            before = state["beta"]
-            if moved != before and (self.copies or "u" in state):
+            before = state.get("beta", moved)
+            if moved != before:
                 state["beta"] = moved
                 nearer[i] = 1 - (1 - shares[i]) * moved / before
-        return [state["beta"] for state in states], nearer
+        return [state.get("beta", highest) for state in states], nearer
 
     def observe(self, z: list[Tensor], y: list[Tensor], g: list[Tensor]) -> None:
         """Note the slope that some parameters have, before they move, if that is due."""
@@ -116,13 +115,13 @@ class GradientPoint:
         return self._steps % EVERY < 2
 
     def turn(self, states: list[dict[str, Any]], directions: list[Tensor]) -> None:
-        """Note the directions in which some parameters, or blocks of them, are about to move."""
+        """Note the steps that some parameters, or blocks of them, are about to make."""
         for state, direction in zip(states, directions, strict=True):
-            if (last := state.get("last")) is not None:
-                now = direction.sum_to_size(last.shape).to(last.dtype)
-                key = last.data_ptr() if last.numel() else id(last)  # blocks may share their features
-                before = self._turned.get(key)
-                self._turned[key] = (now if before is None else before[0] + now, last)
+            last = state["last"]
+            now = zero_nonfinite(direction.sum_to_size(last.shape).to(last.dtype))
+            key = last.data_ptr() if last.numel() else id(last)  # blocks may share their features
+            before = self._turned.get(key)
+            self._turned[key] = (now if before is None else before[0] + now, last)
 
     def follow(self, slopes: Shards, features: Shards) -> None:
         """Move by what has been noted of all parameters, in all processes.
@@ -137,9 +136,11 @@ class GradientPoint:
             nows, lasts = map(list, zip(*self._turned.values(), strict=True))
             self._turned.clear()
             nows = features.summed(nows, lasts)
-            if phase == 1:
+            if phase == 0:
+                torch._foreach_copy_(lasts, nows)
+            else:
                 self._compare(features.joined(nows, lasts).double(), features.joined(lasts, lasts).double())
-            torch._foreach_copy_(lasts, nows)
+                torch._foreach_zero_(lasts)  # a parameter without a gradient at the next look has none
         if self._seen:
             slope = float(slopes.total(*zip(*self._seen, strict=True)))
             self._seen.clear()
@@ -170,9 +171,8 @@ class PointOnDevice:
         device: where the numbers are.
     """
 
-    def __init__(self, point: GradientPoint | PointOnDevice, device: torch.device) -> None:
+    def __init__(self, point: GradientPoint, device: torch.device) -> None:
         self.slopes: bool = point.slopes
-        self.copies: bool = point.copies
         # In one tensor: torch's compiler drops changes in place of tensors without an axis.
         self.numbers = torch.tensor(point.read(), dtype=widest(device), device=device)
         self._seen: list[tuple[Tensor, Tensor]] = []
@@ -195,15 +195,18 @@ class PointOnDevice:
 
     def move(
         self, states: list[dict[str, Any]], highest: float, shares: list[Tensor], live: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Any], list[Tensor]]:
         """Do as :meth:`GradientPoint.move`, unless ``live`` is 0, which changes nothing."""
         moved = 1 - self.share * (1 - highest * self.part)
-        betas, nearer = [state["beta"].clone() for state in states], list(shares)
-        for i, (state, before) in enumerate(zip(states, betas, strict=True)):
-            if self.copies or "u" in state:
-                betas[i] = before + live * (moved.to(before.device) - before)
-                nearer[i] = live * (1 - (1 - shares[i]) * betas[i] / before)
-        torch._foreach_copy_([state["beta"] for state in states], betas)
+        betas: list[Any] = [highest] * len(states)
+        nearer = list(shares)
+        at = [i for i, state in enumerate(states) if "beta" in state]
+        for i in at:
+            before = states[i]["beta"]
+            betas[i] = before + live * (moved - before)
+            nearer[i] = live * (1 - (1 - shares[i]) * betas[i] / before)
+        if at:
+            torch._foreach_copy_([states[i]["beta"] for i in at], [betas[i] for i in at])
         return betas, nearer
 
     def observe(self, z: list[Tensor], y: list[Tensor], g: list[Tensor]) -> None:
@@ -217,7 +220,8 @@ class PointOnDevice:
         """Note the directions in which some parameters are about to move."""
         for state, direction in zip(states, directions, strict=True):
             if (last := state.get("last")) is not None:
-                self._turned.append((direction.sum_to_size(last.shape).to(last.dtype), last))
+                now = direction.sum_to_size(last.shape).to(last.dtype)
+                self._turned.append((zero_nonfinite(now), last))
 
     def follow(self, slopes: Shards, features: Shards, counts: Tensor) -> None:
         """Do as :meth:`GradientPoint.follow`, if this step counts."""
@@ -234,9 +238,9 @@ class PointOnDevice:
             likeness = likeness + (cosine - likeness) / compared.clamp(1, TURNS)
             shrunk = (share * (likeness + AGAINST).exp()).clamp(STILLEST, 1.0)
             share = torch.where(comparing, shrunk, share)
-            noting = (steps % EVERY < 2) & counts
+            first, either = (steps % EVERY == 0) & counts, (steps % EVERY < 2) & counts
             pairs = zip(nows, lasts, strict=True)
-            torch._foreach_copy_(lasts, [torch.where(noting.to(b.device), a, b) for a, b in pairs])
+            torch._foreach_copy_(lasts, [torch.where(either, a * first, b) for a, b in pairs])
         if self._seen:
             slope = slopes.total(*zip(*self._seen, strict=True))
             self._seen = []

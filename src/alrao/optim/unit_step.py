@@ -38,9 +38,11 @@ class _UnitStep:
             part = rate * (u.factor * weight_decay)
             self._decay.append(each * (part.clamp(max=1) if isinstance(part, Tensor) else min(1.0, part)))
 
-    def directions(self) -> list[Tensor]:
-        """Return where the gradients lead, without a common factor."""
-        return list(torch._foreach_div(self._g, self._below))
+    def directions(self, at: list[int]) -> list[Tensor]:
+        """Return the steps of some of the parameters, without decay."""
+        steps = list(torch._foreach_div([self._g[i] for i in at], [self._below[i] for i in at]))
+        torch._foreach_mul_(steps, [self._lengths[i] for i in at])
+        return steps
 
     def apply(self, to: list[Tensor], shares: list[float]) -> None:
         """Move some tensors, each by its share of the step."""
@@ -68,7 +70,7 @@ def step_on_host(
         g: the gradients, in the types of ``y``.
         group: the settings.
         searching: whether the search goes on.
-        point: what changes the beta of each state.
+        point: what changes the ``beta`` of states that have one.
     """
     beta, beta2 = group["betas"]
     v = [state["v"] for state in states]
@@ -87,10 +89,11 @@ def step_on_host(
     else:
         mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
         point.observe(z, y, g)
-        if point.compares:
-            point.turn(states, step.directions())
+        at = [i for i, state in enumerate(states) if "last" in state] if point.compares else []
+        if at:
+            point.turn([states[i] for i in at], step.directions(at))
         betas, nearer = point.move(states, beta, mixing)
-        for c in set(nearer):  # one, unless parameters have joined later
+        for c in set(nearer):  # one or two, unless parameters have joined later
             at = [i for i, each in enumerate(nearer) if each == c]
             torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
         step.apply(y, [1 - each * (1 - c) for each, c in zip(betas, mixing, strict=True)])
