@@ -114,14 +114,17 @@ class GradientPoint:
         """Whether the direction of this step is compared with another one's."""
         return self._steps % EVERY < 2
 
-    def turn(self, states: list[dict[str, Any]], directions: list[Tensor]) -> None:
-        """Note the steps that some parameters, or blocks of them, are about to make."""
-        for state, direction in zip(states, directions, strict=True):
-            last = state["last"]
-            now = zero_nonfinite(direction.sum_to_size(last.shape).to(last.dtype))
+    def turn(self, nows: list[Tensor], lasts: list[Tensor]) -> None:
+        """Note the steps that some parameters, or blocks of them, are about to make, summed over features.
+
+        Args:
+            nows: those steps.
+            lasts: what is kept of earlier ones.
+        """
+        for now, last in zip(nows, lasts, strict=True):
             key = last.data_ptr() if last.numel() else id(last)  # blocks may share their features
             before = self._turned.get(key)
-            self._turned[key] = (now if before is None else before[0] + now, last)
+            self._turned[key] = (now.to(last.dtype) if before is None else before[0] + now, last)
 
     def follow(self, slopes: Shards, features: Shards) -> None:
         """Move by what has been noted of all parameters, in all processes.
@@ -136,18 +139,20 @@ class GradientPoint:
             nows, lasts = map(list, zip(*self._turned.values(), strict=True))
             self._turned.clear()
             nows = features.summed(nows, lasts)
-            if phase == 0:
+            now = features.joined(nows, lasts).double()
+            length = float(now.norm())
+            if phase == 0 and is_finite(length):
                 torch._foreach_copy_(lasts, nows)
             else:
-                self._compare(features.joined(nows, lasts).double(), features.joined(lasts, lasts).double())
+                self._compare(now, features.joined(lasts, lasts).double(), length)
                 torch._foreach_zero_(lasts)  # a parameter without a gradient at the next look has none
         if self._seen:
             slope = float(slopes.total(*zip(*self._seen, strict=True)))
             self._seen.clear()
             self._follow_slope(slope)
 
-    def _compare(self, now: Tensor, last: Tensor) -> None:
-        size = float(now.norm() * last.norm())
+    def _compare(self, now: Tensor, last: Tensor, length: float) -> None:
+        size = length * float(last.norm())
         if is_finite(size) and size > 0:
             self._compared += 1
             self._likeness += (float(now.dot(last)) / size - self._likeness) / min(self._compared, TURNS)

@@ -38,11 +38,16 @@ class _UnitStep:
             part = rate * (u.factor * weight_decay)
             self._decay.append(each * (part.clamp(max=1) if isinstance(part, Tensor) else min(1.0, part)))
 
-    def directions(self, at: list[int]) -> list[Tensor]:
-        """Return the steps of some of the parameters, without decay."""
-        steps = list(torch._foreach_div([self._g[i] for i in at], [self._below[i] for i in at]))
-        torch._foreach_mul_(steps, [self._lengths[i] for i in at])
-        return steps
+    def of_features(self, at: list[int], like: list[Tensor]) -> list[Tensor]:
+        """Return the steps of some parameters without decay, summed to the shapes of other tensors.
+
+        It comes last: it overwrites what the steps are divided by, to take no more memory.
+        """
+        steps = [self._below[i] for i in at]
+        torch._foreach_reciprocal_(steps)
+        torch._foreach_mul_(steps, [self._g[i] for i in at])
+        sums = [step.sum_to_size(each.shape) for step, each in zip(steps, like, strict=True)]
+        return list(torch._foreach_mul(sums, [self._lengths[i] for i in at]))
 
     def apply(self, to: list[Tensor], shares: list[float]) -> None:
         """Move some tensors, each by its share of the step."""
@@ -89,15 +94,16 @@ def step_on_host(
     else:
         mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
         point.observe(z, y, g)
-        at = [i for i, state in enumerate(states) if "last" in state] if point.compares else []
-        if at:
-            point.turn([states[i] for i in at], step.directions(at))
         betas, nearer = point.move(states, beta, mixing)
         for c in set(nearer):  # one or two, unless parameters have joined later
             at = [i for i, each in enumerate(nearer) if each == c]
             torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
         step.apply(y, [1 - each * (1 - c) for each, c in zip(betas, mixing, strict=True)])
         step.apply(z, [1.0] * len(z))
+        at = [i for i, state in enumerate(states) if "last" in state] if point.compares else []
+        if at:
+            lasts = [states[i]["last"] for i in at]
+            point.turn(step.of_features(at, lasts), lasts)
     if before is not None:
         for now, old in zip(y + z, before, strict=True):
             keep_finite_(now, old)
