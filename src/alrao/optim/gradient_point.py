@@ -115,7 +115,7 @@ class GradientPoint:
         return self._steps % EVERY < 2
 
     def turn(self, nows: list[Tensor], lasts: list[Tensor]) -> None:
-        """Note the steps that some parameters, or blocks of them, are about to make, summed over features.
+        """Note the steps of some parameters, or of blocks of them, summed over features.
 
         Args:
             nows: those steps.
