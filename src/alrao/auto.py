@@ -153,7 +153,8 @@ class Auto(AveragedOptimizer):
         for p in group["params"]:
             if group["follows"] and "u" in self.state[p]:
                 self.state[p]["worth"] = worth = torch.zeros_like(self.state[p]["u"])
-                self.state[p]["last"] = torch.zeros_like(worth)
+                if worth.numel() < p.numel():  # features of one weight would add next to nothing
+                    self.state[p]["last"] = torch.zeros_like(worth)
                 if self.model.head.copies < 2:
                     for key in ("total", "total_size"):
                         self.state[p][key] = torch.zeros((), dtype=worth.dtype, device=p.device)
@@ -197,7 +198,8 @@ class Auto(AveragedOptimizer):
         searching = not self.search.over
         states = [self._state_of(p, group, searching) for p in u.params]
         y = [self.training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
-        g = [grad.to(state["v"].dtype) for grad, state in zip(u.grads, states, strict=True)]
+        pairs = zip(u.grads, y, strict=True)
+        g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
         if searching and group["follows"]:
             self.search.observe_body(BodyStep.of(group["interval"], states, y, g))
         assert isinstance(self.point, GradientPoint)

@@ -66,7 +66,7 @@ class Literal:
             self.v[i] = 0.99 * self.v[i] + 0.01 * g**2
             unbiased = self.v[i] / (1 - 0.99 ** (SEARCH + self.k))
             delta = self.rates[i] * g / (unbiased.sqrt() + 1e-8)
-            now += [float(feature.sum()) for feature in delta]
+            now += [float(feature.sum()) for feature in delta if g.ndim > 1]
             self.z[i] = self.z[i] - delta
             self.x[i] = self.x[i] + c * (self.z[i] - self.x[i])
             self.y[i].data = (1 - beta) * self.z[i] + beta * self.x[i]
@@ -254,7 +254,7 @@ def test_on_a_device_it_follows_the_same_steps(decay):
             if step == 30:
                 optimizer.add_param_group({"params": list(net[5].parameters())})
             optimizer.param_groups[2]["lr"] *= 0.95
-            x = torch.randn(8, 6, generator=data, dtype=torch.float64)
+            x = 1 + torch.randn(8, 6, generator=data, dtype=torch.float64)
             optimizer.zero_grad()
             ((net(x) - 3 * (-1) ** step) ** 2).sum().backward()
             if step % 3 == 0:

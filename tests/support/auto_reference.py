@@ -67,7 +67,7 @@ class SlowAuto:
                 self.z[name] = self.z[name] - delta
                 self.x[name] = self.x[name] + self.k**2 / self.squares * (self.z[name] - self.x[name])
                 self.y[name] = (1 - beta[name]) * self.z[name] + beta[name] * self.x[name]
-                if name in self.places:
+                if name in self.places and y.ndim > 1:
                     now += [float(each.sum()) for each in rate / factor * direction]
         if not searching:
             self.turn(torch.tensor(now, dtype=torch.float64))

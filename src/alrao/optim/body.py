@@ -98,3 +98,7 @@ class Shards:
             return torch.stack(list(sums)).sum()
         pairs = ((x, self._of.get(id(part))) for x, part in zip(sums, kept, strict=True))
         return torch.stack([x if found is None else sum_over_shards(x, found[1]) for x, found in pairs]).sum()
+
+    def read_total(self, sums: Iterable[Tensor], kept: Iterable[Tensor]) -> float:
+        """Return the same sum as a number."""
+        return float(self.total(sums, kept)) if self._of else sum([x.item() for x in sums])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from ..finite import alive, is_finite, zero_nonfinite
 from .body import Shards
@@ -47,8 +48,8 @@ class GradientPoint:
 
     **More, where weights swing.** Where a rate is high for the curvature, :math:`z` jumps from one side of a
     valley to the other, and a gradient taken near it says little more than that. With the step's
-    direction summed over the weights of each feature, :math:`d`, the cosine of the angle between two
-    successive ones, every 4 steps, and its running mean :math:`\bar\rho` over 5 of them,
+    direction summed over the weights of each feature that has several, :math:`d`, the cosine of the angle
+    between two successive ones, every 4 steps, and its running mean :math:`\bar\rho` over 5 of them,
 
     .. math:: q \leftarrow q \exp(\bar\rho + 0.3), \qquad 0.1 \le q \le 1
 
@@ -107,7 +108,7 @@ class GradientPoint:
         """Note the slope that some parameters have, before they move, if that is due."""
         if self.slopes and self._steps % EVERY == 0:
             for a, b, of in zip(torch._foreach_sub(z, y), g, z, strict=True):  # z - y points as z - x does
-                self._seen.append((torch.dot(a.flatten(), b.flatten()).double(), of))
+                self._seen.append((torch.dot(a.flatten(), b.flatten()), of))
 
     @property
     def compares(self) -> bool:
@@ -140,19 +141,19 @@ class GradientPoint:
             self._turned.clear()
             nows = features.summed(nows, lasts)
             now = features.joined(nows, lasts).double()
-            length = float(now.norm())
+            length = float(vector_norm(now))
             if phase == 0 and is_finite(length):
                 torch._foreach_copy_(lasts, nows)
             else:
                 self._compare(now, features.joined(lasts, lasts).double(), length)
                 torch._foreach_zero_(lasts)  # a parameter without a gradient at the next look has none
         if self._seen:
-            slope = float(slopes.total(*zip(*self._seen, strict=True)))
+            slope = slopes.read_total(*zip(*self._seen, strict=True))
             self._seen.clear()
             self._follow_slope(slope)
 
     def _compare(self, now: Tensor, last: Tensor, length: float) -> None:
-        size = length * float(last.norm())
+        size = length * float(vector_norm(last))
         if is_finite(size) and size > 0:
             self._compared += 1
             self._likeness += (float(now.dot(last)) / size - self._likeness) / min(self._compared, TURNS)

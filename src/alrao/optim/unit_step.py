@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import sqrt
 from typing import Any
 
@@ -19,17 +20,30 @@ LARGEST_FACTOR = 1e6
 
 
 class _UnitStep:
-    """The step against ``g / below``, at every feature's rate, with the decay of the weights."""
+    """The step against ``g / below``, at every feature's rate, with the decay of the weights.
 
-    def __init__(self, u: GroupUpdate, g: list[Tensor], below: list[Tensor], unbias: list[float]) -> None:
+    Args:
+        u: the update; its gradients are not used.
+        g: the gradients.
+        below: what they are divided by, which changes in place.
+        unbias: factors of the steps.
+        summed: whether sums of the steps are asked for: quotients are computed once then, and kept.
+    """
+
+    def __init__(
+        self, u: GroupUpdate, g: list[Tensor], below: list[Tensor], unbias: list[float], *, summed: bool
+    ) -> None:
         factor = u.factor
         if u.constant is not None:
             factor *= u.constant
         else:
             torch._foreach_div_(below, u.rates)  # a rate of 0: no step, by division by infinity
-        self._u, self._g, self._below = u, g, below
+        self._u, self._g, self._below, self._summed = u, g, below, summed
         self._lengths = [factor * each for each in unbias]
         self._decay: list[Tensor] = []
+        if summed:
+            for each, divisor in zip(g, below, strict=True):
+                torch.div(each, divisor, out=divisor)
 
     def decay_by(self, weight_decay: float, y: list[Tensor]) -> None:
         """Decay the weights in proportion to their rates, at most to zero."""
@@ -41,20 +55,36 @@ class _UnitStep:
     def of_features(self, at: list[int], like: list[Tensor]) -> list[Tensor]:
         """Return the steps of some parameters without decay, summed to the shapes of other tensors.
 
-        It comes last: it overwrites what the steps are divided by, to take no more memory.
+        It comes last: sums may share the memory of the steps.
         """
-        steps = [self._below[i] for i in at]
-        torch._foreach_reciprocal_(steps)
-        torch._foreach_mul_(steps, [self._g[i] for i in at])
-        sums = [step.sum_to_size(each.shape) for step, each in zip(steps, like, strict=True)]
-        return list(torch._foreach_mul(sums, [self._lengths[i] for i in at]))
+        sums = [_summed_to(self._below[i], each.shape) for i, each in zip(at, like, strict=True)]
+        for length, where in _grouped([self._lengths[i] for i in at]):
+            torch._foreach_mul_([sums[i] for i in where], length)
+        return sums
 
     def apply(self, to: list[Tensor], shares: list[float]) -> None:
         """Move some tensors, each by its share of the step."""
         lengths = [-share * length for share, length in zip(shares, self._lengths, strict=True)]
-        torch._foreach_addcdiv_(to, self._g, self._below, lengths)
+        if self._summed:
+            for length, at in _grouped(lengths):
+                torch._foreach_add_([to[i] for i in at], [self._below[i] for i in at], alpha=length)
+        else:
+            torch._foreach_addcdiv_(to, self._g, self._below, lengths)
         for each, decay, share in zip(to, self._decay, shares, strict=False):
             each.sub_(decay, alpha=share)
+
+
+def _summed_to(x: Tensor, shape: torch.Size) -> Tensor:
+    """Return ``x.sum_to_size(shape)``, which takes twice as long, for as many axes."""
+    return x.sum([i for i, size in enumerate(shape) if size == 1], keepdim=True)
+
+
+def _grouped(numbers: list[float]) -> Iterable[tuple[float, list[int]]]:
+    """Return where each number stands: one or two, unless parameters have joined later."""
+    places: dict[float, list[int]] = {}
+    for i, number in enumerate(numbers):
+        places.setdefault(number, []).append(i)
+    return places.items()
 
 
 def step_on_host(
@@ -84,7 +114,8 @@ def step_on_host(
     unbias = [sqrt(1 - beta2 ** state["step"]) for state in states]
     below = list(torch._foreach_sqrt(v))
     torch._foreach_add_(below, [group["eps"] * each for each in unbias])
-    step = _UnitStep(u, g, below, unbias)
+    comparing = point.compares and not searching
+    step = _UnitStep(u, g, below, unbias, summed=comparing)
     if group["weight_decay"] != 0:
         step.decay_by(group["weight_decay"], y)
     z = [] if searching else [state["z"] for state in states]
@@ -95,13 +126,11 @@ def step_on_host(
         mixing = [newest_share(state["k"], group.get("stands_for", 1)) for state in states]
         point.observe(z, y, g)
         betas, nearer = point.move(states, beta, mixing)
-        for c in set(nearer):  # one or two, unless parameters have joined later
-            at = [i for i, each in enumerate(nearer) if each == c]
+        for c, at in _grouped(nearer):
             torch._foreach_lerp_([y[i] for i in at], [z[i] for i in at], c)
         step.apply(y, [1 - each * (1 - c) for each, c in zip(betas, mixing, strict=True)])
         step.apply(z, [1.0] * len(z))
-        at = [i for i, state in enumerate(states) if "last" in state] if point.compares else []
-        if at:
+        if at := [i for i, state in enumerate(states) if "last" in state] if comparing else []:
             lasts = [states[i]["last"] for i in at]
             point.turn(step.of_features(at, lasts), lasts)
     if before is not None:
