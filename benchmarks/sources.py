@@ -33,7 +33,7 @@ from alrao.optim.search import RateSearch
 BOTH = climb.APART
 
 
-class SearchIsOver(Exception):
+class SearchOverError(Exception):
     """Stops a training that is only watched."""
 
 
@@ -52,9 +52,9 @@ def body_counts(workload: str, seed: int) -> bool:
         assert isinstance(search, ClimbingSearch)
         seen |= search.middle() != RateSearch.middle(search)
         if seen or search.over:
-            raise SearchIsOver
+            raise SearchOverError
 
-    with tempfile.TemporaryDirectory() as folder, suppress(SearchIsOver):
+    with tempfile.TemporaryDirectory() as folder, suppress(SearchOverError):
         run(settings_of(workload, seed), [Path(folder)], watch)
     return seen
 
