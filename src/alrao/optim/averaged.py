@@ -296,7 +296,8 @@ class AveragedOptimizer(AlraoOptimizer):
                 mark = fingerprint(p) if known is None else known
                 kept = {key: value for key, value in state.items() if key != "start"}
                 if "z" not in kept:  # the same tensors at every moment: what is to be loaded is known then
-                    kept |= {"z": state.get("start", p.detach()).to(wide_dtype(p)), "k": 0}
+                    start = state.get("start", p.detach())
+                    kept |= {"z": start.to(wide_dtype(p), copy=True), "k": 0}  # dcp.load writes into it
                 packed["state"][i] = {**kept, "fingerprint": mark}
         packed["param_groups"] = [
             {**group, "evaluating": self._evaluating} for group in packed["param_groups"]
