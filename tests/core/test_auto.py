@@ -210,18 +210,20 @@ def test_parameters_may_join_later(at):
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def test_parameters_may_be_frozen_and_thawed():
-    model, optimizer = build()
+@pytest.mark.parametrize("at", [20, 60])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_parameters_may_be_frozen_and_thawed(capturable, at):
+    model, optimizer = build(capturable=capturable)
     weight = model.net[0].weight
-    train(model, optimizer, 0, 60)
+    train(model, optimizer, 0, at)
     weight.requires_grad_(False)
     before = weight.detach().clone()
-    train(model, optimizer, 60, 65)
+    train(model, optimizer, at, 65)
     assert torch.equal(weight, before)
     weight.requires_grad_(True)
     train(model, optimizer, 65, 70)
     assert not torch.equal(weight, before)
-    assert optimizer.state[weight]["k"] == 15
+    assert optimizer.state[weight]["k"] == 5 + max(0, at - 50)
 
 
 # Loops.
