@@ -143,7 +143,7 @@ def test_the_page_has_both_groups_apart():
     assert first < page.index("| plain | +150 | +150 | – | 0 | 1 | 1 |") < second
     assert page.index("| plain | failed | failed | – | 1 | 2 | 1 |") > second
     assert first < page.index("| quick | +0.0 | +150 | +0.0 |") < second
-    assert "| rates at 0.1 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
+    assert "| rates at 0.1 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 | 1.0 |" in page
     assert "the best tuned one (`rates`)" in page
     assert "historical" not in page
 
