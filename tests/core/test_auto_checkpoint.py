@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from support.auto_runs import batch, build, equal, train, weights
 from support.stepping import same
@@ -275,6 +276,27 @@ def test_torchs_distributed_checkpoints(at, training):
     other, its_optimizer = build(1, norm=True)
     set_state_dict(other, its_optimizer, model_state_dict=states[0], optim_state_dict=states[1])
     assert equal(finish(other, its_optimizer, at), uninterrupted())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("at", [30, 60])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_torchs_distributed_checkpoints_in_files(at, training, tmp_path):
+    """They write into the tensors of a new run's state, and leave out what that does not have."""
+    model, optimizer = build(norm=True)
+    train(model, optimizer, 0, at)
+    expected = weights(model) + weights(model.eval())
+    model.train(training)
+    dcp.save(dict(zip("mo", get_state_dict(model, optimizer), strict=True)), checkpoint_id=tmp_path)
+    other, its_optimizer = build(1, norm=True)
+    states = dict(zip("mo", get_state_dict(other, its_optimizer), strict=True))
+    dcp.load(states, checkpoint_id=tmp_path)
+    set_state_dict(other, its_optimizer, model_state_dict=states["m"], optim_state_dict=states["o"])
+    found = weights(other.train()) + weights(other.eval())
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+    if training:
+        assert equal(finish(other, its_optimizer, at), uninterrupted())
 
 
 @pytest.mark.parametrize("at", [30, 60])

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from support.auto_runs import averages, batch, build, close, equal, train, trained, weights
 from support.needs import needs_compile
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import alrao
 
@@ -167,3 +167,40 @@ def test_a_model_may_be_cast_after_the_optimizer_was_built():
     y = weights(model)
     assert not equal(weights(model.eval()), y)
     assert equal(weights(model.train()), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("by", ["eval", "collapse", "a dropped optimizer"])
+def test_a_model_may_be_cast_after_the_training(by, dtype):
+    """As for inference: ``model.half().eval()``."""
+    model, optimizer = trained()
+    expected = averages(model, optimizer)
+    model.to(dtype)
+    if by == "a dropped optimizer":
+        del optimizer
+        gc.collect()
+    plain = model.collapse() if by == "collapse" else model.eval()
+    for p, q in list(zip(plain.parameters(), expected, strict=True))[:2]:
+        assert p.dtype == dtype
+        torch.testing.assert_close(p.detach().float(), q, rtol=2e-2, atol=2e-2)
+    if by == "eval":
+        present = weights(model)
+        assert equal(weights(model.train().eval()), present)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_model_may_be_moved_after_the_training(capturable):
+    """No second device is there: a fake one has no values, but refuses tensors of another, as a real one."""
+    model, optimizer = trained(capturable=capturable)
+    optimizer._known_as = None  # it is dropped without a swap
+    mode, cuda = FakeTensorMode(), torch.device("cuda")
+    p = mode.from_tensor(model.head.weight.detach())
+    state = optimizer.state[model.head.weight]
+    tensors = {key: value.to("meta") for key, value in state.items() if torch.is_tensor(value)}
+    optimizer.state = {p: state | {key: FakeTensor(mode, value, cuda) for key, value in tensors.items()}}
+    optimizer.param_groups[0]["params"] = [p]
+    with mode:
+        with pytest.raises(RuntimeError, match="same device"):
+            optimizer.state[p]["z"] + p
+        ((_, beta),) = optimizer._averages()
+        assert optimizer._average(p, beta).device == p.device

@@ -215,6 +215,12 @@ def test_rates_of_every_kind(kind, lr):
     assert isinstance(estimator._tabular.optimizer, alrao.Auto if lr == "auto" else alrao.Adam)
 
 
+@both
+def test_the_default_is_auto(kind):
+    X, _, _ = two_kinds()
+    assert isinstance(fitted(kind, X)._tabular.optimizer, alrao.Auto)
+
+
 # The parts.
 
 

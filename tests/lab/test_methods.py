@@ -2,7 +2,9 @@
 
 import copy
 import math
+import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from statistics import median
 
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 
 from alrao.lab.errors import LabError
 from alrao.lab.learner import Learner
-from alrao.lab.methods import GRID, METHODS, expand, learner, settle
+from alrao.lab.methods import GRID, METHODS, expand, learner, settle, usual_methods
 from alrao.lab.resolve import resolve
 from alrao.lab.seeds import seed_of
 from alrao.lab.settings import Interval, MethodSpec, Settings
@@ -231,6 +233,17 @@ def test_published_defaults():
         problem, net, resolved = problem_and_net(method=name)
         [group] = learner(net, resolved, problem).optimizer.param_groups
         assert group["lr"] == lr
+
+
+def test_auto_is_the_default_and_first_in_a_comparison(monkeypatch):
+    assert Settings().method == MethodSpec("auto")
+    installed = {"prodigy": "prodigyopt", "schedulefree": "schedulefree"}
+    peers = [name for name, module in installed.items() if find_spec(module)]
+    assert usual_methods() == ["auto", "sgd", "adam", *peers]
+    for module in installed.values():
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "path", [])
+    assert usual_methods() == ["auto", "sgd", "adam"], "the peers only where they are installed"
 
 
 def test_a_warm_up_is_followed_by_a_cosine():

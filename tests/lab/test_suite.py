@@ -143,7 +143,7 @@ def test_the_page_has_both_groups_apart():
     assert first < page.index("| plain | +150 | +150 | – | 0 | 1 | 1 |") < second
     assert page.index("| plain | failed | failed | – | 1 | 2 | 1 |") > second
     assert first < page.index("| quick | +0.0 | +150 | +0.0 |") < second
-    assert "| rates at 0.1 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 |" in page
+    assert "| rates at 0.1 | 1.0000 ± 0.0000 | 2.0000 ± 1.4142 | 2 | 1.0 |" in page
     assert "the best tuned one (`rates`)" in page
     assert "historical" not in page
 
@@ -209,6 +209,17 @@ def test_its_workloads_are_of_many_kinds_and_some_of_them_held_out():
         settings = workload.settings(Settings())
         assert settings.patience == settings.epochs, "no method stops early"
         assert workload.settings(Settings(budget="paper")).epochs is None
+
+
+@pytest.mark.parametrize("name", ["table", "cancer", "wine", "dense", "autoencoder", "finetune-digits"])
+def test_tiny_data_sets_are_split_differently_with_every_seed(name):
+    def tested(**changes):
+        task, settings = resolve(replace(WORKLOADS[name].settings(Settings()), **changes))
+        return torch.cat([x for x, _ in task.load(settings, torch.device("cpu")).evaluation("test")])
+
+    assert torch.equal(tested(seed=1), tested(seed=1))
+    assert not torch.equal(tested(seed=1), tested(seed=2))
+    assert torch.equal(tested(seed=1, resplit=False), tested(seed=2, resplit=False))
 
 
 def test_its_contenders_can_all_be_resolved():

@@ -170,7 +170,7 @@ def begin(rank, world, folder):
 
 
 CHECKPOINTS = [("sgd", 2, True), ("adam", 2, True), ("per-feature", 2, True)]
-CHECKPOINTS += [("auto", 1, True), ("auto", 3, True), ("auto", 3, False)]
+CHECKPOINTS += [("auto", 1, True), ("auto", 4, True), ("auto", 4, False)]
 """Optimizers, the steps before a checkpoint, and the mode in which it is saved."""
 
 

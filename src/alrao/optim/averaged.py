@@ -106,18 +106,21 @@ class AveragedOptimizer(AlraoOptimizer):
                 state = self.state.get(p, {})
                 k, beta = state.get("k", 0), state.get("beta", group["betas"][0])
                 if isinstance(k, Tensor) or k > 0:  # a tensor is not read: the average may be the weights
-                    yield p, beta.to(wide_dtype(p)) if isinstance(beta, Tensor) else beta
+                    yield p, beta.to(p.device, wide_dtype(p)) if isinstance(beta, Tensor) else beta
 
     def _average(self, p: Tensor, beta: Any) -> Tensor:
         state = self.state[p]
-        y, k = self.training_weights(p, state), state["k"]
-        x = torch.lerp(state["z"], y, 1 / beta)
-        return torch.where(sharded_as(k > 0, p), x, y) if isinstance(k, Tensor) else x
+        y, z, k = self.training_weights(p, state), state["z"], state["k"]
+        if y.dtype != z.dtype or y.device != z.device:  # the model was cast or moved after the last step
+            wide = torch.promote_types(y.dtype, z.dtype)
+            y, z = y.to(wide), z.to(y.device, wide)
+        x = torch.lerp(z, y, 1 / beta)
+        return torch.where(sharded_as(k.to(p.device) > 0, p), x, y) if isinstance(k, Tensor) else x
 
     def training_weights(self, p: Tensor, state: dict[str, Any]) -> Tensor:
         """Return a parameter at the precision of its average; the parameter itself, if it has that."""
         rest = state.get("rest")
-        return p.detach() if rest is None else p.to(wide_dtype(p)) + rest
+        return p.detach() if rest is None else p.to(wide_dtype(p)) + rest.to(p.device)
 
     def _enter(self) -> None:
         if self._evaluating:
@@ -293,7 +296,8 @@ class AveragedOptimizer(AlraoOptimizer):
                 mark = fingerprint(p) if known is None else known
                 kept = {key: value for key, value in state.items() if key != "start"}
                 if "z" not in kept:  # the same tensors at every moment: what is to be loaded is known then
-                    kept |= {"z": state.get("start", p.detach()).to(wide_dtype(p)), "k": 0}
+                    start = state.get("start", p.detach())
+                    kept |= {"z": start.to(wide_dtype(p), copy=True), "k": 0}  # dcp.load writes into it
                 packed["state"][i] = {**kept, "fingerprint": mark}
         packed["param_groups"] = [
             {**group, "evaluating": self._evaluating} for group in packed["param_groups"]

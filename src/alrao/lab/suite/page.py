@@ -133,11 +133,11 @@ def _losses(standings: Standings, workload: Workload) -> list[str]:
             record, row = record or runs["record"].iloc[0], summary(runs).iloc[0]
             name = f"{contender.name} at {spelled(row['rate'])}" if contender.tuned else contender.name
             losses = [spread(row, part, 4) for part in ("valid", "test")]
-            rows.append([name, *losses, str(row["seeds"])])
+            rows.append([name, *losses, str(row["seeds"]), f"{row['seconds']:.1f}"])
     if record is None:
         return []
     measure, steps = record.measures[0], record.result["steps"]
-    heads = ["contender", f"validation {measure}", f"test {measure}", "seeds"]
+    heads = ["contender", f"validation {measure}", f"test {measure}", "seeds", "seconds per run"]
     return [f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", "", *md.table(heads, rows), ""]
 
 
