@@ -68,8 +68,8 @@ class Auto(AveragedOptimizer):
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
-        betas: :math:`\beta_1`, the usual part of the average in the training weights, and :math:`\beta_2`,
-            of the running average of squared gradients.
+        betas: :math:`\beta_1`, the usual part of the average in the training weights, fixed when a group is
+            added, and :math:`\beta_2`, of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
         params: parameters or parameter groups, as in :class:`SGD`. A group with its own ``lr`` (interval,
             distribution or number) keeps these rates; the others follow the search.
@@ -141,14 +141,15 @@ class Auto(AveragedOptimizer):
         """Add parameters of the model, as in torch; without an ``lr`` of their own they follow the search."""
         follows = "lr" not in param_group
         scale = param_group.get("lr_scale", 1.0)
-        super().add_param_group({**param_group, "follows": follows, "scale": scale})
+        beta, _ = param_group.get("betas", self.defaults["betas"])  # schedulers may write betas
+        super().add_param_group({**param_group, "follows": follows, "scale": scale, "beta": beta})
         if follows:
             self.set_interval(len(self.param_groups) - 1, body=self._interval_of(self.param_groups[-1]))
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         for p in group["params"]:
             if p not in self.head_parameters or self.model.head.likelihood != "categorical":
-                self.state[p]["beta"] = group["betas"][0]
+                self.state[p]["beta"] = group["beta"]
         rates = super()._begin_group(group, distribution)
         for p in group["params"]:
             if group["follows"] and "u" in self.state[p]:
@@ -274,8 +275,8 @@ class Auto(AveragedOptimizer):
         return self.search.over
 
     def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
-        beta, beta2 = group["betas"]
-        return {**group, "betas": (beta, beta2**steps), "stands_for": steps}
+        beta1, beta2 = group["betas"]
+        return {**group, "betas": (beta1, beta2**steps), "stands_for": steps}
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
         if isinstance(self.search, ClimbOnDevice):
@@ -362,7 +363,8 @@ class Auto(AveragedOptimizer):
             raise ValueError(
                 "this is the state of another optimizer than Auto: build the one that it was saved from"
             )
-        super().load_state_dict(state_dict)
+        groups = [{"beta": group["betas"][0], **group} for group in state_dict["param_groups"]]
+        super().load_state_dict({**state_dict, "param_groups": groups})
         for group in self.param_groups:
             self.search = ClimbingSearch(**group.pop("search"))
             self.point = self._point(group.pop("point"))

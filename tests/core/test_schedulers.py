@@ -89,3 +89,21 @@ def test_schedulers_may_move_the_momentum_too(scheduler, kind):
         moving.step()
     assert len(seen) > 1
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_cycled_momentum_leaves_the_average_of_auto_alone():
+    trained = []
+    for cycles in (False, True):
+        torch.manual_seed(0)
+        model = alrao.Alrao(mlp(), 4)
+        optimizer = alrao.Auto(model, steps=10)
+        moving = lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=30, cycle_momentum=cycles)
+        for _ in range(20):
+            optimizer.zero_grad()
+            x, y = batch()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            moving.step()
+        assert (optimizer.param_groups[0]["betas"][0] == 0.7) is not cycles
+        trained.append([p.detach().clone() for p in model.eval().parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*trained, strict=True))

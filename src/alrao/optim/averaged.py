@@ -104,7 +104,7 @@ class AveragedOptimizer(AlraoOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p, {})
-                k, beta = state.get("k", 0), state.get("beta", group["betas"][0])
+                k, beta = state.get("k", 0), state.get("beta", group["beta"])
                 if isinstance(k, Tensor) or k > 0:  # a tensor is not read: the average may be the weights
                     yield p, beta.to(p.device, wide_dtype(p)) if isinstance(beta, Tensor) else beta
 

@@ -42,7 +42,7 @@ def averaging_step(
         searching: whether the search goes on, a single Boolean.
         point: what changes the ``beta`` of states that have one.
     """
-    (beta, beta2), live = group["betas"], u.live
+    beta, (_, beta2), live = group["beta"], group["betas"], u.live
     averaging = (~searching).to(live.dtype)
     v, z, k = ([state[key] for state in states] for key in ("v", "z", "k"))
 

@@ -107,7 +107,7 @@ def step_on_host(
         searching: whether the search goes on.
         point: what changes the ``beta`` of states that have one.
     """
-    beta, beta2 = group["betas"]
+    beta, (_, beta2) = group["beta"], group["betas"]
     v = [state["v"] for state in states]
     torch._foreach_mul_(v, beta2)
     torch._foreach_addcmul_(v, g, g, 1 - beta2)
