@@ -23,10 +23,12 @@ from alrao.lab.store import RunDirectory
 from alrao.lab.suite.contenders import CONTENDERS, Contender
 from alrao.lab.suite.page import dots, markdown, profile, table
 from alrao.lab.suite.runs import Standings, Suite, differences
-from alrao.lab.suite.workloads import FIRST_HELD_OUT, HELD_OUT, NEW, SECOND, WORKLOADS, Workload, hold_out
+from alrao.lab.suite.workloads import FIRST_HELD_OUT, KINDS, ROWS, WORKLOADS, Workload, hold_out
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
 
+WHEN = {"first": 9, "design": 6, "new": 18, "second": 12, "held-out": 8}
+"""How many workloads were listed when."""
 QUICK = Workload("quick", "digits for two epochs", "digits", "mlp", {"epochs": 2, "train_size": 96}, 2.3)
 OTHER = Workload(
     "other", "the same, wider", "digits", "cnn", {"epochs": 1, "train_size": 64}, 2.3, chosen_on=True
@@ -197,11 +199,13 @@ def test_a_suite_without_any_run():
 def test_its_workloads_are_of_many_kinds_and_some_of_them_held_out():
     held_out = {workload.name for workload in WORKLOADS.values() if not workload.chosen_on}
     assert len(WORKLOADS) == 53
-    assert held_out == {workload.name for workload in HELD_OUT}
-    assert (len(held_out), len(SECOND), len(FIRST_HELD_OUT)) == (8, 12, 12)
-    of_kind = {kind: {each.name for each in some} for kind, some in NEW.items()}
-    assert all(names & FIRST_HELD_OUT for names in of_kind.values()), "one of each kind"
-    assert not held_out & set.union(*of_kind.values()), "nothing that was used before"
+    listed = {when: {row["name"] for row in ROWS if row["listed"] == when} for when in WHEN}
+    assert held_out == listed["held-out"]
+    assert {when: len(names) for when, names in listed.items()} == WHEN
+    assert sum(map(len, listed.values())) == len(WORKLOADS)
+    assert len(FIRST_HELD_OUT) == 12
+    assert all(names & FIRST_HELD_OUT for names in KINDS.values()), "one of each kind"
+    assert set.union(*KINDS.values()) == listed["new"], "nothing that was used before"
     keys = {json.dumps(workload.settings(Settings()).key()) for workload in WORKLOADS.values()}
     assert len(keys) == len(WORKLOADS)
     for workload in WORKLOADS.values():
