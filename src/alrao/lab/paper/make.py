@@ -34,12 +34,6 @@ counts as agreeing is a rule in `src/alrao/lab/paper/checks.py`.
 """
 MARK = "<!-- exhibit {} -->"
 SAID = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
-THEOREM_CAPTION = """
-The theorem of appendix B: softmax regression on fixed features, with {copies} copies of the head of
-which {good} learn at a rate below 1/λ, where λ bounds the curvature of the loss, and the others at
-rates that are too large. First the loss, then its distance to the optimum. Look how the red line,
-the mixture, follows the best copy and reaches the optimum, while the fast copies diverge.
-"""
 
 
 @dataclass
@@ -228,5 +222,5 @@ def theorem_figure(found: Theorem) -> Figure:
     plot.lay(legend={"title": {"text": "rate of the copy"}})
     columns = {f"copy at {rate:.4g}": own for rate, own in zip(found.rates, found.copies, strict=True)}
     table = pd.DataFrame({"step": found.steps, "mixture": found.mixture, **columns})
-    words = THEOREM_CAPTION.format(copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
-    return Figure("theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, table)
+    said = {"copies": len(found.rates), "good": sum(one < 1 for one in found.multiples)}
+    return Figure("theorem", "alrao reproduce theorem", plot, table, said=said)

@@ -149,14 +149,14 @@ FARTHEST = 0.5
 COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
 
 
-def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
+def dots(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     """Draw a row for each workload, with a dot for each contender at its gap to the best tuned run."""
     ready = [workload for workload in workloads if workload.name in standings.best]
     held_out = {each.name: f"{each.name} (held out)" for each in ready if not each.chosen_on}
     names = [*held_out.values(), *(each.name for each in ready if each.chosen_on)]
     gaps = standings.gaps.rename(columns=held_out).reindex(columns=names)
     plot = panels(1, height=120 + 26 * len(names))
-    for contender, look in _looks(contenders):
+    for contender, look in _looks(standings.contenders):
         found = gaps.loc[contender.name].dropna().clip(upper=FARTHEST)
         plot.add(
             "scatter",
@@ -166,11 +166,10 @@ def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequen
         )  # fmt: skip
     plot.axis("x", "test loss behind the best tuned run, % (0 is as good; 50 stands for more)", zeroline=True)
     plot.axis("y", "", categoryorder="array", categoryarray=list(reversed(names)))
-    words = "Left of 0 is better than the best tuned run. Dots at the right edge are 50 % behind or more."
-    return Figure("suite-dots", "Every method on every workload", words, COMMAND, plot, gaps.reset_index())
+    return Figure("suite-dots", COMMAND, plot, gaps.reset_index())
 
 
-def profile(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
+def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     """Draw on which part of the workloads a contender is within a gap to the best tuned run.
 
     Contenders that have not run on all of them are left out.
@@ -179,7 +178,7 @@ def profile(standings: Standings, workloads: Sequence[Workload], contenders: Seq
     gaps = standings.gaps.reindex(columns=names)
     plot = panels(1)
     rows: list[dict[str, Any]] = []
-    for contender, look in _looks(contenders):
+    for contender, look in _looks(standings.contenders):
         if gaps.loc[contender.name].isna().any():
             continue
         found = sorted(100 * gap for gap in gaps.loc[contender.name].dropna() if isfinite(gap))
@@ -192,8 +191,7 @@ def profile(standings: Standings, workloads: Sequence[Workload], contenders: Seq
         rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
     plot.axis("x", "test loss behind the best tuned run, at most, %")
     plot.axis("y", "part of the workloads", range=[0, 1.02])
-    words = "The higher a line, the more workloads a method solves within a gap. At 0 it ties with tuning."
-    return Figure("suite-profile", "Performance profile", words, COMMAND, plot, pd.DataFrame(rows))
+    return Figure("suite-profile", COMMAND, plot, pd.DataFrame(rows))
 
 
 def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, Any]]]:
