@@ -152,11 +152,11 @@ def test_the_page_has_both_groups_apart():
 
 def test_figures_have_a_mark_for_every_gap():
     found = Standings(told(), CONTENDED)
-    drawn = {trace["name"]: trace for trace in dots(found, [QUICK, OTHER], CONTENDED).plot.data}
+    drawn = {trace["name"]: trace for trace in dots(found, [QUICK, OTHER]).plot.data}
     assert drawn["plain"]["x"] == [150 / 3, 50], "what is farther away stands at the edge"
     assert drawn["ours"]["y"] == ["quick (held out)"]
     assert drawn["plain"]["y"] == ["quick (held out)", "other"]
-    steps = {trace["name"]: trace for trace in profile(found, [QUICK, OTHER], CONTENDED).plot.data}
+    steps = {trace["name"]: trace for trace in profile(found, [QUICK, OTHER]).plot.data}
     assert steps["rates"]["y"][-1] == 1.0, "it is the best on both"
     assert "ours" not in steps, "it has not run on both"
     assert steps["plain"]["y"] == [0.0, 0.0], "never within 50 %"

@@ -117,12 +117,12 @@ class Movement:
         for module in modes:
             if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
                 module.eval()
-        device, carry = next(model.parameters()).device, None
+        carry = None
         largest = {name: torch.zeros_like(start, dtype=torch.double) for name, start in self.start.items()}
         for inputs, targets in islice(problem.batches(1), PROBED):
             self.learner.optimizer.zero_grad()
-            outputs, carry = problem.forward(model, inputs.to(device), carry)
-            problem.loss(outputs, targets.to(device)).backward()
+            outputs, carry = problem.forward(model, inputs, carry)
+            problem.loss(outputs, targets).backward()
             for name, p in model.named_parameters():
                 if name in largest and p.grad is not None:
                     torch.maximum(largest[name], p.grad.detach().cpu().double().abs(), out=largest[name])

@@ -101,7 +101,7 @@ def suite(
     if markdown is not None:
         replace_file(Path(markdown), page.markdown(found, list(runs.workloads), title).encode())
     if figures is not None:
-        drawn = [draw(found, runs.workloads, found.contenders) for draw in (page.dots, page.profile)]
+        drawn = [draw(found, runs.workloads) for draw in (page.dots, page.profile)]
         write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
     fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
 
