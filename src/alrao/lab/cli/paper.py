@@ -92,7 +92,7 @@ def suite(
     )
     runs.run(lambda some: train_missing(some, spread) if train else None)
     found = Standings(runs.frame(), runs.contenders)
-    for which, chosen_on in (("held out", False), ("used for choosing", True)):
+    for which, chosen_on in page.HALVES.items():
         ready = [workload for workload in runs.workloads if workload.name in found.best] or runs.workloads
         if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
             out.print(page.table(found, some, f"workloads {which}"))

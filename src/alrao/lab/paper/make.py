@@ -105,7 +105,7 @@ def _section(exhibit: Exhibit, budget: str, found: Sequence[Shown]) -> str:
         verdict = f"{SAID[shown.verdict.agrees]} {_sentence(shown.verdict.why)}"
         lines += [f"**{_sentence(shown.subject)}** {verdict}", ""]
         if shown.table:
-            lines += [*markdown.table(shown.table[0], shown.table[1:]), ""]
+            lines += [markdown.table(shown.table[0], shown.table[1:]), ""]
         for file, figure in shown.figures.items():
             made = f"{figure.look_for} Made by `{figure.command}`."
             lines += [f"![{figure.title}]({file}.svg)", "", made, ""]

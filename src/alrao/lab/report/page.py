@@ -6,18 +6,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import plotly.offline  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from ... import __version__
 from ..records import Reading
 from ..render.cells import cells, columns, duration, row_name
-from ..render.markdown import PAPER_HEADS, TABLE_1
+from ..render.markdown import PAPER_HEADS, TABLE_1, filled
 from ..settings import spelled
 from ..store import replace_file
 from ..table import Experiment, experiments
@@ -147,27 +145,18 @@ class Report:
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        def text(name: str) -> str:
-            return files(__package__).joinpath(name).read_text("utf-8")
-
-        template = jinja2.Template(
-            text("page.html.j2"),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=jinja2.StrictUndefined,
-        )
         figures = [figure for section in self.sections for figure in section.figures] + self.extra
         for number, figure in enumerate(self.extra, 1):
             figure.id = f"x{number}-{figure.name}"
-        return template.render(
+        return filled(
+            __package__,
+            "page.html.j2",
+            escape=True,
             report=self,
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
             table_1=TABLE_1,
             paper_heads=PAPER_HEADS,
-            style=Markup(text("page.css")),
-            script=Markup(text("page.js")),
             plotly=Markup(plotly.offline.get_plotlyjs()),
             drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
             themes=Markup(_script_json(THEMES)),
