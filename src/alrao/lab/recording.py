@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import alrao
 
-from .errors import LabError, optional
+from .errors import optional
 from .learner import Learner
+from .store import unwritable
 from .tasks.task import Supervised
 
 FOLDER = "tensorboard"
@@ -37,7 +38,7 @@ class EventFiles:
         try:
             self._writer = module.SummaryWriter(str(path / FOLDER))
         except OSError as error:
-            raise LabError(f"{path / FOLDER} could not be written: {error.strerror or error}") from error
+            raise unwritable(path / FOLDER, error) from error
         for line in lines:
             self.epoch(line)
 

@@ -118,8 +118,8 @@ class Section:
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
-    health_heads: list[str] = field(default_factory=list)
-    health: list[list[Any]] = field(default_factory=list)
+    health: tuple[list[str], list[list[Any]]] | None = None
+    """The headings and rows of the table about the features."""
 
 
 @dataclass
@@ -187,7 +187,7 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
         figure.id = f"{name}-{number}-{figure.name}"
     section = Section(name, experiment, comparison(experiment), figures)
     if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
-        section.health_heads, section.health = health(layers)
+        section.health = health(layers)
     return section
 
 
@@ -216,7 +216,7 @@ def _shorten(report: Report, excess: int) -> None:
             return
         if section.figures:
             excess -= sum(len(_script_json(_drawing(figure))) + 1000 for figure in section.figures)
-            section.figures, section.health = [], []
+            section.figures, section.health = [], None
             report.left_out.append(f"{section.experiment.title}: its figures, {reason} them")
     while excess > 0 and report.sections:
         section = report.sections.pop()
