@@ -125,9 +125,7 @@ def varied(settings: Settings) -> dict[str, str]:
     A method that is no longer there has no defaults: all its settings are shown.
     """
     method = METHODS.get(settings.method.name)
-    if method is not None and method.rate != "never":
-        return {}
-    if method is not None and _usual(settings) is None:
+    if method is not None and (method.rate != "never" or _usual(settings) is None):
         return {}
     found = dict(unusual(settings))
     names = [name for name in OF_METHOD if name in found and name != "method"]
