@@ -19,7 +19,7 @@ from .provenance import provenance
 from .recording import EventFiles, Movement
 from .settings import Settings
 from .store import RunDirectory
-from .tasks import Problem, Supervised
+from .tasks.task import Problem, Supervised
 from .team import Team
 from .training import Measures, SupervisedTraining, Trainable, Training
 

@@ -212,3 +212,7 @@ class Settings:
         """Return a short name for the settings on the data of that identity."""
         text = json.dumps([self.key(), data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+"""The settings by name; the metadata of each is what ``option`` was given."""
