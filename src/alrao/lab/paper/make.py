@@ -88,7 +88,10 @@ def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], 
     parts = dict(zip(pieces[1::2], pieces[2::2], strict=True))
     for name, exhibit in EXHIBITS.items():
         if found := [one for one in shown if one.exhibit is exhibit]:
-            parts[name] = _section(exhibit, budget, found)
+            parts[name] = markdown.filled(
+                __package__, "section.md.j2", exhibit=exhibit, budget=budget, found=found,
+                said=SAID, sentence=_sentence, table=markdown.table,
+            )  # fmt: skip
     for name, why in failed.items():
         parts.setdefault(name, f"## {EXHIBITS[name].title}\n\nNot made: {why}\n")
     text = [HEAD, *(f"{MARK.format(name)}\n\n{parts[name].strip()}\n" for name in EXHIBITS if name in parts)]
@@ -97,20 +100,6 @@ def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _section(exhibit: Exhibit, budget: str, found: Sequence[Shown]) -> str:
-    lines = [f"## {exhibit.title}", "", f"In the paper: {exhibit.where}. {exhibit.found}", ""]
-    for shown in found:
-        verdict = f"{SAID[shown.verdict.agrees]} {_sentence(shown.verdict.why)}"
-        lines += [f"**{_sentence(shown.subject)}** {verdict}", ""]
-        if shown.table:
-            lines += [markdown.table(shown.table[0], shown.table[1:]), ""]
-        for file, figure in shown.figures.items():
-            made = f"{figure.look_for} Made by `{figure.command}`."
-            lines += [f"![{figure.title}]({file}.svg)", "", made, ""]
-        lines += [shown.note, ""] if shown.note else []
-    return "\n".join([*lines, f"`alrao reproduce {exhibit.name} --budget {budget}`", ""])
 
 
 @dataclass
