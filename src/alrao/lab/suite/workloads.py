@@ -6,7 +6,8 @@ added:
 
 - ``first``: the first suite's; figures on them have been seen many times.
 - ``design``: the kinds that Auto was designed on, before it was run on any of these.
-- ``new``: by ``kind``; within each, `hold_out` says which were held out first.
+- ``new`` and ``new-held-out``, by ``kind``: of each, every other one in the order of the names' SHA-256 was
+  held out until Auto was run on them. The search for rates was changed after that look.
 - ``second``: added then, before Auto was run on any of them: other data, batches and lengths for kinds that
   are above. They have been looked at since.
 - ``held-out``: added then, before any run on them. Their test sets have hundreds to tens of thousands of
@@ -16,9 +17,8 @@ added:
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
@@ -57,17 +57,3 @@ def _workload(row: Mapping[str, str]) -> Workload:
 
 ROWS = list(csv.DictReader(files(__package__).joinpath("workloads.csv").read_text("utf-8").splitlines()))
 WORKLOADS = {row["name"]: _workload(row) for row in ROWS}
-
-
-def hold_out(names: Iterable[str]) -> set[str]:
-    """Return the names of a kind that were held out first: every other one, sorted by SHA-256."""
-    return set(sorted(names, key=lambda name: sha256(name.encode()).hexdigest())[::2])
-
-
-KINDS: dict[str, set[str]] = {}
-for each in ROWS:
-    if each["kind"]:
-        KINDS.setdefault(each["kind"], set()).add(each["name"])
-"""The names of the new workloads of each kind."""
-FIRST_HELD_OUT = set().union(*map(hold_out, KINDS.values()))
-"""Held out until Auto was run on them; the search for rates was changed after that look."""
