@@ -54,7 +54,7 @@ def lines(results: dict[str, Experiment]) -> list[str]:
             rows.append([name, *cells])
     note = historical_note(pd.concat([experiment.ended for experiment in results.values()]))
     heads = ["method", *(COLUMNS[file] for file in results)]
-    return [*table(heads, rows), *(["", note] if note else [])]
+    return [table(heads, rows), *(["", note] if note else [])]
 
 
 def renewed(page: str) -> str:

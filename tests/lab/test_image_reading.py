@@ -18,6 +18,8 @@ from support.pictures import add_file, class_folder, packed
 
 import alrao
 from alrao.lab.errors import LabError
+from alrao.lab.resolve import resolve
+from alrao.lab.settings import Settings
 from alrao.lab.zoo.vision import torchvision
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -116,8 +118,8 @@ class TestReading:
         assert load("imagenet", folder, workers=None).workers == 3
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
         assert load("imagenet", folder, workers=None).workers == 8
-        with pytest.raises(LabError, match="--workers must not be negative"):
-            load("imagenet", folder, workers=-1)
+        with pytest.raises(LabError, match="--workers must be at least 0, got -1"):
+            resolve(Settings(task="imagenet", workers=-1))
 
     def test_takes_a_step(self, flat):
         problem = load("imagefolder", flat, model="resnet18")

@@ -149,10 +149,10 @@ def test_a_file_that_is_not_there(tmp_path):
 @quick
 @given(st.integers(tables.LEAST_ROWS, 500))
 def test_every_row_is_in_one_part(count):
-    parts = split(count)
+    parts = split(count, Settings())
     assert sorted(torch.cat(list(parts.values())).tolist()) == list(range(count))
     assert len(parts["valid"]) == len(parts["test"]) == int(0.15 * count + 1e-9)
-    assert all(torch.equal(parts[part], split(count)[part]) for part in parts)
+    assert all(torch.equal(parts[part], split(count, Settings())[part]) for part in parts)
 
 
 def table_of(*columns, target=None):

@@ -23,10 +23,12 @@ from alrao.lab.store import RunDirectory
 from alrao.lab.suite.contenders import CONTENDERS, Contender
 from alrao.lab.suite.page import dots, markdown, profile, table
 from alrao.lab.suite.runs import Standings, Suite, differences
-from alrao.lab.suite.workloads import FIRST_HELD_OUT, HELD_OUT, NEW, SECOND, WORKLOADS, Workload, hold_out
+from alrao.lab.suite.workloads import ROWS, WORKLOADS, Workload
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
 
+WHEN = {"first": 9, "design": 6, "new": 6, "new-held-out": 12, "second": 12, "held-out": 8}
+"""How many workloads were listed when."""
 QUICK = Workload("quick", "digits for two epochs", "digits", "mlp", {"epochs": 2, "train_size": 96}, 2.3)
 OTHER = Workload(
     "other", "the same, wider", "digits", "cnn", {"epochs": 1, "train_size": 64}, 2.3, chosen_on=True
@@ -150,11 +152,11 @@ def test_the_page_has_both_groups_apart():
 
 def test_figures_have_a_mark_for_every_gap():
     found = Standings(told(), CONTENDED)
-    drawn = {trace["name"]: trace for trace in dots(found, [QUICK, OTHER], CONTENDED).plot.data}
+    drawn = {trace["name"]: trace for trace in dots(found, [QUICK, OTHER]).plot.data}
     assert drawn["plain"]["x"] == [150 / 3, 50], "what is farther away stands at the edge"
     assert drawn["ours"]["y"] == ["quick (held out)"]
     assert drawn["plain"]["y"] == ["quick (held out)", "other"]
-    steps = {trace["name"]: trace for trace in profile(found, [QUICK, OTHER], CONTENDED).plot.data}
+    steps = {trace["name"]: trace for trace in profile(found, [QUICK, OTHER]).plot.data}
     assert steps["rates"]["y"][-1] == 1.0, "it is the best on both"
     assert "ours" not in steps, "it has not run on both"
     assert steps["plain"]["y"] == [0.0, 0.0], "never within 50 %"
@@ -197,11 +199,11 @@ def test_a_suite_without_any_run():
 def test_its_workloads_are_of_many_kinds_and_some_of_them_held_out():
     held_out = {workload.name for workload in WORKLOADS.values() if not workload.chosen_on}
     assert len(WORKLOADS) == 53
-    assert held_out == {workload.name for workload in HELD_OUT}
-    assert (len(held_out), len(SECOND), len(FIRST_HELD_OUT)) == (8, 12, 12)
-    of_kind = {kind: {each.name for each in some} for kind, some in NEW.items()}
-    assert all(names & FIRST_HELD_OUT for names in of_kind.values()), "one of each kind"
-    assert not held_out & set.union(*of_kind.values()), "nothing that was used before"
+    listed = {when: {row["name"] for row in ROWS if row["listed"] == when} for when in WHEN}
+    assert held_out == listed["held-out"]
+    assert {when: len(names) for when, names in listed.items()} == WHEN
+    assert sum(map(len, listed.values())) == len(WORKLOADS)
+    assert {row["name"] for row in ROWS if row["kind"]} == listed["new"] | listed["new-held-out"]
     keys = {json.dumps(workload.settings(Settings()).key()) for workload in WORKLOADS.values()}
     assert len(keys) == len(WORKLOADS)
     for workload in WORKLOADS.values():
@@ -258,10 +260,12 @@ def test_a_search_passes_over_rates_that_fail():
     assert RATES.next_rates({**losses, 0.001: 2.0}) == [0.003, 0.03]
 
 
-def test_what_is_held_out_follows_from_the_names_of_a_kind():
-    names = ["dense-short", "dense-long", "dense-batch-4", "cnn-batch-500", "dense-cifar"]
-    first = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    assert hold_out(names) == hold_out(reversed(names)) == {first[0], first[2], first[4]}
+def test_what_was_held_out_first_follows_from_the_names_of_a_kind():
+    for kind in {row["kind"] for row in ROWS} - {""}:
+        names = [row["name"] for row in ROWS if row["kind"] == kind]
+        ordered = sorted(names, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+        held_out = {row["name"] for row in ROWS if row["kind"] == kind and row["listed"] == "new-held-out"}
+        assert held_out == set(ordered[::2])
 
 
 @pytest.fixture

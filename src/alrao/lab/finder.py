@@ -28,14 +28,14 @@ def find_rate(net: nn.Module, problem: Supervised) -> float:
     losses: list[float] = []
     trial, smooth = copy.deepcopy(net).train(), 0.0
     optimizer = torch.optim.AdamW(trial.parameters(), lr=LOWEST)
-    device, carry = next(net.parameters()).device, None
+    carry = None
     batches = (batch for epoch in count(1) for batch in problem.batches(epoch))
     with torch.random.fork_rng():
         for step, (inputs, targets) in enumerate(islice(batches, STEPS)):
             rate = LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1))
             optimizer.param_groups[0]["lr"] = rate
-            outputs, carry = problem.forward(trial, inputs.to(device), carry)
-            loss = problem.loss(outputs, targets.to(device))
+            outputs, carry = problem.forward(trial, inputs, carry)
+            loss = problem.loss(outputs, targets)
             smooth = SMOOTHING * smooth + (1 - SMOOTHING) * loss.item()
             shown = smooth / (1 - SMOOTHING ** (step + 1))
             if not isfinite(shown) or (losses and shown > WORSE * min(losses)):

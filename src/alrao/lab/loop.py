@@ -19,7 +19,7 @@ from .provenance import provenance
 from .recording import EventFiles, Movement
 from .settings import Settings
 from .store import RunDirectory
-from .tasks import Problem, Supervised
+from .tasks.task import Problem, Supervised
 from .team import Team
 from .training import Measures, SupervisedTraining, Trainable, Training
 
@@ -193,9 +193,7 @@ class Loop:
             "steps": progress.total,
             "seconds": round(progress.seconds, 3),
             "best_epoch": progress.best_epoch or None,
-            "train": best.get("train"),
-            "valid": best.get("valid"),
-            "test": best.get("test"),
+            **{part: best.get(part) for part in ("train", "valid", "test")},
             "parameters": sum(p.numel() for p in self.learner.model.parameters()),
             "copy_rates": rates,
             **added,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import alrao
 
-from .errors import LabError, optional
+from .errors import optional
 from .learner import Learner
+from .store import unwritable
 from .tasks.task import Supervised
 
 FOLDER = "tensorboard"
@@ -37,7 +38,7 @@ class EventFiles:
         try:
             self._writer = module.SummaryWriter(str(path / FOLDER))
         except OSError as error:
-            raise LabError(f"{path / FOLDER} could not be written: {error.strerror or error}") from error
+            raise unwritable(path / FOLDER, error) from error
         for line in lines:
             self.epoch(line)
 
@@ -117,12 +118,12 @@ class Movement:
         for module in modes:
             if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
                 module.eval()
-        device, carry = next(model.parameters()).device, None
+        carry = None
         largest = {name: torch.zeros_like(start, dtype=torch.double) for name, start in self.start.items()}
         for inputs, targets in islice(problem.batches(1), PROBED):
             self.learner.optimizer.zero_grad()
-            outputs, carry = problem.forward(model, inputs.to(device), carry)
-            problem.loss(outputs, targets.to(device)).backward()
+            outputs, carry = problem.forward(model, inputs, carry)
+            problem.loss(outputs, targets).backward()
             for name, p in model.named_parameters():
                 if name in largest and p.grad is not None:
                     torch.maximum(largest[name], p.grad.detach().cpu().double().abs(), out=largest[name])

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from .errors import LabError
 from .provenance import unclean
-from .settings import Settings
+from .settings import FIELDS, Settings
 from .store import Run, RunDirectory, encode, file_name, replace_file
 
 SUFFIX = ".jsonl.xz"
@@ -196,7 +196,7 @@ def _settings(found: Any) -> Settings:
         raise LabError("config.json has no settings")
     if lacking := [name for name, kind in NEEDED.items() if not isinstance(found.get(name), kind)]:
         raise LabError(f"config.json does not have the run's {', '.join(lacking)}")
-    if foreign := sorted(set(found) - set(Settings.__dataclass_fields__) - set(FORMER)):
+    if foreign := sorted(set(found) - set(FIELDS) - set(FORMER)):
         raise LabError(f"made by another version, whose settings have {', '.join(map(repr, foreign))}")
     known = {name: value for name, value in found.items() if name not in FORMER}
     former = []  # in words: "zoom part=0.15,width=3"

@@ -5,7 +5,6 @@ Runs, methods and experiments are called the same in every table, figure and com
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,10 +14,10 @@ from typing import Any
 
 from .errors import LabError, unknown
 from .methods import METHODS, known_method, settle
-from .settings import GROUPS, Interval, MethodSpec, Settings, flag
-from .tasks import Budget, Task, get_task
+from .settings import FIELDS, GROUPS, Interval, MethodSpec, Settings, flag
+from .tasks import get_task
+from .tasks.task import Budget, Task
 
-FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 OF_SOME_TASKS, OF_ALRAO = GROUPS["For some tasks"].split(), GROUPS["Alrao"].split()
 
 
@@ -62,7 +61,7 @@ def resolve(settings: Settings) -> tuple[Task, Settings]:
         changes["evidence"] = settings.evidence or "mean"
     else:
         changes |= {name: FIELDS[name].default for name in OF_ALRAO}
-    return task, dataclasses.replace(settings, **changes)
+    return task, replace(settings, **changes)
 
 
 def _check(task: Task, settings: Settings) -> None:
@@ -125,9 +124,7 @@ def varied(settings: Settings) -> dict[str, str]:
     A method that is no longer there has no defaults: all its settings are shown.
     """
     method = METHODS.get(settings.method.name)
-    if method is not None and method.rate != "never":
-        return {}
-    if method is not None and _usual(settings) is None:
+    if method is not None and (method.rate != "never" or _usual(settings) is None):
         return {}
     found = dict(unusual(settings))
     names = [name for name in OF_METHOD if name in found and name != "method"]

@@ -106,6 +106,7 @@ Range = tuple[str, Callable[[float], bool]]
 POSITIVE: Range = ("positive", lambda value: value > 0)
 NOT_NEGATIVE: Range = ("at least 0", lambda value: value >= 0)
 PART: Range = ("at least 0 and less than 1", lambda value: 0 <= value < 1)
+FRACTION: Range = ("positive and at most 1", lambda value: 0 < value <= 1)
 INSIDE: Range = ("strictly between 0 and 1", lambda value: 0 < value < 1)
 
 
@@ -166,7 +167,7 @@ class Settings:
     target: str | None = option(None, "the column of a CSV file to predict")
     image_size: int | None = option(None, "side of the images a network sees (image folders)", POSITIVE)
     tau: float | None = option(
-        None, "part of the way that the target network moves per update (Q-learning)", POSITIVE
+        None, "part of the way that the target network moves per update (Q-learning)", FRACTION
     )
     threads: int | None = option(None, "processor threads of torch", POSITIVE, repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
@@ -176,7 +177,9 @@ class Settings:
         None, "the file of results/ that `alrao keep` adds the run to (default: TASK-MODEL)", repeats=False
     )
     to_keep: bool = option(False, "refuse to start unless every tracked file is committed", repeats=False)
-    workers: int | None = option(None, "processes that read images (image folders)", repeats=False)
+    workers: int | None = option(
+        None, "processes that read images (image folders)", NOT_NEGATIVE, repeats=False
+    )
     former: str = option("", "settings of a row that the workbench no longer has; no option")
 
     def __post_init__(self) -> None:
@@ -209,3 +212,7 @@ class Settings:
         """Return a short name for the settings on the data of that identity."""
         text = json.dumps([self.key(), data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+"""The settings by name; the metadata of each is what ``option`` was given."""

@@ -41,7 +41,7 @@ def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> N
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     finally:
         with suppress(OSError):  # it has been renamed, or was never there
             temporary.unlink()
@@ -68,7 +68,8 @@ def _interrupts_wait() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _unwritable(path: Path, error: OSError) -> LabError:
+def unwritable(path: Path, error: OSError) -> LabError:
+    """Return the error for a file or directory that cannot be written."""
     return LabError(f"{path} could not be written: {error.strerror or error}")
 
 
@@ -157,7 +158,7 @@ class RunDirectory(Run):
                     )
                 time.sleep(0.5)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
         self._lease = lease
         try:
             for leftover in self.path.glob(".*-*"):  # of writes that were cut off

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from .errors import LabError, optional
 from .seeds import seed_of
 from .settings import Settings
-from .tasks import Problem, Supervised
+from .tasks.task import Problem, Supervised
 
 Value = TypeVar("Value")
 

@@ -88,8 +88,8 @@ class SupervisedTraining(Training):
         for step, batch in enumerate(self.problem.batches(number, start), start):
             inputs, targets, factor = team.share(*batch)
             with team.own_random_numbers(self.seed, number, step):
-                outputs, self.carry = self.problem.forward(self.model, inputs.to(team.device), self.carry)
-            loss = self.problem.loss(outputs, targets.to(team.device))
+                outputs, self.carry = self.problem.forward(self.model, inputs, self.carry)
+            loss = self.problem.loss(outputs, targets)
             if factor != 1:
                 loss = loss * factor
             value = team.mean(loss.item())
@@ -102,8 +102,7 @@ class SupervisedTraining(Training):
         return valid, test
 
     def calibration(self, epoch: int) -> Iterable[Tensor]:
-        parts = (self.team.share(*batch)[0] for batch in self.problem.batches(epoch))
-        return (inputs.to(self.team.device) for inputs in parts)
+        return (self.team.share(*batch)[0] for batch in self.problem.batches(epoch))
 
     def end_epoch(self) -> Measures:
         self.carry = None
@@ -123,7 +122,7 @@ def evaluate(problem: Supervised, model: nn.Module, part: str, team: Team) -> Me
     carry = None
     for batch in problem.evaluation(part):
         inputs, targets, factor = team.share(*batch)
-        outputs, carry = problem.forward(model, inputs.to(team.device), carry)
-        for name, value in problem.score(outputs, targets.to(team.device)).items():
+        outputs, carry = problem.forward(model, inputs, carry)
+        for name, value in problem.score(outputs, targets).items():
             sums[name] = sums.get(name, 0.0) + (float(value) if factor else 0.0)
     return {**problem.measure(team.add(sums))}

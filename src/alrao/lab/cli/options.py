@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import click
 
 from ..errors import unknown
-from ..settings import GROUPS, Settings, flag
+from ..settings import FIELDS, GROUPS, Settings, flag
 
 Kind = TypeVar("Kind")
 
@@ -33,13 +32,13 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
-FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.name != "former"}
+NAMES = [name for name in FIELDS if name != "former"]
 FEW = ("budget", "threads", "data", "device", "to_keep")
 """The settings of commands that choose tasks, networks and methods themselves."""
 
 
 def options(
-    only: Iterable[str] = FIELDS, skip: Iterable[str] = (), *, many: bool = True, **defaults: Any
+    only: Iterable[str] = NAMES, skip: Iterable[str] = (), *, many: bool = True, **defaults: Any
 ) -> Callable[[Any], Any]:
     """Add the options of a command that trains: settings, where runs are, and where ``many`` are trained.
 
@@ -55,7 +54,7 @@ def options(
                 from ..spread import pick_spread
 
                 values["spread"] = pick_spread(*(values.pop(name) for name in ("backend", "jobs", "gpus")))
-            given = {name: values.pop(name) for name in FIELDS if name in values}
+            given = {name: values.pop(name) for name in NAMES if name in values}
             roots = [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
             return command(settings=Settings(**given), roots=roots, **values)
 

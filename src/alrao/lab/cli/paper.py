@@ -92,7 +92,7 @@ def suite(
     )
     runs.run(lambda some: train_missing(some, spread) if train else None)
     found = Standings(runs.frame(), runs.contenders)
-    for which, chosen_on in (("held out", False), ("used for choosing", True)):
+    for which, chosen_on in page.HALVES.items():
         ready = [workload for workload in runs.workloads if workload.name in found.best] or runs.workloads
         if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
             out.print(page.table(found, some, f"workloads {which}"))
@@ -101,7 +101,7 @@ def suite(
     if markdown is not None:
         replace_file(Path(markdown), page.markdown(found, list(runs.workloads), title).encode())
     if figures is not None:
-        drawn = [draw(found, runs.workloads, found.contenders) for draw in (page.dots, page.profile)]
+        drawn = [draw(found, runs.workloads) for draw in (page.dots, page.profile)]
         write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
     fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
 

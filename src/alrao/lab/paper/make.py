@@ -34,12 +34,6 @@ counts as agreeing is a rule in `src/alrao/lab/paper/checks.py`.
 """
 MARK = "<!-- exhibit {} -->"
 SAID = {True: "**Agrees.**", False: "**Does not agree.**", None: "**Open.**"}
-THEOREM_CAPTION = """
-The theorem of appendix B: softmax regression on fixed features, with {copies} copies of the head of
-which {good} learn at a rate below 1/λ, where λ bounds the curvature of the loss, and the others at
-rates that are too large. First the loss, then its distance to the optimum. Look how the red line,
-the mixture, follows the best copy and reaches the optimum, while the fast copies diverge.
-"""
 
 
 @dataclass
@@ -94,7 +88,10 @@ def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], 
     parts = dict(zip(pieces[1::2], pieces[2::2], strict=True))
     for name, exhibit in EXHIBITS.items():
         if found := [one for one in shown if one.exhibit is exhibit]:
-            parts[name] = _section(exhibit, budget, found)
+            parts[name] = markdown.filled(
+                __package__, "section.md.j2", exhibit=exhibit, budget=budget, found=found,
+                said=SAID, sentence=_sentence, table=markdown.table,
+            )  # fmt: skip
     for name, why in failed.items():
         parts.setdefault(name, f"## {EXHIBITS[name].title}\n\nNot made: {why}\n")
     text = [HEAD, *(f"{MARK.format(name)}\n\n{parts[name].strip()}\n" for name in EXHIBITS if name in parts)]
@@ -103,20 +100,6 @@ def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], 
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _section(exhibit: Exhibit, budget: str, found: Sequence[Shown]) -> str:
-    lines = [f"## {exhibit.title}", "", f"In the paper: {exhibit.where}. {exhibit.found}", ""]
-    for shown in found:
-        verdict = f"{SAID[shown.verdict.agrees]} {_sentence(shown.verdict.why)}"
-        lines += [f"**{_sentence(shown.subject)}** {verdict}", ""]
-        if shown.table:
-            lines += [*markdown.table(shown.table[0], shown.table[1:]), ""]
-        for file, figure in shown.figures.items():
-            made = f"{figure.look_for} Made by `{figure.command}`."
-            lines += [f"![{figure.title}]({file}.svg)", "", made, ""]
-        lines += [shown.note, ""] if shown.note else []
-    return "\n".join([*lines, f"`alrao reproduce {exhibit.name} --budget {budget}`", ""])
 
 
 @dataclass
@@ -228,5 +211,5 @@ def theorem_figure(found: Theorem) -> Figure:
     plot.lay(legend={"title": {"text": "rate of the copy"}})
     columns = {f"copy at {rate:.4g}": own for rate, own in zip(found.rates, found.copies, strict=True)}
     table = pd.DataFrame({"step": found.steps, "mixture": found.mixture, **columns})
-    words = THEOREM_CAPTION.format(copies=len(found.rates), good=sum(one < 1 for one in found.multiples))
-    return Figure("theorem", "One good rate is enough", words, "alrao reproduce theorem", plot, table)
+    said = {"copies": len(found.rates), "good": sum(one < 1 for one in found.multiples)}
+    return Figure("theorem", "alrao reproduce theorem", plot, table, said=said)

@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any
 
+import jinja2
+
+from ..records import PARTS
 from ..settings import spelled
 from ..table import Experiment
 from .cells import behind, cells, columns, compare_command, row_name
 
-HEAD = """# Results
-
-Test figures of every method on every task, from the records in `results/`. `make results` trains the runs and
-writes this page; the command above a table repeats its rows. The best epoch and SGD's rate are chosen on
-validation data. Figures are means ± standard deviation over the seeds. *Behind SGD* is by how much the first
-measure is worse than that of SGD at its best rate; a minus is better. *Minutes per run* is wall time on two
-shared cores; `make bench` measures what a step costs.
-
-[The paper's tables and figures](figures/README.md) have a page of their own, with what the paper found and
-whether these runs agree.
-"""
-
-PAPER_HEADS = ("network", "optimal SGD (rate)", "Adam", "Alrao")
-"""The columns of Table 1: Adam at its defaults."""
-
-TABLE_1 = {
-    "cifar10": [
-        ("MobileNet", "0.37 ± 0.01, 90.2 ± 0.3 (1e-1)", "1.01 ± 0.95, 78 ± 11", "0.42 ± 0.02, 88.1 ± 0.6"),
-        ("MobileNet ×3", "–", "0.32 ± 0.02, 90.8 ± 0.4", "0.35 ± 0.01, 89.0 ± 0.6"),
-        ("GoogLeNet", "0.45 ± 0.05, 89.6 ± 1.0 (1e-2)", "0.47 ± 0.04, 89.8 ± 0.4", "0.47 ± 0.03, 88.9 ± 0.8"),
-        ("GoogLeNet ×3", "–", "0.41 ± 0.02, 88.6 ± 0.6", "0.37 ± 0.01, 89.8 ± 0.8"),
-        ("VGG19", "0.42 ± 0.02, 89.5 ± 0.2 (1e-1)", "0.43 ± 0.02, 88.9 ± 0.4", "0.45 ± 0.03, 87.5 ± 0.4"),
-        ("VGG19 ×3", "–", "0.37 ± 0.01, 89.5 ± 0.8", "0.381 ± 0.004, 88.4 ± 0.7"),
-    ],
-    "imagenet": [
-        ("AlexNet", "2.15, 53.2 (1e-2)", "6.91, 0.10", "2.56, 43.2"),
-        ("DenseNet121", "1.35, 69.7 (1)", "1.39, 67.9", "1.41, 67.3"),
-        ("ResNet50", "1.49, 67.4 (1)", "1.39, 67.1", "1.42, 67.5"),
-        ("ResNet50 ×3", "–", "1.99, 60.8", "1.33, 70.9"),
-    ],
-    "ptb": [
-        ("LSTM", "1.566 ± 0.003, 66.1 ± 0.1 (1)", "1.587 ± 0.005, 65.6 ± 0.1", "1.67 ± 0.01, 64.1 ± 0.2")
-    ],
-    "pendulum": [("MLP (return)", "−372 ± 24 (1e-4)", "−414 ± 64", "−371 ± 36")],
-    "lunarlander": [("MLP (return)", "188 ± 23 (1e-1)", "155 ± 23", "186 ± 45")],
-}
-"""The rows of each task, as printed."""
+with files(__package__).joinpath("table1.csv").open(encoding="utf-8") as file:
+    (_, *PAPER_HEADS), *_printed = csv.reader(file)
+TABLE_1: dict[str, list[list[str]]] = {}
+"""The rows of the paper's Table 1 for each task, as printed; Adam at its defaults."""
+for _task, *_row in _printed:
+    TABLE_1.setdefault(_task, []).append(_row)
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
-    """Return the lines of a table, with ``left`` columns aligned to the left and the others to the right."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a table, with ``left`` columns aligned to the left and the others to the right."""
     rule = ["---" if i < left else "---:" for i in range(len(heads))]
-    return ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
+
+
+def filled(package: str, name: str, *, escape: bool = False, **values: Any) -> str:
+    """Return a template of a package, filled with values, which ``escape`` makes safe in HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(package, ""),
+        autoescape=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(name).render(values)
 
 
 def escaped(text: str) -> str:
@@ -66,44 +54,36 @@ def _code(text: str) -> str:
 
 def page(found: Iterable[Experiment]) -> str:
     """Return a page with a section for each experiment."""
-    return "\n".join([HEAD, *(_section(experiment) for experiment in found)])
+    return filled(__package__, "page.md.j2", sections=map(_section, found))
 
 
-def _section(experiment: Experiment) -> str:
-    about, measures, rows = experiment.about, experiment.measures, experiment.rows
-    sizes = ", ".join(f"{about[part]:,} for {part}" for part in ("train", "valid", "test") if part in about)
-    source = escaped(str(about.get("source", experiment.settings.task)))
+def _section(experiment: Experiment) -> dict[str, Any]:
+    about, measures, task = experiment.about, experiment.measures, experiment.settings.task
     plain = experiment.every.index[experiment.every["varied"] == ""]
-    command = compare_command(experiment, plain if len(plain) else experiment.every.index)
-    lines = [f"## {escaped(experiment.title)}", "", f"Data: {source}; {sizes}. {_code(command)}", ""]
     gaps = behind(experiment)
     heads = ["method", *columns(measures), "behind SGD", "seeds", "failed", "minutes per run", "runs to tune"]
-    lines += table(
-        heads,
+    rows = [
         [
-            [
-                f"**{row_name(name, row)}**" if row["ours"] else escaped(row_name(name, row)),
-                *cells(row, measures),
-                gaps.get(name, ""),
-                *map(str, (row["seeds"], row["failed"], f"{row['seconds'] / 60:.1f}", row["searched"])),
-            ]
-            for name, row in rows.iterrows()
-        ],
-    )
-    if len(experiment.grid):
-        grid = [
-            [spelled(row["rate"]), *cells(row, measures), str(row["seeds"])]
-            for _, row in experiment.grid.iterrows()
+            f"**{row_name(name, row)}**" if row["ours"] else escaped(row_name(name, row)),
+            *cells(row, measures),
+            gaps.get(name, ""),
+            *map(str, (row["seeds"], row["failed"], f"{row['seconds'] / 60:.1f}", row["searched"])),
         ]
-        lines += ["", "SGD at every rate of the grid:", ""]
-        lines += table(["rate", *columns(measures), "seeds"], grid)
-    if experiment.failures:
-        lines += ["", "Failed: " + "; ".join(map(escaped, experiment.failures)) + "."]
-    if experiment.note:
-        lines += ["", experiment.note]
-    paper = ["The paper has no such experiment."]
-    if experiment.settings.task in TABLE_1:
-        shown = "return" if experiment.measure == "return" else "loss, accuracy in %"
-        paper = [f"The paper's figures (full budget; {shown}):", ""]
-        paper += table(PAPER_HEADS, TABLE_1[experiment.settings.task], left=4)
-    return "\n".join([*lines, "", *paper, ""])
+        for name, row in experiment.rows.iterrows()
+    ]
+    grid = [
+        [spelled(row["rate"]), *cells(row, measures), str(row["seeds"])]
+        for _, row in experiment.grid.iterrows()
+    ]
+    return {
+        "title": escaped(experiment.title),
+        "source": escaped(str(about.get("source", task))),
+        "sizes": ", ".join(f"{about[part]:,} for {part}" for part in PARTS if part in about),
+        "command": _code(compare_command(experiment, plain if len(plain) else experiment.every.index)),
+        "table": table(heads, rows),
+        "grid": table(["rate", *columns(measures), "seeds"], grid) if grid else "",
+        "failures": [escaped(failure) for failure in experiment.failures],
+        "note": experiment.note,
+        "unit": "return" if experiment.measure == "return" else "loss, accuracy in %",
+        "paper": table(PAPER_HEADS, TABLE_1[task], left=4) if task in TABLE_1 else "",
+    }

@@ -15,20 +15,6 @@ from .figure import ALRAO, BASELINE, FEW, LOG, Control, Figure, ordered, panels,
 
 MOST_POINTS = 160
 MOST_SEEDS = 5
-POSTERIOR_CAPTION = """
-Alrao's head has {copies} copies, each with its own learning rate. The prediction is the mean of
-theirs, weighted by a Bayesian posterior that favours the copies that predict best. First the
-weights during training (seed {seed}), on a logarithmic axis of time; then the rate of the heaviest
-copy{seeds}. The paper saw fast copies drop out within the first steps, a fast one lead early, and a
-slower one take over.
-"""
-FEATURES_CAPTION = """
-Every point is a feature (a unit or a channel) of {method}, seed {seed}: the rate that it drew, and
-how far its weights moved from their initial values, relative to their initial norm. Below the lower
-dashed line ({still:g}) a feature hardly learnt, above the upper one ({wild:g}) it ran wild, between
-them it learnt. Here {slow} hardly moved, {learning} learnt, {fast} ran wild. Look how broad the
-useful range of rates is.
-"""
 
 
 def trace(record: Record) -> list[tuple[int, list[float]]]:
@@ -98,13 +84,12 @@ def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
     linear = {"yaxis.type": "linear", "yaxis.range": [-0.02, 1.02]}
     return Figure(
         "posterior",
-        "The weights of the copies of the head",
-        POSTERIOR_CAPTION.format(copies=len(rates), seed=first.settings.seed, seeds=seeds),
         compare_command(experiment, [name]),
         plot,
         pd.DataFrame([[step, *weights] for step, weights in found], columns=["step", *names]),
         [f"{len(records) - shown} more seeds are not drawn."] if len(records) > shown else [],
         [Control("weights", [("linear", linear), ("log", {"yaxis.type": "log", "yaxis.range": [-6, 0.1]})])],
+        said={"copies": len(rates), "seed": first.settings.seed, "seeds": seeds},
     )
 
 
@@ -179,12 +164,9 @@ def features_figure(experiment: Experiment, detail: int, found: Layers | None) -
     notes = [f"One feature in {stride} is drawn, of {len(table)}."] if stride > 1 else []
     notes += [f"{hidden} features are no longer finite and are not drawn."] if hidden else []
     notes += ["Colours: violet, the first layer, to gold, the last."] if len(layers) > MANY_LAYERS else []
-    words = FEATURES_CAPTION.format(
-        method=name, seed=record.settings.seed, still=STILL, wild=WILD,
-        slow=slow, learning=learning, fast=fast,
-    )  # fmt: skip
-    title, command = "Rate and movement of each feature", compare_command(experiment, [name])
-    return Figure("features", title, words, command, plot, table[COLUMNS], notes)
+    said = {"method": name, "seed": record.settings.seed, "still": STILL, "wild": WILD}
+    said |= {"slow": slow, "learning": learning, "fast": fast}
+    return Figure("features", compare_command(experiment, [name]), plot, table[COLUMNS], notes, said=said)
 
 
 def health(found: Layers) -> tuple[list[str], list[list[Any]]]:

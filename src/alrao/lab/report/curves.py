@@ -17,19 +17,6 @@ from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain, t
 SAID = {"train": "training", "valid": "evaluation", "test": "test"}
 MANY = 3
 """From this number of intervals on, they are for the triangle and not for the curves."""
-CURVES_CAPTION = """
-The {what} after each epoch. {better} is better. The thick red line is Alrao, which is given no
-learning rate; the lines from violet (slowest) to gold (fastest) are SGD at one rate each. Look
-whether the red line stays close to the best of them, which is not known before all are tried. Thin
-lines are single seeds, thick ones their mean; a cross marks where a run diverged. Click a name to
-hide its curves, click twice to see only them.
-"""
-ADAM_CAPTION = """
-Alrao on Adam instead of SGD (appendix E of the paper); the lines from violet (slowest) to gold
-(fastest) are Adam at one rate each. The paper found that it trains well and generalises badly: look
-whether the training curve of Alrao-Adam keeps up with the best rate of Adam while its test curve
-rises.
-"""
 
 
 def _intervals(experiment: Experiment) -> set[str]:
@@ -68,11 +55,11 @@ def mean_curve(lines: pd.DataFrame, column: str) -> pd.Series:
 
 def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
     """Draw Alrao among SGD's rates, Adam and every other method that was run."""
-    title, what = "Learning curves", experiment.measure
-    if what == "return":
-        title, what = "Returns during training", "return of an episode"
-    words = CURVES_CAPTION.format(what=what, better="Higher" if experiment.higher else "Lower")
-    figure = _curves(experiment, compared(experiment), "sgd", detail, ("curves", title, words))
+    what = "return of an episode" if experiment.measure == "return" else experiment.measure
+    said = {"what": what, "better": "Higher" if experiment.higher else "Lower"}
+    figure = _curves(experiment, "curves", compared(experiment), "sgd", detail, said)
+    if figure is not None and experiment.measure == "return":
+        figure.title = "Returns during training"
     if figure is not None and (aside := _intervals(experiment)):
         figure.notes.append(f"{len(aside)} other intervals of Alrao are in the triangle, not here.")
     return figure
@@ -85,27 +72,26 @@ def adam_curves(experiment: Experiment, detail: int) -> Figure | None:
     if "alrao-adam" not in set(methods["method"]) or len(methods) < 3:
         return None
     names = list(methods.sort_values("rate", na_position="first").index)
-    words = ("adam", "Alrao-Adam and Adam at several rates", ADAM_CAPTION)
-    return _curves(experiment, names, "adam", detail, words)
+    return _curves(experiment, "adam", names, "adam", detail, {})
 
 
 def _curves(
-    experiment: Experiment, names: list[str], scaled: str, detail: int, words: tuple[str, str, str]
+    experiment: Experiment, name: str, labels: list[str], scaled: str, detail: int, said: dict[str, str]
 ) -> Figure | None:
-    """Draw the curves of some labels; ``words`` are the name, the title and the caption."""
+    """Draw the figure of a name: the curves of some labels."""
     columns = _columns(experiment)
-    methods = experiment.methods.loc[names]
+    methods = experiment.methods.loc[labels]
     looks = paint(methods, scaled)
     plot = panels(2)
     tables: dict[str, pd.DataFrame] = {}
     missing: list[str] = []
     dropped = 0
-    for rank, (name, row) in sorted(enumerate(methods.iterrows()), key=lambda item: item[1][1]["ours"]):
-        records, look = experiment.records(name), looks[name]
-        lines = tables[name] = curves(records, columns)
+    for rank, (label, row) in sorted(enumerate(methods.iterrows()), key=lambda item: item[1][1]["ours"]):
+        records, look = experiment.records(label), looks[label]
+        lines = tables[label] = curves(records, columns)
         default = scaled == "adam" and row["spec"] == MethodSpec("adam")
-        where: dict[str, Any] = {"name": plain("Adam 0.001 (default)" if default else name)}
-        where |= {"legendgroup": name, "legendrank": rank + 1}
+        where: dict[str, Any] = {"name": plain("Adam 0.001 (default)" if default else label)}
+        where |= {"legendgroup": label, "legendrank": rank + 1}
         several = len(records) > 1
         dropped += max(0, len(records) - detail) if several else 0
         for panel, column in enumerate(columns):
@@ -125,7 +111,7 @@ def _curves(
                     showlegend=panel == 0, **where,
                 )  # fmt: skip
             for run, one in singles.items():
-                if records[run].diverged and len(names) < 200 and len(known := one.dropna()):
+                if records[run].diverged and len(labels) < 200 and len(known := one.dropna()):
                     plot.scatter(
                         [*known.tail(1).items()], panel, mode="markers", showlegend=False,
                         marker={"symbol": "x", "size": 9, "color": look["color"]},
@@ -133,8 +119,8 @@ def _curves(
                     )  # fmt: skip
         if lines[list(columns)].isna().all().all():
             lost = all(record.diverged for record in records)
-            missing.append(f"{name} ({'diverged' if lost else 'not there yet'})")
-    drawn = pd.concat([lines.assign(method=name) for name, lines in tables.items()])
+            missing.append(f"{label} ({'diverged' if lost else 'not there yet'})")
+    drawn = pd.concat([lines.assign(method=label) for label, lines in tables.items()])
     if drawn.empty:
         return None
     for panel, (part, of) in enumerate(columns.values()):
@@ -144,8 +130,8 @@ def _curves(
     if dropped:
         notes.append(f"{dropped} single runs are not drawn, to keep the page small; their means are.")
     table = drawn[["method", "seed", "epoch", *columns]]
-    command, controls = compare_command(experiment, names), _controls(drawn, columns)
-    return Figure(*words, command, plot, table, notes, controls)
+    command, controls = compare_command(experiment, labels), _controls(drawn, columns)
+    return Figure(name, command, plot, table, notes, controls, said)
 
 
 def _columns(experiment: Experiment) -> dict[str, tuple[str, str]]:

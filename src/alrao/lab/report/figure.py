@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from html import escape
+from importlib.resources import files
 from math import inf, isnan, log10
 from typing import Any
 
@@ -77,14 +79,15 @@ def _merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
             into[key] = deepcopy(value)
 
 
+WORDS: dict[str, dict[str, str]] = tomllib.loads(files(__package__).joinpath("words.toml").read_text("utf-8"))
+"""The title of each figure, and what it shows and what to look for."""
+
+
 @dataclass
 class Figure:
     """A plot, the words around it, and its numbers."""
 
     name: str
-    title: str
-    look_for: str
-    """What it shows and what to look for."""
     command: str
     """What made it."""
     plot: Plot
@@ -93,10 +96,13 @@ class Figure:
     notes: list[str] = field(default_factory=list)
     """What is not drawn, and why."""
     controls: list[Control] = field(default_factory=list)
+    said: Mapping[str, object] = field(default_factory=dict)
+    """What its words leave open."""
     id: str = ""
 
     def __post_init__(self) -> None:
-        self.look_for = " ".join(self.look_for.split())
+        self.title = WORDS[self.name]["title"]
+        self.look_for = " ".join(WORDS[self.name]["look_for"].format(**self.said).split())
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:

@@ -6,18 +6,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import plotly.offline  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from ... import __version__
 from ..records import Reading
 from ..render.cells import cells, columns, duration, row_name
-from ..render.markdown import PAPER_HEADS, TABLE_1
+from ..render.markdown import PAPER_HEADS, TABLE_1, filled
 from ..settings import spelled
 from ..store import replace_file
 from ..table import Experiment, experiments
@@ -120,8 +118,8 @@ class Section:
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
-    health_heads: list[str] = field(default_factory=list)
-    health: list[list[Any]] = field(default_factory=list)
+    health: tuple[list[str], list[list[Any]]] | None = None
+    """The headings and rows of the table about the features."""
 
 
 @dataclass
@@ -147,27 +145,18 @@ class Report:
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        def text(name: str) -> str:
-            return files(__package__).joinpath(name).read_text("utf-8")
-
-        template = jinja2.Template(
-            text("page.html.j2"),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=jinja2.StrictUndefined,
-        )
         figures = [figure for section in self.sections for figure in section.figures] + self.extra
         for number, figure in enumerate(self.extra, 1):
             figure.id = f"x{number}-{figure.name}"
-        return template.render(
+        return filled(
+            __package__,
+            "page.html.j2",
+            escape=True,
             report=self,
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             version=__version__,
             table_1=TABLE_1,
             paper_heads=PAPER_HEADS,
-            style=Markup(text("page.css")),
-            script=Markup(text("page.js")),
             plotly=Markup(plotly.offline.get_plotlyjs()),
             drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
             themes=Markup(_script_json(THEMES)),
@@ -198,7 +187,7 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
         figure.id = f"{name}-{number}-{figure.name}"
     section = Section(name, experiment, comparison(experiment), figures)
     if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
-        section.health_heads, section.health = health(layers)
+        section.health = health(layers)
     return section
 
 
@@ -227,7 +216,7 @@ def _shorten(report: Report, excess: int) -> None:
             return
         if section.figures:
             excess -= sum(len(_script_json(_drawing(figure))) + 1000 for figure in section.figures)
-            section.figures, section.health = [], []
+            section.figures, section.health = [], None
             report.left_out.append(f"{section.experiment.title}: its figures, {reason} them")
     while excess > 0 and report.sections:
         section = report.sections.pop()

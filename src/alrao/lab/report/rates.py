@@ -17,24 +17,6 @@ from .figure import rounded as short
 
 MARK = {"symbol": "x", "size": 11, "color": BASELINE}
 CROSS: dict[str, Any] = {"mode": "markers", "name": "diverged", "marker": MARK}
-VALLEY_CAPTION = """
-Test {measure} at the best epoch on validation data, against the learning rate; {better} is better.
-SGD is good in a narrow range of rates, and where that range lies changes with the network and the
-data. The red line is Alrao, which uses all these rates at once and is given none: look how few
-rates are better than the line, and by how much. Bars and the band are one standard deviation over
-seeds.
-"""
-TRIANGLE_CAPTION = """
-Each cell is {method} with rates drawn from one interval: lowest rate across, highest rate up. The
-cells on the diagonal are plain {base} at one rate. {sides} at the best epoch on validation data;
-brighter is better; a cross is a run that diverged. Look for the large region where the interval
-does not matter: it works as soon as the interval contains one suitable rate.
-"""
-FROZEN_CAPTION = """
-A random fraction of the features is trained, the others keep their initial weights (appendix G of
-the paper). Look how flat the curve is towards the right: a network loses little if many of its
-features are not trained, which is why Alrao can give many of them a rate that is too small.
-"""
 
 
 def _summary(rows: pd.DataFrame, part: str, measure: str) -> pd.DataFrame:
@@ -84,12 +66,11 @@ def valley(experiment: Experiment) -> Figure | None:
     table = found.assign(method=titles)[["method", "rate", "value", "deviation", "seeds", "failed"]]
     return Figure(
         "valley",
-        "What the choice of a learning rate costs",
-        VALLEY_CAPTION.format(measure=measure, better="higher" if experiment.higher else "lower"),
         compare_command(experiment, found.index),
         plot,
         table.rename(columns={"value": f"test {measure}", "seeds": "runs"}),
         controls=axes_controls("vertical axis", {"yaxis": drawn}, {"yaxis": 8 * drawn.median()}),
+        said={"measure": measure, "better": "higher" if experiment.higher else "lower"},
     )
 
 
@@ -133,13 +114,12 @@ def triangle(experiment: Experiment, method: str = "alrao") -> Figure | None:
     sides = "First the training loss, then the test loss," if len(parts) > 1 else f"Test {measure}"
     return Figure(
         "triangle",
-        "Every interval of rates",
-        TRIANGLE_CAPTION.format(method=METHODS[method].title, base=METHODS[base].title, sides=sides),
         triangle_command(experiment, method, rates),
         plot,
         table[["part", "low", "high", "value", "failed"]].rename(
             columns={"low": "lowest rate", "high": "highest rate"}
         ),
+        said={"method": METHODS[method].title, "base": METHODS[base].title, "sides": sides},
     )
 
 
@@ -203,8 +183,6 @@ def frozen(experiment: Experiment) -> Figure | None:
     plot.axis("y", measure)
     return Figure(
         "frozen",
-        "Training only some of the features",
-        FROZEN_CAPTION,
         compare_command(experiment, found.index),
         plot,
         table[["rate", "part", "fraction", "value", "deviation"]],

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..errors import LabError, missing
+from ..errors import missing
 from ..settings import Settings
 from ..tasks.task import Budget, Task
 from ..training import Trainable
@@ -27,8 +27,6 @@ class _Control(Task):
     recipe: ClassVar[Recipe]
 
     def load(self, settings: Settings, device: torch.device) -> Trainable:
-        if settings.tau is not None and settings.tau > 1:
-            raise LabError(f"--tau must be at most 1, got {settings.tau}")
         try:
             from .qlearning import QLearning
         except ModuleNotFoundError as error:

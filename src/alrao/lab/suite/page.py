@@ -55,64 +55,43 @@ def table(standings: Standings, workloads: Sequence[Workload], title: str) -> Ta
     return shown
 
 
-HEAD = """
-How far the test loss of each contender is behind the best tuned one ({}),
-in per cent of that; a minus is ahead. On each workload, the reference is the tuned contender with the lowest
-mean test loss, and both means are over the seeds that both have. *Worst* and *mean* are over the workloads of
-the table, the *interval* is a 95 % bootstrap interval of the mean over the seeds. *Failed* counts runs that
-diverged, those of searches for a rate included; *at chance* counts runs that learned nothing; *runs* is the
-number of rates tried. Rates are chosen on validation data with one seed: decades until the best one is
-surrounded, then half-decades. The epoch is chosen on validation data too. All contenders take the same number
-of steps.
-
-![A dot for each method on each workload](images/suite-dots.svg)
-
-![Performance profile](images/suite-profile.svg)
-
-Workloads *held out* were not used for choosing any default: they were listed before the first run of `auto`
-on them. Written by `make suite`.
-"""
 PAIR = ("auto", "sgd")
-PAIRED = """\
-## Auto and the best constant rate, seed by seed
-
-Two runs of one seed have the same weights at the start, but for the copies of the output layer, and see the
-same batches. By how many per cent the test loss of `{}` is above that of `{}` at its best rate: the mean over
-the seeds, and on how many of them it is below.
-"""
+"""The contenders that are compared seed by seed."""
+HALVES = {"held out": False, "used for choosing": True}
+"""The workloads that are shown together, and whether they are those that defaults were chosen on."""
 
 
 def markdown(standings: Standings, workloads: Sequence[Workload], title: str = "The suite") -> str:
     """Return a page: gaps on the workloads that are held out, on the others, and losses."""
-    tuned = ", ".join(f"`{contender.name}`" for contender in standings.contenders if contender.tuned)
-    lines = [f"# {title}", HEAD.format(tuned)]
-    if note := historical_note(standings.every):
-        lines += [note, ""]
     ready = [workload for workload in workloads if workload.name in standings.best]
-    waiting = [workload.name for workload in workloads if workload not in ready]
-    if waiting:
-        lines += [f"Not trained yet, or with a search for a rate that is not over: {', '.join(waiting)}.", ""]
-    for heading, chosen_on in (("held out", False), ("used for choosing", True)):
-        if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
-            lines += [f"## Workloads {heading}", "", *_gaps(standings, some), ""]
-    lines += [*_paired(standings, ready), "## Losses", ""]
-    for workload in workloads:
-        lines += _losses(standings, workload)
-    return "\n".join(lines)
+    halves = {which: [each for each in ready if each.chosen_on == chosen] for which, chosen in HALVES.items()}
+    return md.filled(
+        __package__,
+        "page.md.j2",
+        title=title,
+        tuned=", ".join(f"`{contender.name}`" for contender in standings.contenders if contender.tuned),
+        note=historical_note(standings.every),
+        waiting=[workload.name for workload in workloads if workload not in ready],
+        gaps=[(which, *_gaps(standings, some)) for which, some in halves.items() if some],
+        pair=PAIR,
+        paired=_paired(standings, ready),
+        losses=[shown for workload in workloads if (shown := _losses(standings, workload))],
+    )
 
 
-def _gaps(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
+def _gaps(standings: Standings, workloads: Sequence[Workload]) -> tuple[str, str]:
     """The contenders on all workloads together, and on each."""
     names = [contender.name for contender in standings.contenders]
     gaps = standings.gaps.reindex(index=names, columns=[workload.name for workload in workloads])
     each = [[name, *("–" if gap != gap else _percent(gap) for gap in gaps[name])] for name in gaps]
     together = [_summed(standings, contender, workloads) for contender in standings.contenders]
-    return [*md.table(["contender", *SUMMED], together), "", *md.table(["workload", *names], each)]
+    return md.table(["contender", *SUMMED], together), md.table(["workload", *names], each)
 
 
-def _paired(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
+def _paired(standings: Standings, workloads: Sequence[Workload]) -> str:
+    """The differences of the pair; nothing where one of them was not run."""
     if not {contender.name for contender in standings.contenders} >= set(PAIR):
-        return []
+        return ""
     rows = []
     for workload in workloads:
         found = differences(*(standings.of(name, workload.name) for name in PAIR))
@@ -121,11 +100,11 @@ def _paired(standings: Standings, workloads: Sequence[Workload]) -> list[str]:
             chosen, below = "yes" if workload.chosen_on else "no", sum(gap < 0 for gap in found)
             gap = _percent(mean(found)) + deviation
             rows.append([workload.name, chosen, gap, str(len(found)), str(below)])
-    heads = ["workload", "used for choosing", "difference", "seeds", "below"]
-    return [PAIRED.format(*PAIR), *md.table(heads, rows, left=2), ""]
+    return md.table(["workload", "used for choosing", "difference", "seeds", "below"], rows, left=2)
 
 
-def _losses(standings: Standings, workload: Workload) -> list[str]:
+def _losses(standings: Standings, workload: Workload) -> tuple[Workload, str, str] | None:
+    """The losses of the contenders on a workload after its steps, if any has run on it."""
     rows, record = [], None
     for contender in standings.contenders:
         runs = standings.of(contender.name, workload.name)
@@ -135,10 +114,10 @@ def _losses(standings: Standings, workload: Workload) -> list[str]:
             losses = [spread(row, part, 4) for part in ("valid", "test")]
             rows.append([name, *losses, str(row["seeds"]), f"{row['seconds']:.1f}"])
     if record is None:
-        return []
-    measure, steps = record.measures[0], record.result["steps"]
-    heads = ["contender", f"validation {measure}", f"test {measure}", "seeds", "seconds per run"]
-    return [f"### {workload.name}: {workload.what}", "", f"{steps:,} steps.", "", *md.table(heads, rows), ""]
+        return None
+    measures = [f"{part} {record.measures[0]}" for part in ("validation", "test")]
+    shown = md.table(["contender", *measures, "seeds", "seconds per run"], rows)
+    return workload, f"{record.result['steps']:,}", shown
 
 
 COLOURS = ["#3f6fe8", "#c99700", "#1fa774", "#7b3fe4", "#8d6e63", "#d6409f", "#1a9bc7", "#78909c", "#7fa322"]
@@ -149,14 +128,14 @@ FARTHEST = 0.5
 COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
 
 
-def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
+def dots(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     """Draw a row for each workload, with a dot for each contender at its gap to the best tuned run."""
     ready = [workload for workload in workloads if workload.name in standings.best]
     held_out = {each.name: f"{each.name} (held out)" for each in ready if not each.chosen_on}
     names = [*held_out.values(), *(each.name for each in ready if each.chosen_on)]
     gaps = standings.gaps.rename(columns=held_out).reindex(columns=names)
     plot = panels(1, height=120 + 26 * len(names))
-    for contender, look in _looks(contenders):
+    for contender, look in _looks(standings.contenders):
         found = gaps.loc[contender.name].dropna().clip(upper=FARTHEST)
         plot.add(
             "scatter",
@@ -166,11 +145,10 @@ def dots(standings: Standings, workloads: Sequence[Workload], contenders: Sequen
         )  # fmt: skip
     plot.axis("x", "test loss behind the best tuned run, % (0 is as good; 50 stands for more)", zeroline=True)
     plot.axis("y", "", categoryorder="array", categoryarray=list(reversed(names)))
-    words = "Left of 0 is better than the best tuned run. Dots at the right edge are 50 % behind or more."
-    return Figure("suite-dots", "Every method on every workload", words, COMMAND, plot, gaps.reset_index())
+    return Figure("suite-dots", COMMAND, plot, gaps.reset_index())
 
 
-def profile(standings: Standings, workloads: Sequence[Workload], contenders: Sequence[Contender]) -> Figure:
+def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     """Draw on which part of the workloads a contender is within a gap to the best tuned run.
 
     Contenders that have not run on all of them are left out.
@@ -179,7 +157,7 @@ def profile(standings: Standings, workloads: Sequence[Workload], contenders: Seq
     gaps = standings.gaps.reindex(columns=names)
     plot = panels(1)
     rows: list[dict[str, Any]] = []
-    for contender, look in _looks(contenders):
+    for contender, look in _looks(standings.contenders):
         if gaps.loc[contender.name].isna().any():
             continue
         found = sorted(100 * gap for gap in gaps.loc[contender.name].dropna() if isfinite(gap))
@@ -192,8 +170,7 @@ def profile(standings: Standings, workloads: Sequence[Workload], contenders: Seq
         rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
     plot.axis("x", "test loss behind the best tuned run, at most, %")
     plot.axis("y", "part of the workloads", range=[0, 1.02])
-    words = "The higher a line, the more workloads a method solves within a gap. At 0 it ties with tuning."
-    return Figure("suite-profile", "Performance profile", words, COMMAND, plot, pd.DataFrame(rows))
+    return Figure("suite-profile", COMMAND, plot, pd.DataFrame(rows))
 
 
 def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, Any]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
-from math import inf
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -124,18 +124,17 @@ class Standings:
             means = {who: self.of(who, name)["loss"].mean() for who in over}
             if len(over) == len(tuned) and min(means.values(), default=inf) < inf:
                 self.best[name] = min(means, key=means.__getitem__)
-        gaps = {name: {who: self.gap(who, name) for who, on in groups if on == name} for name in self.best}
+        gaps = {name: {who: self._gap(who, name) for who, on in groups if on == name} for name in self.best}
         self.gaps = pd.DataFrame(gaps).reindex(sorted({who for who, _ in groups}))
         """By how much of the best tuned loss each contender is above it; infinite where a run failed.
 
         Both losses are means over the seeds that both have."""
 
-    def gap(self, contender: str, workload: str) -> float:
-        """Return by how much of the best tuned mean loss a contender's is above it, over common seeds."""
+    def _gap(self, contender: str, workload: str) -> float:
         pairs = self._pairs(contender, workload)
         if (self.of(contender, workload)["loss"] == inf).any():
             return inf
-        return float(pairs[:, 0].mean() / pairs[:, 1].mean() - 1) if len(pairs) else float("nan")
+        return float(pairs[:, 0].mean() / pairs[:, 1].mean() - 1) if len(pairs) else nan
 
     def _pairs(self, contender: str, workload: str) -> np.ndarray:
         """The test losses of a contender and of the best tuned one."""

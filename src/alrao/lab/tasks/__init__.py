@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from ..errors import unknown
-from .task import Budget, Problem, Supervised, Task
-
-__all__ = ["TASKS", "Budget", "Problem", "Supervised", "Task", "get_task"]
+from .task import Task
 
 TASKS = {
     "digits": ("tasks.images", "Digits"),

@@ -134,8 +134,6 @@ class _Images(Dataset[Any]):
 
 def _workers(wanted: int | None) -> int:
     if wanted is not None:
-        if wanted < 0:
-            raise LabError(f"--workers must not be negative, got {wanted}")
         return wanted
     if multiprocessing.current_process().daemon:  # may not have children
         return 0

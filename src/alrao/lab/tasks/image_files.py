@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import torch
 
 from ..errors import LabError
@@ -118,15 +119,10 @@ def require_same_classes(first: Listing, second: Listing) -> None:
 def in_proportion(listing: Listing, shares: Sequence[float], generator: torch.Generator) -> list[Listing]:
     """Split a listing at random into parts in random order, with the same proportions of classes in each."""
     order = torch.randperm(len(listing), generator=generator)
-    labels = torch.from_numpy(listing.labels)[order]
-    counts = torch.bincount(labels, minlength=len(listing.classes))
-    firsts = counts.cumsum(0) - counts
-    sorted_labels, by_class = labels.sort(stable=True)
-    ranks = torch.empty(len(listing), dtype=torch.float64)
-    ranks[by_class] = torch.arange(len(listing), dtype=torch.float64) - firsts[sorted_labels]
-    quantiles = (ranks + 0.5) / counts[labels]
-    bounds = torch.tensor(shares, dtype=torch.float64).cumsum(0)[:-1]
-    part = torch.bucketize(quantiles, bounds)
+    labels = pd.Series(listing.labels[order.numpy()])
+    by_class = labels.groupby(labels)
+    quantiles = (by_class.cumcount() + 0.5) / by_class.transform("size")
+    part = torch.from_numpy(np.searchsorted(np.cumsum(shares)[:-1], quantiles))
     return [listing.take(order[part == number]) for number in range(len(shares))]
 
 

@@ -139,13 +139,14 @@ def _column(path: Path, fields: pd.Series, *, is_target: bool) -> pd.Series:
     return numbers
 
 
-def split(rows: int, seed: int | None = None) -> dict[str, Tensor]:
-    """Split rows into training (70 %), validation and test (15 % each), by a seed or always the same."""
-    name = ("table", rows) if seed is None else ("table", rows, seed)
+def split(rows: int, settings: Settings) -> dict[str, Tensor]:
+    """Split rows into training (70 %), validation and test (15 % each), by a constant seed or the run's."""
+    name = ("table", rows, settings.seed) if settings.resplit else ("table", rows)
     order = torch.randperm(rows, generator=generator(*name))
     held_out = rows * 15 // 100
     sizes = {"train": rows - 2 * held_out, "valid": held_out, "test": held_out}
-    return dict(zip(sizes, order.split(list(sizes.values())), strict=True))
+    parts = dict(zip(sizes, order.split(list(sizes.values())), strict=True))
+    return {**parts, "train": parts["train"][: settings.train_size]}
 
 
 def prepare(table: Table, train: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -249,12 +250,6 @@ def _data(
     return parts, identity, {"inputs": inputs.shape[1], **about}
 
 
-def _split(rows: int, settings: Settings) -> dict[str, Tensor]:
-    """The rows of each part, by a constant seed or by the run's."""
-    found = split(rows, settings.seed if settings.resplit else None)
-    return {**found, "train": found["train"][: settings.train_size]}
-
-
 def _standardised(columns: Tensor, train: Tensor) -> Tensor:
     """The columns with mean 0 and deviation 1 over the training rows."""
     mean, deviation = columns[train].mean(0), columns[train].std(0, correction=0)
@@ -277,7 +272,7 @@ class Regression(Numbers):
             raise LabError(f"--target {settings.target} needs a file: name the file with --data FILE")
         else:
             table = diabetes()
-        rows = _split(len(table), settings)
+        rows = split(len(table), settings)
         inputs, targets, notes = prepare(table, rows["train"])
         about = {"source": table.source, "target": table.target.name, **notes}
         return _data(inputs, targets, rows, table.identity, about)
@@ -292,7 +287,7 @@ class _Labelled(Classification, Rows):
 
     def read(self, settings: Settings) -> Data:
         table = shipped(self.source)
-        rows = _split(len(table.target), settings)
+        rows = split(len(table.target), settings)
         inputs = _standardised(torch.from_numpy(table.data), rows["train"])
         identity = short_digest(table.data.tobytes(), table.target.tolist())
         about = {"source": "scikit-learn", "classes": len(table.target_names)}
@@ -330,7 +325,7 @@ class _Pixels(Numbers):
     def read(self, settings: Settings) -> Data:
         pixels = shipped("load_sample_image", self.file)
         made = self.rows(torch.tensor(pixels).double())
-        rows = _split(len(made[0]), settings)
+        rows = split(len(made[0]), settings)
         inputs, targets = (_standardised(each, rows["train"]) for each in made)
         about = {"source": f"scikit-learn's {self.file}"}
         return _data(inputs, targets, rows, short_digest(pixels.tobytes()), about)

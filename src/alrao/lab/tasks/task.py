@@ -90,7 +90,7 @@ class Supervised(Task, Problem):
     """A task of batches of inputs and targets, which, once loaded, is itself the problem of one run.
 
     The training batches depend only on the settings' seed, the epoch and the position in the epoch, so that a
-    run can resume anywhere. Tensors are on the CPU or already on the run's device.
+    run can resume anywhere. Tensors are on the run's device.
     """
 
     settings: Settings
