@@ -56,7 +56,7 @@ def reproduce(
               help="runs of every method without a rate, and of every other at its best rate")  # fmt: skip
 @click.option("--run/--no-run", "train", default=True, help="train missing runs, or only show finished ones")
 @click.option("--markdown", metavar="FILE", help="write the tables to a Markdown page as well")
-@click.option("--figures", metavar="DIR", help="draw a dot plot and a performance profile as SVG files there")
+@click.option("--figures", metavar="DIR", help="draw dot plots and a performance profile as SVG files there")
 @click.option("--title", default="The suite", show_default=True, help="title of that page")
 @options(FEW)
 def suite(
@@ -101,7 +101,7 @@ def suite(
     if markdown is not None:
         replace_file(Path(markdown), page.markdown(found, list(runs.workloads), title).encode())
     if figures is not None:
-        drawn = [draw(found, runs.workloads) for draw in (page.dots, page.profile)]
+        drawn = page.figures(found, list(runs.workloads))
         write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
     fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
 

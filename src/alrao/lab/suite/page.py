@@ -125,27 +125,36 @@ OURS = {"auto": ("circle", "solid"), "auto-steps": ("circle-open", "dot"), "auto
 """The marks and lines of our methods, all in one colour."""
 FARTHEST = 0.5
 """Larger gaps are drawn at the edge."""
+SYMBOLS = ("diamond", "square", "triangle-up")
+"""The marks of the others: the next one where colours begin again."""
 COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
 
 
-def dots(standings: Standings, workloads: Sequence[Workload]) -> Figure:
+def figures(standings: Standings, workloads: Sequence[Workload]) -> list[Figure]:
+    """Return the dot plots of the workloads held out and of all, and the performance profile."""
+    held_out = [workload for workload in workloads if not workload.chosen_on]
+    some = [dots(standings, held_out, "suite-held-out")] if held_out else []
+    return [*some, dots(standings, workloads), profile(standings, workloads)]
+
+
+def dots(standings: Standings, workloads: Sequence[Workload], name: str = "suite-dots") -> Figure:
     """Draw a row for each workload, with a dot for each contender at its gap to the best tuned run."""
     ready = [workload for workload in workloads if workload.name in standings.best]
     held_out = {each.name: f"{each.name} (held out)" for each in ready if not each.chosen_on}
     names = [*held_out.values(), *(each.name for each in ready if each.chosen_on)]
     gaps = standings.gaps.rename(columns=held_out).reindex(columns=names)
-    plot = panels(1, height=120 + 26 * len(names))
+    plot = panels(1, height=max(120 + 26 * len(names), 60 + 20 * len(standings.contenders)))
     for contender, look in _looks(standings.contenders):
         found = gaps.loc[contender.name].dropna().clip(upper=FARTHEST)
         plot.add(
             "scatter",
             x=[round(100 * gap, 2) for gap in found], y=list(found.index), name=contender.name,
-            mode="markers",
+            mode="markers", legendrank=look["rank"],
             marker={"color": look["color"], "size": 11 if look["ours"] else 7, "symbol": look["symbol"]},
         )  # fmt: skip
     plot.axis("x", "test loss behind the best tuned run, % (0 is as good; 50 stands for more)", zeroline=True)
     plot.axis("y", "", categoryorder="array", categoryarray=list(reversed(names)))
-    return Figure("suite-dots", COMMAND, plot, gaps.reset_index())
+    return Figure(name, COMMAND, plot, gaps.reset_index())
 
 
 def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
@@ -155,7 +164,7 @@ def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     """
     names = [workload.name for workload in workloads if workload.name in standings.best]
     gaps = standings.gaps.reindex(columns=names)
-    plot = panels(1)
+    plot = panels(1, height=max(420, 60 + 20 * len(standings.contenders)))
     rows: list[dict[str, Any]] = []
     for contender, look in _looks(standings.contenders):
         if gaps.loc[contender.name].isna().any():
@@ -166,7 +175,7 @@ def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
         steps.append((edge, steps[-1][1]))
         width = 4 if look["ours"] else 2
         line = {"color": look["color"], "width": width, "shape": "hv", "dash": look["dash"]}
-        plot.scatter(steps, name=contender.name, mode="lines", line=line)
+        plot.scatter(steps, name=contender.name, mode="lines", line=line, legendrank=look["rank"])
         rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
     plot.axis("x", "test loss behind the best tuned run, at most, %")
     plot.axis("y", "part of the workloads", range=[0, 1.02])
@@ -174,11 +183,13 @@ def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
 
 
 def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, Any]]]:
-    """The look of each contender; ours stand out and are drawn last."""
+    """The look of each contender; ours stand out, are drawn last, and come first in the legend."""
     looks = []
     for i, contender in enumerate(contenders):
         ours = contender.method in OURS
         colour = ALRAO if ours else COLOURS[i % len(COLOURS)]
-        symbol, dash = OURS[contender.method] if ours else ("diamond", "solid")
-        looks.append((contender, {"color": colour, "ours": ours, "symbol": symbol, "dash": dash}))
+        symbol, dash = OURS[contender.method] if ours else (SYMBOLS[i // len(COLOURS) % 3], "solid")
+        rank = i if ours else len(contenders) + i
+        look = {"color": colour, "ours": ours, "symbol": symbol, "dash": dash, "rank": rank}
+        looks.append((contender, look))
     return sorted(looks, key=lambda item: item[1]["ours"])
