@@ -215,6 +215,10 @@ def bad_input(rank, world):
         model = alrao.Alrao(Net().double(), 2 + rank)
         step(model, alrao.SGD(model))
 
+    def sharded_copies():
+        torch.manual_seed(0)
+        alrao.Auto(whole(alrao.Alrao(Net().double(), 2 + rank)))
+
     def seeds():
         model = build(seed=rank)
         step(model, alrao.SGD(model))
@@ -264,7 +268,7 @@ def bad_input(rank, world):
     def collapse():
         whole(build()).collapse()
 
-    bad = (copies, seeds, rates, flattened, older, inside, muon, part, smaller, collapse)
+    bad = (copies, sharded_copies, seeds, rates, flattened, older, inside, muon, part, smaller, collapse)
     return {do.__name__: message(do) for do in bad}
 
 
