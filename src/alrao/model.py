@@ -264,7 +264,7 @@ class Alrao(AveragedWrapper):
         weights in training mode.
         """
         if "finite_statistics" in self.__dict__:
-            self.finite_statistics.restore()
+            self.finite_statistics.restore(reads=is_readable(self.head.evidence))
         super().train(mode)
         self.place_weights()
         if "_watch" in self.__dict__ and self.head.evidence.grad is not None:  # not of a moving average

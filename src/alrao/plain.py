@@ -151,7 +151,7 @@ class Plain:
         self._seen = self._mode() if self.modules else training
 
     def _mode_called(self, *_: Any, **__: Any) -> None:
-        self.finite_statistics.restore()
+        self.finite_statistics.restore(reads=is_readable(self.head.evidence))
         self._seen = not self._mode()  # a call counts, whatever the mode was
         self.place_weights()
         self._stale = []

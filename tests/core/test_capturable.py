@@ -13,6 +13,7 @@ from support.reads import reads
 from torch import nn, optim
 
 import alrao
+from alrao.heads import large
 
 quick = settings(deadline=None, max_examples=4, derandomize=True)
 
@@ -79,7 +80,7 @@ def assert_alike(one, other, tolerance=1e-9):
 @pytest.mark.parametrize(("optimizer", "likelihood", "averaging"), ALL)
 def test_a_training_on_meta(optimizer, likelihood, averaging):
     model, chosen = build(optimizer, likelihood, averaging, "meta")
-    zoom = alrao.Zoom(chosen, steps=4, every=2) if optimizer in ("Adam", "SGD") else None
+    zoom = alrao.Zoom(chosen, steps=4, every=2) if optimizer != "Auto" else None
     x, y = batch(0, likelihood, "meta")
     for _ in range(8):  # Auto's search takes 6
         with reads() as found:
@@ -89,8 +90,24 @@ def test_a_training_on_meta(optimizer, likelihood, averaging):
             model.eval()
             model(x)
             model.train()
-    assert not found["__get__"], "a branch on is_meta"
+        assert not found["__get__"], "a branch on is_meta"
     assert model.posterior.device.type == "meta"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_plain_network_on_meta(optimizer):
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).to("meta")
+    chosen = OPTIMIZERS[optimizer](net)
+    x = torch.randn(10, 6, device="meta")
+    for _ in range(8):
+        with reads() as found:
+            chosen.zero_grad()
+            net(x).abs().mean().backward()
+            chosen.model.clip_grad_norm_(1.0)
+            chosen.step()
+            net.eval()
+            net.train()
+        assert not found["__get__"], "a branch on is_meta"
 
 
 @pytest.mark.parametrize(("optimizer", "likelihood", "averaging"), ALL)
@@ -113,8 +130,48 @@ def test_reads_are_seen():
     model, chosen = build("SGD")
     with reads() as found:
         train(model, chosen, *batch(0))
+        assert not model.posterior.is_meta
     assert found["tolist"] >= 1
     assert found["_local_scalar_dense"] >= 1
+    assert found["__get__"] == 1
+
+
+LOSSES = {
+    "hard": F.cross_entropy,
+    "smoothed": lambda out, y: F.cross_entropy(out, y, label_smoothing=0.1),
+    "weighted": lambda out, y: F.cross_entropy(
+        out, y, torch.ones(3, dtype=out.dtype, device=out.device), label_smoothing=0.1
+    ),
+    "ignored": lambda out, y: F.cross_entropy(out, y, ignore_index=1),
+    "soft": lambda out, y: F.cross_entropy(
+        out, y[:, None].eq(torch.arange(3, device=y.device)).to(out.dtype)
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_no_loss_of_a_classifier_reads_anything(loss, size, device, monkeypatch):
+    monkeypatch.setattr(large, "LARGE", 1 if size == "large" else large.LARGE)
+    model, chosen = build("Auto", device=device, capturable=True)
+    eager, its_own = build("Auto")
+    for i in range(4):
+        x, y = batch(i, device=device)
+        with reads() as found:
+            chosen.zero_grad()
+            LOSSES[loss](model(x), y).backward()
+            chosen.step()
+            model.eval()
+            model(x)
+            model.train()
+        assert not found or i == 0
+        if device == "cpu":
+            its_own.zero_grad()
+            LOSSES[loss](eager(x), y).backward()
+            its_own.step()
+    if device == "cpu":
+        assert_alike((model, chosen), (eager, its_own), 1e-6)
 
 
 # It is the same step.

@@ -117,7 +117,9 @@ def test_argmax_and_topk_without_a_graph_never_hold_the_output(monkeypatch):
     monkeypatch.setattr(lazy, "ROWS", 5)
     sizes, log_mixture = [], large.log_mixture
     monkeypatch.setattr(
-        large, "log_mixture", lambda rows, *args: sizes.append(len(rows)) or log_mixture(rows, *args)
+        large,
+        "log_mixture",
+        lambda rows, *args, **options: sizes.append(len(rows)) or log_mixture(rows, *args, **options),
     )
     model, x = converted(), batch(4, 3)
     out = model(x)

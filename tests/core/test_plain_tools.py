@@ -302,3 +302,36 @@ def test_auto_trains_a_classifier_that_was_not_wrapped():
     net.eval()
     x = batch(1000, 500)
     assert (net(x).argmax(1) == x[:, :3].argmax(1)).float().mean() > 0.7
+
+
+# Memory.
+
+
+def bytes_of_a_step(net, optimizer):
+    """The state before a step, and all that it sets aside at once."""
+    optimizer.zero_grad()
+    net(torch.randn(2, 256)).square().mean().backward()
+    kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    at_once = now = sum(each.nbytes for each in kept)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        optimizer.step()
+    events = (e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        at_once = max(at_once, now)
+    return at_once
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_search_needs_a_copy_of_the_weights_more_than_adam(capturable):
+    net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+    twin = copy.deepcopy(net)
+    optimizer, adam = (
+        alrao.Auto(net, capturable=capturable),
+        torch.optim.Adam(twin.parameters(), foreach=True),
+    )
+    ours, theirs = ([bytes_of_a_step(*each) for _ in range(3)] for each in ((net, optimizer), (twin, adam)))
+    assert not optimizer.search.over
+    weights = sum(p.nbytes for p in net.parameters())
+    assert max(ours) <= max(theirs) + 1.05 * weights  # there are some numbers for each feature too

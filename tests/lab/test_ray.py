@@ -138,6 +138,10 @@ def test_a_node_dies(tmp_path, cluster, capsys):
     assert re.search(r"Adam\W+\d+\.\d+", capsys.readouterr().out)
     with pytest.raises(LabError, match=r"--gpus 0.25 is more than any node of the Ray cluster has \(0\)"):
         compared(tmp_path, "adam").run(Ray(gpus=0.25))
+    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=80 * 2**20)  # as Ray counts them
+    shared = compared(tmp_path / "shared", "adam", device="cpu")
+    shared.run(Ray(gpus=0.25))
+    assert shared.failed == {}
     with pytest.raises(LabError, match=r"--threads 64 is more than any node of the Ray cluster has \(1\)"):
         compared(tmp_path, "adam", threads=64).run(Ray())
 

@@ -55,6 +55,29 @@ def on_columns(model):
     return model
 
 
+def on_second_axis(model):
+    """Heads are sharded over the classes, other matrices over their inputs."""
+    fully_shard(model, shard_placement_fn=lambda p: Shard(min(1, p.ndim - 1)))
+    return model
+
+
+def on_two_axes(model):
+    """Each pair of processes has a whole model, in two shards."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("pairs", "shards"))
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+PLACED = {"second-axis": on_second_axis, "two-axes": on_two_axes}
+
+
+def even_model():
+    """A model whose axes can be divided by the number of processes."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    return alrao.Alrao(net.double(), COPIES)
+
+
 def fail_copy(model):
     """The second copy has weights that are not finite."""
     with torch.no_grad():
@@ -95,6 +118,8 @@ def special(what, way=None, rank=0, world=1):
         shards = None
     elif what == "columns" and way:
         shards = on_columns
+    elif what in PLACED:
+        model, shards = even_model(), PLACED[what] if way else None
     elif what.startswith("plain"):
         model, shards = plain_net(), on_columns if what == "plain-columns" and way else way
     model = model if shards is None else (WAYS[shards] if isinstance(shards, str) else shards)(model)
@@ -146,7 +171,7 @@ SPECIAL = [("clip", "layers"), ("clip", "copies"), ("late", "layers"), ("columns
 SPECIAL += [("smooth", "copies"), ("failed", "copies"), ("plain", "whole"), ("smooth", "layers")]
 SPECIAL += [("plain", "layers"), ("plain-columns", "whole")]
 SPECIAL += [("plain-gathered", "whole"), ("plain-device", "layers")]
-SPECIAL += [("large", "layers"), ("gathered", "layers")]
+SPECIAL += [("large", "layers"), ("gathered", "layers"), *((what, "whole") for what in PLACED)]
 
 
 def exchanged(rank, world):
@@ -189,6 +214,10 @@ def bad_input(rank, world):
         torch.manual_seed(0)
         model = alrao.Alrao(Net().double(), 2 + rank)
         step(model, alrao.SGD(model))
+
+    def sharded_copies():
+        torch.manual_seed(0)
+        alrao.Auto(whole(alrao.Alrao(Net().double(), 2 + rank)))
 
     def seeds():
         model = build(seed=rank)
@@ -239,7 +268,7 @@ def bad_input(rank, world):
     def collapse():
         whole(build()).collapse()
 
-    bad = (copies, seeds, rates, flattened, older, inside, muon, part, smaller, collapse)
+    bad = (copies, sharded_copies, seeds, rates, flattened, older, inside, muon, part, smaller, collapse)
     return {do.__name__: message(do) for do in bad}
 
 

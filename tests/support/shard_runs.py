@@ -184,7 +184,9 @@ def save_part(folder, name, at, training, rank, world):
     optimizer = optimizer_for(model, name)
     train(model, optimizer, rows=share(rank, world), steps=at)
     model.train(training)
-    dcp.save(packed(model, optimizer), checkpoint_id=f"{folder}/{name}-{at}-{training}")
+    state = packed(model, optimizer)
+    assert state["optimizer"]["state"].keys() == dict(model.named_parameters()).keys()
+    dcp.save(state, checkpoint_id=f"{folder}/{name}-{at}-{training}")
     assert all(
         isinstance(s[key], DTensor) for s in optimizer.state.values() for key in s if key in ("u", "v")
     )

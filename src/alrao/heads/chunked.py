@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import evidence as reports
 from .. import finite
-from .mixture import refuse_second_derivative, wide
+from .mixture import refuse_second_derivative, wide, without_autocast
 
 __all__ = ["Copies", "Gradients", "backward_of_mixture", "chunks", "hard_nll", "log_mixture"]
 
@@ -40,6 +40,8 @@ def hard_nll(
     share: Tensor,
     divisor: Tensor | None,
     mixing: slice | None = None,
+    *,
+    reads: bool,
 ) -> Tensor:
     """Return the mixture's negative log-likelihood of hard targets.
 
@@ -56,8 +58,9 @@ def hard_nll(
         share: how much each row counts.
         divisor: return the sum over the rows divided by this; None: return each row's loss.
         mixing: the copies whose weight is not 0, to save work for the others; None: all.
+        reads: whether a read on the host costs nothing.
     """
-    return _HardNLL.apply(z, weight, bias, a, evidence, target, share, divisor, mixing)
+    return _HardNLL.apply(z, weight, bias, a, evidence, target, share, divisor, mixing, reads)
 
 
 class Gradients:
@@ -81,9 +84,9 @@ class Gradients:
         else:
             total.add_(own.t() @ z, alpha=sign)
 
-    def scale_(self, factor: Tensor) -> None:
+    def scale_(self, factor: Tensor, *, reads: bool) -> None:
         """Multiply all of them by a number."""
-        if factor.is_cpu and factor.item() == 1:
+        if reads and factor.item() == 1:
             return
         for total in (self.z, self.weight, self.bias):
             if total is not None:
@@ -108,11 +111,11 @@ def chunks(rows: int, classes: int) -> Iterator[slice]:
 class Copies:
     """The copies' weights in the type of the products, and room for the output of one of them."""
 
-    def __init__(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, z: Tensor, weight: Tensor, bias: Tensor | None, *, reads: bool = False) -> None:
         self.weight = weight.to(z.dtype)
         self.bias = None if bias is None else bias.to(z.dtype)
         self.number, self.classes, _ = weight.shape
-        self.reads = z.is_cpu  # a host read would stall another device
+        self.reads = reads  # a host read would stall another device
         self._room = torch.empty(0, dtype=wide(z.dtype), device=z.device)
 
     def log_probs(self, j: int, z: Tensor, *, careful: bool) -> Tensor:
@@ -143,15 +146,15 @@ class _HardNLL(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
-        target: Tensor, share: Tensor, divisor: Tensor | None, mixing: slice | None,
+        target: Tensor, share: Tensor, divisor: Tensor | None, mixing: slice | None, reads: bool,
     ) -> Tensor:  # fmt: skip
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             scale = -share if divisor is None else torch.where(divisor == 0, 0, -share / divisor)
             # Half precision needs the factor of a gradient scaler before the products, not after them.
             early = divisor is not None and z.dtype is not torch.float16 and any(ctx.needs_input_grad)
             gradients = Gradients(z, weight, bias, ctx.needs_input_grad) if early else None
-            log_p, log_m = _hard_pass(z, weight, bias, a, target, scale, gradients, mixing)
-            ctx.mixing = mixing
+            log_p, log_m = _hard_pass(z, weight, bias, a, target, scale, gradients, mixing, reads)
+            ctx.mixing, ctx.reads = mixing, reads
             ctx.early = None if gradients is None else (gradients, log_p)
             ctx.save_for_backward(z, weight, bias, a, target, scale)
             losses = share * -log_m
@@ -161,26 +164,26 @@ class _HardNLL(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         z, weight, bias, a, target, scale = ctx.saved_tensors
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             scale = scale * g
             if ctx.early is None:
                 gradients = Gradients(z, weight, bias, ctx.needs_input_grad)
-                log_p, _ = _hard_pass(z, weight, bias, a, target, scale, gradients, ctx.mixing)
+                log_p, _ = _hard_pass(z, weight, bias, a, target, scale, gradients, ctx.mixing, ctx.reads)
             else:
                 (gradients, log_p), ctx.early = ctx.early, None  # the caller takes these tensors for its own
-                gradients.scale_(g)
+                gradients.scale_(g, reads=ctx.reads)
             evidence = reports.count_once(ctx, _evidence(log_p, scale), scale)
-            return (*gradients.of(weight, bias), None, evidence, None, None, None, None)
+            return (*gradients.of(weight, bias), None, evidence, None, None, None, None, None)
 
 
 def _hard_pass(
     z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, target: Tensor, scale: Tensor,
-    gradients: Gradients | None, mixing: slice | None,
+    gradients: Gradients | None, mixing: slice | None, reads: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the target's log-probabilities under each copy and under the mixture; fill in the gradients."""
     healthy = finite.usable(z)
     z = torch.where(healthy, z, 0)
-    copies = Copies(z, weight, bias)
+    copies = Copies(z, weight, bias, reads=reads)
     log_p = torch.empty(len(z), copies.number, dtype=wide(z.dtype), device=z.device)
     log_m = torch.empty_like(log_p[:, 0])
     low = z.dtype is not log_p.dtype
@@ -233,12 +236,13 @@ def _evidence(log_p: Tensor, scale: Tensor) -> Tensor:
 
 
 def log_mixture(
-    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, shape: Sequence[int] | None = None
-) -> Tensor:
+    z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, shape: Sequence[int] | None = None,
+    *, reads: bool,
+) -> Tensor:  # fmt: skip
     """Return the mixture's log-probabilities of rows, which are in a ``shape``: ``(*shape, classes)``."""
-    with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(z):
         z = finite.zero_unusable(z)
-        copies = Copies(z, weight, bias)
+        copies = Copies(z, weight, bias, reads=reads)
         shape = [len(z)] if shape is None else shape
         out = torch.empty(*shape, copies.classes, dtype=wide(z.dtype), device=z.device)
         by_row = out.view(len(z), copies.classes)
@@ -271,13 +275,14 @@ def _log_mixture_of(copies: Copies, z: Tensor, a: Tensor, out: Tensor) -> Tensor
 
 
 def backward_of_mixture(
-    g: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, needs: tuple[bool, ...]
-) -> tuple[Gradients, Tensor]:
+    g: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, needs: tuple[bool, ...],
+    *, reads: bool,
+) -> tuple[Gradients, Tensor]:  # fmt: skip
     """Return the gradients, and the evidence, for any gradient ``g`` by the mixture's log-probabilities."""
-    with torch.autocast(z.device.type, enabled=False):
+    with without_autocast(z):
         healthy = finite.usable(z)
         z = torch.where(healthy, z, 0)
-        copies = Copies(z, weight, bias)
+        copies = Copies(z, weight, bias, reads=reads)
         gradients = Gradients(z, weight, bias, needs)
         scores = torch.zeros(copies.number, dtype=wide(z.dtype), device=z.device)
         positive, seen = scores.new_zeros(()), scores.new_zeros(())

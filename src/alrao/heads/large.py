@@ -12,7 +12,7 @@ from .. import evidence as reports
 from ..tensors import LazyLogProbs, LogProbs
 from ..watch import version_of
 from .chunked import backward_of_mixture, hard_nll, log_mixture
-from .mixture import categorical_mixture, refuse_second_derivative, wide
+from .mixture import categorical_mixture, refuse_second_derivative, wide, without_autocast
 
 __all__ = ["LARGE", "is_large", "large_mixture"]
 
@@ -48,7 +48,7 @@ def large_mixture(
     """
     trained = any(x is not None and x.requires_grad for x in (z, weight, bias))
     if not torch.is_grad_enabled() or not trained or weight.is_inference() or z.is_inference():
-        return LogProbs.of(log_mixture(z, weight, bias, a), 1)
+        return LogProbs.of(log_mixture(z, weight, bias, a, reads=reports.is_readable(evidence)), 1)
     out = _Layer(weight, bias, a, evidence, mixing).output(z, 1)
     return out.computed() if at_once and isinstance(out, LazyLogProbs) else out
 
@@ -60,6 +60,7 @@ class _Layer:
         self, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, mixing: slice | None
     ) -> None:
         self.weight, self.bias, self.a, self.evidence, self.mixing = weight, bias, a, evidence, mixing
+        self.reads = reports.is_readable(evidence)
         self._versions = self._present()
 
     def _present(self) -> list[tuple[int, int]]:
@@ -77,32 +78,37 @@ class _Layer:
     def output(self, z: Tensor, axis: int) -> LogProbs:
         self._check()
         if is_large(z, self.weight):
-            lazy: LazyLogProbs = _Mixture.apply(z, self.weight, self.bias, self.a, self.evidence, axis)
+            lazy: LazyLogProbs = _Mixture.apply(
+                z, self.weight, self.bias, self.a, self.evidence, axis, self.reads
+            )
             return lazy.attach(z, axis, self)
         rows = z.movedim(axis, -1)
         weight = self.weight.to(z.dtype)
         bias = None if self.bias is None else self.bias.to(z.dtype)
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             z = rows.reshape(-1, z.shape[axis])
             out = categorical_mixture(z, weight, bias, self.a, self.evidence, self.mixing)
         return out.view(*rows.shape[:-1], -1).movedim(-1, axis)  # type: ignore[return-value]
 
     def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         self._check()
-        return log_mixture(rows, self.weight, self.bias, self.a, shape)
+        return log_mixture(rows, self.weight, self.bias, self.a, shape, reads=self.reads)
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
         self._check()
         a, leaf, mixing = self.a, self.evidence, self.mixing
-        return hard_nll(rows, self.weight, self.bias, a, leaf, target, share, divisor, mixing)
+        return hard_nll(
+            rows, self.weight, self.bias, a, leaf, target, share, divisor, mixing, reads=self.reads
+        )
 
 
 class _Mixture(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, axis: int
-    ) -> Tensor:
-        ctx.axis = axis
+        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
+        axis: int, reads: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.axis, ctx.reads = axis, reads
         ctx.save_for_backward(z, weight, bias, a)
         return LazyLogProbs.empty(z, axis, weight.shape[1], wide(z.dtype))
 
@@ -113,9 +119,11 @@ class _Mixture(torch.autograd.Function):
         moved = z.movedim(ctx.axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
         of_rows = g.movedim(ctx.axis, -1).reshape(len(rows), -1)
-        gradients, evidence = backward_of_mixture(of_rows, rows, weight, bias, a, ctx.needs_input_grad)
+        gradients, evidence = backward_of_mixture(
+            of_rows, rows, weight, bias, a, ctx.needs_input_grad, reads=ctx.reads
+        )
         evidence = reports.count_once(ctx, evidence, of_rows.sum(-1))
         grad_z, grad_weight, grad_bias = gradients.of(weight, bias)
         if grad_z is not None:
             grad_z = grad_z.view(moved.shape).movedim(-1, ctx.axis)
-        return grad_z, grad_weight, grad_bias, None, evidence, None
+        return grad_z, grad_weight, grad_bias, None, evidence, None, None

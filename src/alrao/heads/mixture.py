@@ -15,6 +15,7 @@ The evidence leaves the same backward; see :mod:`alrao.evidence`.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from math import log
 from typing import Any
 
@@ -37,7 +38,7 @@ from ..shortcuts import applied_as
 from ..tensors import LogProbs
 from .compiled import compiled_mixture
 
-__all__ = ["categorical_mixture", "refuse_second_derivative", "wide"]
+__all__ = ["categorical_mixture", "refuse_second_derivative", "wide", "without_autocast"]
 
 
 def categorical_mixture(
@@ -56,6 +57,12 @@ def categorical_mixture(
     if torch.compiler.is_compiling():
         return compiled_mixture(z, weight, bias, a, evidence)
     return apply_mixture(z, weight, bias, a, evidence, mixing)
+
+
+def without_autocast(z: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is off on the device of ``z``, which need not have any."""
+    kind = z.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -22,7 +22,7 @@ from ..shards import indices_of_copies
 from ..tensors import LazyLogProbs, LogProbs
 from .chunked import Copies, chunks
 from .members import shared_linear
-from .mixture import refuse_second_derivative, wide
+from .mixture import refuse_second_derivative, wide, without_autocast
 
 __all__ = ["ParallelCopies"]
 
@@ -40,6 +40,8 @@ class ParallelCopies:
         self.copies = len(weight)
         self.own = indices_of_copies(weight)
         """The numbers of the copies that this process holds."""
+        self.places: list[int] = self.own.tolist()
+        """The same, read once."""
 
     def linear(self, z: Tensor, weight: Any, bias: Any) -> tuple[Tensor, Tensor]:
         """Return every copy's linear output, gathered, as in :func:`shared_linear`."""
@@ -56,7 +58,7 @@ class ParallelCopies:
     def mixture(self, z: Tensor, weight: Any, bias: Any, a: Tensor, evidence: Tensor) -> LogProbs:
         """Return the log-probabilities of the mixture of all copies, computed where they are read."""
         weight, bias = weight.to_local(), None if bias is None else bias.to_local()
-        layer = _Layer(self, weight, bias, a, self.leaf(evidence))
+        layer = _Layer(self, weight, bias, a, self.leaf(evidence), reports.is_readable(evidence))
         trained = any(x is not None and x.requires_grad for x in (z, weight, bias))
         if not torch.is_grad_enabled() or not trained:
             return LogProbs.of(layer.values(z), 1)
@@ -119,9 +121,11 @@ class _Layer:
     """The copies with the weights that they have now; see :class:`alrao.tensors.lazy.Source`."""
 
     def __init__(
-        self, parallel: ParallelCopies, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor
-    ) -> None:
+        self, parallel: ParallelCopies, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
+        reads: bool,
+    ) -> None:  # fmt: skip
         self.parallel, self.weight, self.bias, self.a, self.evidence = parallel, weight, bias, a, evidence
+        self.reads = reads
 
     def output(self, z: Tensor, axis: int) -> LogProbs:
         lazy: LazyLogProbs = _Mixture.apply(z, self.weight, self.bias, self.evidence, self, axis)
@@ -145,7 +149,7 @@ class _Layer:
         out = torch.zeros(len(z), copies.classes, dtype=wide(z.dtype), device=z.device).fill_(-torch.inf)
         left = torch.zeros_like(out[:, :1])
         for rows in chunks(len(z), copies.classes):
-            for j, place in enumerate(self.parallel.own.tolist()):
+            for j, place in enumerate(self.parallel.places):
                 log_p = copies.log_probs(j, z[rows], careful=True)
                 left[rows] += self.a[place] * (log_p[:, :1] > -torch.inf)
                 out[rows] = torch.logaddexp(out[rows], log_p + self.a[place].log())
@@ -166,7 +170,7 @@ class _HardNLL(torch.autograd.Function):
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, evidence: Tensor,
         target: Tensor, share: Tensor, layer: _Layer,
     ) -> Tensor:  # fmt: skip
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             x = finite.zero_unusable(z)
             copies = Copies(x, weight, bias)
             own = torch.empty(copies.number, len(x), dtype=wide(z.dtype), device=z.device)
@@ -187,7 +191,7 @@ class _HardNLL(torch.autograd.Function):
         refuse_second_derivative()
         z, weight, bias, target, share, log_p, shares, log_m = ctx.saved_tensors
         parallel: ParallelCopies = ctx.layer.parallel
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             s = -share * g
             healthy = finite.usable(z)
             x = torch.where(healthy, z, 0)
@@ -196,7 +200,7 @@ class _HardNLL(torch.autograd.Function):
             sums = _Sums(x, weight, bias)
             for rows in chunks(len(x), copies.classes):
                 y = target[rows, None]
-                for j, place in enumerate(parallel.own.tolist()):
+                for j, place in enumerate(parallel.places):
                     log_probs = copies.log_probs(j, x[rows], careful=True)
                     alive = log_probs.gather(1, y) > -torch.inf
                     own = log_probs.exp_().neg_().scatter_add_(1, y, alive.to(log_probs.dtype))
@@ -250,7 +254,7 @@ class _Mixture(torch.autograd.Function):
         moved = z.movedim(ctx.axis, -1)
         flat = moved.reshape(-1, moved.shape[-1])
         g = g.movedim(ctx.axis, -1).reshape(len(flat), -1)
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z):
             log_m, left = layer.log_mixture(flat)
             healthy = finite.usable(flat)
             x = torch.where(healthy, flat, 0)
@@ -259,7 +263,7 @@ class _Mixture(torch.autograd.Function):
             share = (1 / left).where(left > 0, 0)
             for rows in chunks(len(x), copies.classes):
                 of_rows, total = g[rows], g[rows].sum(-1, keepdim=True)
-                for j, place in enumerate(layer.parallel.own.tolist()):
+                for j, place in enumerate(layer.parallel.places):
                     log_p = copies.log_probs(j, x[rows], careful=True)
                     alive = log_p[:, :1] > -torch.inf
                     scores[j] += (log_p * of_rows).masked_fill_(of_rows == 0, 0).sum()

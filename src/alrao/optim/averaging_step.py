@@ -37,7 +37,7 @@ def averaging_step(
         u: the update; its gradients are not used.
         states: of each parameter ``v``, ``z``, and the counts ``step`` and ``k``.
         y: the training weights, which change in place.
-        g: the gradients, in the types of ``y``.
+        g: the gradients, in the types of ``y``; overwritten, to set little memory aside.
         group: the settings.
         searching: whether the search goes on, a single Boolean.
         point: what changes the ``beta`` of states that have one.
@@ -45,6 +45,11 @@ def averaging_step(
     beta, (_, beta2), live = group["beta"], group["betas"], u.live
     averaging = (~searching).to(live.dtype)
     v, z, k = ([state[key] for state in states] for key in ("v", "z", "k"))
+
+    # The first step after the search starts from z = y, whatever was there.
+    first = [(count == 0) & ~searching for count in k]
+    torch._foreach_copy_(z, [torch.where(*each) for each in zip(first, y, z, strict=True)])
+    point.observe(z, y, g)
 
     unbias = u.unbias(beta2, u.count([state["step"] for state in states]))
     torch._foreach_sqrt_(unbias)
@@ -54,27 +59,26 @@ def averaging_step(
     torch._foreach_add_(below, list(torch._foreach_mul(unbias, group["eps"])))
     pace = zero_nonfinite(u.pace)
     rates = [u.constant] * len(y) if u.constant is not None else u.rates
-    delta = list(torch._foreach_div(g, below))
+    delta = g
+    torch._foreach_div_(delta, below)
+    del below
     torch._foreach_mul_(delta, [each * pace * rate for each, rate in zip(unbias, rates, strict=True)])
     point.turn(states, delta)
     if group["weight_decay"] != 0:
         decay = [(rate * (pace * group["weight_decay"])).clamp(max=1) for rate in rates]
-        delta = list(torch._foreach_addcmul(delta, y, decay))  # the directions are noted without it
+        torch._foreach_addcmul_(delta, y, decay)  # the directions are noted without it
 
-    # The first step after the search starts from z = y, whatever was there.
-    first = [(count == 0) & ~searching for count in k]
-    torch._foreach_copy_(z, [torch.where(*each) for each in zip(first, y, z, strict=True)])
     torch._foreach_add_(k, [live * averaging] * len(k))
     twice = list(torch._foreach_mul(k, 2))
     torch._foreach_add_(twice, 1)
     c = list(torch._foreach_div(torch._foreach_mul(k, 6), torch._foreach_add(k, 1)))
     torch._foreach_div_(c, twice)
     torch._foreach_mul_(c, [live * averaging] * len(c))
-    point.observe(z, y, g)
     betas, nearer = point.move(states, beta, c, live * averaging)
     towards = list(torch._foreach_sub(z, y))
     torch._foreach_mul_(towards, nearer)
     torch._foreach_add_(y, towards)
+    del towards
     kept = [1 - b * (averaging - each) for b, each in zip(betas, c, strict=True)]
     torch._foreach_sub_(y, list(torch._foreach_mul(delta, kept)))
     torch._foreach_mul_(delta, [averaging] * len(delta))

@@ -59,7 +59,7 @@ class ClimbOnDevice(SearchOnDevice):
         for state, weight, grad in zip(states, y, g, strict=True):
             if "worth" in state:
                 place = state["u"]
-                now = -(grad * (weight - state["z"])).sum_to_size(place.shape)
+                now = -(weight - state["z"]).mul_(grad).sum_to_size(place.shape)
                 self._now.append((zero_nonfinite_(now), state["worth"], (place - 0.5) * width))
                 self._totals += [totals_of(state)] if "total" in state else []
 

@@ -77,6 +77,7 @@ class AlraoOptimizer(RatedOptimizer):
         defaults = {"lr": 1.0, **defaults, "maximize": maximize, "foreach": foreach, "evidence": evidence}
         defaults["capturable"] = capturable
         seed = processes.common_seed(generator, process_group)
+        processes.check_copies(process_group, head.copies, self.model.parameters())
         if capturable:
             reports.stay_on_device(head.evidence)
             self.model.notice_step()  # now: a compiled step would be compiled again

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from ..shards import fingerprint, is_shard
 
-__all__ = ["add_up", "check_alike", "common_seed", "count"]
+__all__ = ["add_up", "check_alike", "check_copies", "common_seed", "count"]
 
 DISTRIBUTED = dist.is_available()
 
@@ -40,6 +40,22 @@ def add_up(gradient: Tensor | None, like: Tensor, group: Any) -> Tensor | None:
     return gradient
 
 
+def check_copies(group: Any, copies: int, params: Iterable[Tensor]) -> None:
+    """Raise a ValueError if the processes have heads of different sizes, and parameters are sharded.
+
+    A forward pass with shards of different sizes would fail in the midst of an exchange, or wait for ever.
+
+    Args:
+        group: the processes.
+        copies: the number of copies of this process's head.
+        params: the parameters of its model.
+    """
+    if count(group) > 1 and any(is_shard(p) for p in params):
+        found: list[Any] = [None] * count(group)
+        dist.all_gather_object(found, copies, group=group)
+        _refuse_other_copies(found)
+
+
 def check_alike(group: Any, seed: int, copies: int, groups: Iterable[dict[str, Any]]) -> None:
     """Raise a ValueError if the processes train different models, or at different rates.
 
@@ -57,11 +73,7 @@ def check_alike(group: Any, seed: int, copies: int, groups: Iterable[dict[str, A
     found: list[Any] = [None] * count(group)
     dist.all_gather_object(found, (copies, size, seed, marks), group=group)
     of_copies, sizes, seeds, all_marks = zip(*found, strict=True)
-    if len(set(of_copies)) > 1:
-        raise ValueError(
-            f"the processes train heads of {_listed(of_copies)} copies, and must all train the same model: "
-            "build Alrao(net, copies=…) with one number in all of them"
-        )
+    _refuse_other_copies(of_copies)
     if len(set(sizes)) > 1:
         raise ValueError(
             f"the processes train models of {_listed(sizes)} parameters, and must all train the same model: "
@@ -79,6 +91,14 @@ def check_alike(group: Any, seed: int, copies: int, groups: Iterable[dict[str, A
             f"the weights of processes 0 and {differ} differ, and must be the same in all: call "
             "torch.manual_seed with one number in all processes before the network is built, load the same "
             "weights, or wrap the model in DistributedDataParallel, which sends those of the first"
+        )
+
+
+def _refuse_other_copies(of_copies: Iterable[int]) -> None:
+    if len(set(of_copies)) > 1:
+        raise ValueError(
+            f"the processes train heads of {_listed(of_copies)} copies, and must all train the same model: "
+            "build Alrao(net, copies=…) with one number in all of them"
         )
 
 

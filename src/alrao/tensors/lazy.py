@@ -28,6 +28,9 @@ _T = torch.Tensor
 class Source(Protocol):
     """What computes the numbers: an output layer with the weights that it had."""
 
+    reads: bool
+    """Whether a read on the host costs nothing."""
+
     def output(self, z: Tensor, axis: int) -> LogProbs:
         """Return the output for inputs whose features are on ``axis``: lazy, if it is large."""
 
@@ -216,7 +219,7 @@ def _nll_loss(
     rows, y = x.rows(), target.reshape(-1)
     kept = y != ignore_index
     index = None
-    if x.is_cpu:
+    if x.source.reads:
         if not bool(kept.all()):
             (index,) = kept.nonzero(as_tuple=True)
             rows, y = rows[index], y[index]
@@ -225,7 +228,7 @@ def _nll_loss(
     else:  # without a host read
         y = torch.where(kept, y, 0)
     share = torch.ones_like(y, dtype=x.dtype) if weight is None else weight[y]
-    if not x.is_cpu:
+    if not x.source.reads:
         share = share * kept
     divisor = share.sum() if reduction == "mean" else share.new_ones(()) if reduction == "sum" else None
     losses = x.source.nll(rows, y, share, divisor)

@@ -282,8 +282,8 @@ def _cross_entropy(
     ignored = target == ignore_index
     smooth = -log_p.sum(axis).masked_fill(ignored, 0.0)
     if reduction == "mean":
-        kept = target.masked_select(~ignored)
-        smooth = smooth.sum() / (kept.numel() if weight is None else weight[kept].sum())
+        counts = ~ignored if weight is None else weight[target.masked_fill(ignored, 0)] * ~ignored
+        smooth = smooth.sum() / counts.sum()
     elif reduction == "sum":
         smooth = smooth.sum()
     return (1 - label_smoothing) * hard + label_smoothing / classes * smooth
