@@ -143,7 +143,7 @@ def dots(standings: Standings, workloads: Sequence[Workload], name: str = "suite
     held_out = {each.name: f"{each.name} (held out)" for each in ready if not each.chosen_on}
     names = [*held_out.values(), *(each.name for each in ready if each.chosen_on)]
     gaps = standings.gaps.rename(columns=held_out).reindex(columns=names)
-    plot = panels(1, height=max(120 + 26 * len(names), 60 + 20 * len(standings.contenders)))
+    plot = panels(1, height=max(120 + 26 * len(names), 100 + 20 * len(standings.contenders)))
     for contender, look in _looks(standings.contenders):
         found = gaps.loc[contender.name].dropna().clip(upper=FARTHEST)
         plot.add(
@@ -164,7 +164,7 @@ def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     """
     names = [workload.name for workload in workloads if workload.name in standings.best]
     gaps = standings.gaps.reindex(columns=names)
-    plot = panels(1, height=max(420, 60 + 20 * len(standings.contenders)))
+    plot = panels(1, height=max(420, 100 + 20 * len(standings.contenders)))
     rows: list[dict[str, Any]] = []
     for contender, look in _looks(standings.contenders):
         if gaps.loc[contender.name].isna().any():
