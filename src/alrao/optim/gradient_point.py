@@ -125,7 +125,7 @@ class GradientPoint:
         for now, last in zip(nows, lasts, strict=True):
             key = last.data_ptr() if last.numel() else id(last)  # blocks may share their features
             before = self._turned.get(key)
-            self._turned[key] = (now.to(last.dtype) if before is None else before[0] + now, last)
+            self._turned[key] = (now if before is None else before[0] + now, last)
 
     def follow(self, slopes: Shards, features: Shards) -> None:
         """Move by what has been noted of all parameters, in all processes.
@@ -140,20 +140,18 @@ class GradientPoint:
             nows, lasts = map(list, zip(*self._turned.values(), strict=True))
             self._turned.clear()
             nows = features.summed(nows, lasts)
-            now = features.joined(nows, lasts).double()
-            length = float(vector_norm(now))
-            if phase == 0 and is_finite(length):
+            if phase == 0:
                 torch._foreach_copy_(lasts, nows)
             else:
-                self._compare(now, features.joined(lasts, lasts).double(), length)
+                self._compare(features.joined(nows, lasts).double(), features.joined(lasts, lasts).double())
                 torch._foreach_zero_(lasts)  # a parameter without a gradient at the next look has none
         if self._seen:
             slope = slopes.read_total(*zip(*self._seen, strict=True))
             self._seen.clear()
             self._follow_slope(slope)
 
-    def _compare(self, now: Tensor, last: Tensor, length: float) -> None:
-        size = length * float(vector_norm(last))
+    def _compare(self, now: Tensor, last: Tensor) -> None:
+        size = float(vector_norm(now)) * float(vector_norm(last))
         if is_finite(size) and size > 0:
             self._compared += 1
             self._likeness += (float(now.dot(last)) / size - self._likeness) / min(self._compared, TURNS)
