@@ -268,7 +268,7 @@ def test_a_closure_is_the_same_step():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("steps", "kept"), [(30, {"start", "v"}), (55, {"v", "z"})], ids=str)
+@pytest.mark.parametrize(("steps", "kept"), [(30, {"start", "v"}), (55, {"v", "z"})], ids=["search", "after"])
 def test_two_tensors_the_size_of_the_weights_and_no_more(steps, kept, dtype):
     model, optimizer = build(dtype=dtype, hidden=64)
     train(model, optimizer, 0, steps)
