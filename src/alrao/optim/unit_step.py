@@ -114,12 +114,13 @@ def step_on_host(
     unbias = [sqrt(1 - beta2 ** state["step"]) for state in states]
     below = list(torch._foreach_sqrt(v))
     torch._foreach_add_(below, [group["eps"] * each for each in unbias])
-    comparing = point.compares and not searching
+    safe = abs(u.factor) <= LARGEST_FACTOR
+    comparing = safe and point.compares and not searching
     step = _UnitStep(u, g, below, unbias, summed=comparing)
     if group["weight_decay"] != 0:
         step.decay_by(group["weight_decay"], y)
     z = [] if searching else [state["z"] for state in states]
-    before = None if abs(u.factor) <= LARGEST_FACTOR else [each.clone() for each in y + z]
+    before = None if safe else [each.clone() for each in y + z]
     if searching:
         step.apply(y, [1.0] * len(y))
     else:
