@@ -3,7 +3,8 @@
 All methods take turns in one process, ten steps each, so that whatever else the machine does hits them alike.
 *The limit* is SGD on the network whose output layer has copies x classes units: the same arithmetic without
 the bookkeeping. Usage:
-python benchmarks/step.py [--rounds 300] [--threads 1] [--workloads mlp,cnn] [--processor]
+python benchmarks/step.py [--rounds 300] [--threads 1] [--workloads mlp,cnn] [--mean]
+[--processor]
 """
 
 from __future__ import annotations
@@ -135,7 +136,13 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
     return found
 
 
-def measure(workload: Workload, rounds: int, warmup: int, clock: Callable[[], float]) -> dict[str, float]:
+def measure(
+    workload: Workload,
+    rounds: int,
+    warmup: int,
+    clock: Callable[[], float],
+    average: Callable[[list[float]], float] = statistics.median,
+) -> dict[str, float]:
     """The median seconds of a step of each method, after some steps that are not measured."""
     torch.manual_seed(0)
     running = methods(workload)
@@ -155,7 +162,13 @@ def measure(workload: Workload, rounds: int, warmup: int, clock: Callable[[], fl
                     times[name].append(clock() - start)
             gc.collect(0)
     gc.enable()
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    return {name: average(seconds) for name, seconds in times.items()}
+
+
+def middle(seconds: list[float]) -> float:
+    """The mean without the tenth at each end."""
+    tenth = len(seconds) // 10
+    return statistics.fmean(sorted(seconds)[tenth : len(seconds) - tenth])
 
 
 def main() -> None:
@@ -167,6 +180,9 @@ def main() -> None:
     )
     parser.add_argument("--warmup", type=int, default=10, help="steps before; 60 leave out Auto's search")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--mean", action="store_true", help="trimmed means: every fourth step of Auto is longer"
+    )
     parser.add_argument("--processor", action="store_true", help="measure processor time, on a busy machine")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     args = parser.parse_args()
@@ -176,7 +192,7 @@ def main() -> None:
     for key in args.workloads.split(","):
         workload = WORKLOADS[key]
         rounds = args.rounds if key in ("mlp", "lstm") else max(20, args.rounds // 4)
-        seconds = measure(workload, rounds, args.warmup, clock)
+        seconds = measure(workload, rounds, args.warmup, clock, middle if args.mean else statistics.median)
         if table is None:
             title = f"Step time in units of plain SGD; {args.threads} thread(s) of {os.cpu_count()} cores"
             caption = f"{date.today()}, torch {torch.__version__}, Python {platform.python_version()}"

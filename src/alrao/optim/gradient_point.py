@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from ..finite import alive, is_finite, zero_nonfinite
 from .body import Shards
@@ -143,18 +142,19 @@ class GradientPoint:
             if phase == 0:
                 torch._foreach_copy_(lasts, nows)
             else:
-                self._compare(features.joined(nows, lasts).double(), features.joined(lasts, lasts).double())
+                self._compare(features.joined([*nows, *lasts], [*lasts, *lasts]).double().view(2, -1))
                 torch._foreach_zero_(lasts)  # a parameter without a gradient at the next look has none
         if self._seen:
             slope = slopes.read_total(*zip(*self._seen, strict=True))
             self._seen.clear()
             self._follow_slope(slope)
 
-    def _compare(self, now: Tensor, last: Tensor) -> None:
-        size = float(vector_norm(now)) * float(vector_norm(last))
-        if is_finite(size) and size > 0:
+    def _compare(self, now_and_last: Tensor) -> None:
+        (now, product), (_, last) = torch.mm(now_and_last, now_and_last.t()).tolist()
+        if is_finite(now) and is_finite(last) and now > 0 and last > 0:
+            cosine = product / (sqrt(now) * sqrt(last))
             self._compared += 1
-            self._likeness += (float(now.dot(last)) / size - self._likeness) / min(self._compared, TURNS)
+            self._likeness += (cosine - self._likeness) / min(self._compared, TURNS)
             self.share = min(max(self.share * exp(self._likeness + AGAINST), STILLEST), 1.0)
 
     def _follow_slope(self, slope: float) -> None:
