@@ -177,7 +177,7 @@ def table(rows: list[Row], tasks: list[str], seeds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[n for n in TASKS if n != "lunarlander"])
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument(
         "--methods", nargs="+", default=["auto", "adams", "prodigy"], help="adam, adams, auto, …"
     )

@@ -329,25 +329,34 @@ def equation(seed: int, make: Make, part: float) -> float:
 # An agent that acts while it learns.
 
 
-def ppo(env: str, steps: int, **options: Any) -> Callable[[int, Any, float], float]:
-    """Return a task that trains PPO, and measures the mean return of 20 episodes."""
+def ppo(env: str, steps: int, envs: int = 8, **options: Any) -> Callable[[int, Any, float], float]:
+    """Return a task that trains PPO, and measures the mean return of 20 episodes.
+
+    Args:
+        env: the environment's name.
+        steps: the number of steps, of all environments together.
+        envs: the number of environments that the agent acts in.
+        **options: those of Stable-Baselines3's PPO.
+    """
 
     def run(seed: int, method: Any, part: float) -> float:
         from stable_baselines3 import PPO
         from stable_baselines3.common.env_util import make_vec_env
         from stable_baselines3.common.evaluation import evaluate_policy
 
-        agent = PPO(
-            "MlpPolicy", make_vec_env(env, 8, seed=seed), seed=seed, device="cpu", **options, **method.agent()
-        )  # fmt: skip
+        def make(count: int, seed: int) -> Any:
+            # With Stable-Baselines3's default, "rgb_array", LunarLander also simulates the sparks of its
+            # engines, which can take most of the time.
+            return make_vec_env(env, count, seed=seed, env_kwargs={"render_mode": None})
+
+        agent = PPO("MlpPolicy", make(envs, seed), seed=seed, device="cpu", **options, **method.agent())
         try:
             agent.learn(int(steps * part))
         except ValueError as error:  # of torch.distributions, for logits that are nan
             if "nan" not in str(error):
                 raise
             return float("nan")
-        unseen = make_vec_env(env, 8, seed=1000 + seed)
-        return float(evaluate_policy(agent, unseen, n_eval_episodes=20)[0])
+        return float(evaluate_policy(agent, make(8, 1000 + seed), n_eval_episodes=20)[0])
 
     return run
 
@@ -365,7 +374,17 @@ TASKS: dict[str, Task] = {
         500,
     ),
     "lunarlander": Task(
-        ppo("LunarLander-v3", 98_304, n_steps=512, batch_size=256, n_epochs=8, gamma=0.995, gae_lambda=0.98),
+        ppo(
+            "LunarLander-v3",
+            262_144,
+            envs=16,
+            n_steps=256,
+            batch_size=64,
+            n_epochs=4,
+            gamma=0.999,
+            gae_lambda=0.98,
+            ent_coef=0.01,
+        ),
         "return, solved at 200",
         300,
     ),

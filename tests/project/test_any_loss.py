@@ -83,3 +83,11 @@ def test_the_equation_has_the_solution_that_is_measured(tasks):
     f = (torch.pi**2 + 1) * (torch.pi * x).sin() + (16 * torch.pi**2 + 1) / 4 * (4 * torch.pi * x).sin()
     torch.testing.assert_close(u - ddu, f)
     assert np.isfinite(tasks.equation(0, lambda net: torch.optim.Adam(net.parameters()), 0.002))
+
+
+def test_an_agent_is_trained_with_each_method_and_measured_by_its_return(tasks):
+    pytest.importorskip("stable_baselines3", reason="needs alrao[rl]")
+    methods = importlib.import_module("any_loss").METHODS
+    task = tasks.ppo("CartPole-v1", 64, envs=2, n_steps=32, batch_size=32, n_epochs=1)
+    found = {name: [task(0, methods[name](), 1.0) for _ in range(2)] for name in ("auto", "adam@0.001")}
+    assert all(1 <= one == other <= 500 for one, other in found.values()), found
