@@ -1,21 +1,30 @@
 """Memory of the rates, beside that of the parameters, and the largest tensor that a step makes.
 
-The network is a VGG19 for 32x32 images. Usage: python benchmarks/memory.py
+The network is a VGG19 for 32x32 images. With ``--suite``: the weights, gradients and state that each
+contender of the suite keeps, after 60 steps, when Auto is past its search. Usage:
+[ALRAO_DATA=…] python benchmarks/memory.py [--suite dense,lstm-ptb]
 """
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from sources import train_until
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import alrao
+from alrao.lab.loop import Loop
+from alrao.lab.settings import Settings
+from alrao.lab.suite.contenders import CONTENDERS, Contender
+from alrao.lab.suite.workloads import WORKLOADS
 
 VGG19 = [64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0]
 
@@ -46,7 +55,38 @@ class LargestResult(TorchDispatchMode):
         return result
 
 
-def main() -> None:
+STEPS = 60
+"""Steps of a contender before its memory is measured."""
+
+
+def memory_of(workload: str, contender: Contender) -> int:
+    """Return the bytes of all tensors that the training keeps from one step to the next."""
+    found = 0
+
+    def done(loop: Loop) -> bool:
+        nonlocal found
+        if loop.progress.total < STEPS:
+            return False
+        learner = loop.learner
+        grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
+        kept = [leaf for leaf in tree_leaves((learner.state_dict(), grads)) if isinstance(leaf, Tensor)]
+        found = sum({leaf.data_ptr(): leaf.nbytes for leaf in kept}.values())
+        return True
+
+    common = Settings(method=contender.methods[0], schedule=contender.schedule, budget="mini", threads=1)
+    train_until(done, replace(WORKLOADS[workload].settings(common), **contender.settings))
+    return found
+
+
+def of_suite(names: list[str]) -> Table:
+    table = Table("contender", *names, title="Memory, in units of SGD's without momentum")
+    base = {name: memory_of(name, CONTENDERS["sgd"]) for name in names}
+    for contender in CONTENDERS.values():
+        table.add_row(contender.name, *(f"{memory_of(name, contender) / base[name]:.2f}" for name in names))
+    return table
+
+
+def of_rates() -> Table:
     torch.manual_seed(0)
     table = Table(title="VGG19 for 32x32 images, 10 copies of the output layer, float32")
     for column in (
@@ -79,7 +119,17 @@ def main() -> None:
             f"{max(sizes) / 1e6:.2f}",
             f"{watch.largest / 1e6:.2f}",
         )
-    Console(width=140).print(table)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--suite", metavar="A,B", help="workloads of the suite to measure its contenders on")
+    names = parser.parse_args().suite
+    torch.set_num_threads(1)
+    Console(width=140).print(of_suite(names.split(",")) if names else of_rates())
 
 
 if __name__ == "__main__":

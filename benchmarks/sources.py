@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -33,7 +34,7 @@ from alrao.optim.search import RateSearch
 BOTH = climb.APART
 
 
-class SearchOverError(Exception):
+class EnoughError(Exception):
     """Stops a training that is only watched."""
 
 
@@ -42,20 +43,29 @@ def settings_of(workload: str, seed: int) -> Settings:
     return WORKLOADS[workload].settings(common)
 
 
+def train_until(done: Callable[[Loop], bool], settings: Settings) -> None:
+    """Train, and stop after the first step of which ``done`` says so."""
+
+    def watch(loop: Loop) -> None:
+        if done(loop):
+            raise EnoughError
+
+    with tempfile.TemporaryDirectory() as folder, suppress(EnoughError):
+        run(settings, [Path(folder)], watch)
+
+
 def body_counts(workload: str, seed: int) -> bool:
     """Return whether the body's centre ever is that far above the copies' while rates are searched for."""
     seen = False
 
-    def watch(loop: Loop) -> None:
+    def done(loop: Loop) -> bool:
         nonlocal seen
         search = loop.learner.optimizer.search
         assert isinstance(search, ClimbingSearch)
         seen |= search.middle() != RateSearch.middle(search)
-        if seen or search.over:
-            raise SearchOverError
+        return seen or search.over
 
-    with tempfile.TemporaryDirectory() as folder, suppress(SearchOverError):
-        run(settings_of(workload, seed), [Path(folder)], watch)
+    train_until(done, settings_of(workload, seed))
     return seen
 
 

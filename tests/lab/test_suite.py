@@ -215,13 +215,13 @@ def test_its_workloads_are_of_many_kinds_and_some_of_them_held_out():
 
 @pytest.mark.parametrize("name", ["table", "cancer", "wine", "dense", "autoencoder", "finetune-digits"])
 def test_tiny_data_sets_are_split_differently_with_every_seed(name):
-    def tested(**changes):
+    def rows_to_test(**changes):
         task, settings = resolve(replace(WORKLOADS[name].settings(Settings()), **changes))
         return torch.cat([x for x, _ in task.load(settings, torch.device("cpu")).evaluation("test")])
 
-    assert torch.equal(tested(seed=1), tested(seed=1))
-    assert not torch.equal(tested(seed=1), tested(seed=2))
-    assert torch.equal(tested(seed=1, resplit=False), tested(seed=2, resplit=False))
+    assert torch.equal(rows_to_test(seed=1), rows_to_test(seed=1))
+    assert not torch.equal(rows_to_test(seed=1), rows_to_test(seed=2))
+    assert torch.equal(rows_to_test(seed=1, resplit=False), rows_to_test(seed=2, resplit=False))
 
 
 def test_its_contenders_can_all_be_resolved():
