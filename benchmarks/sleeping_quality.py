@@ -11,7 +11,10 @@ have beyond those of the null runs.
 ``words``: Penn Treebank's validation text, its 1,000 most frequent words, an LSTM. ``triples``: three of
 scikit-learn's digits side by side, 1,000 classes: many classes made from real images. ``pairs``: two of
 them, 100 classes, so small that many seeds are cheap. The three runs of a seed are one until the first copy
-sleeps. They are compared by their test losses 97 and 291 steps later, and at the end. The others are
+sleeps. They are compared by their test losses 97 and 291 steps later, at the end, and in the mean over the
+last 97 steps, every eighth of which is measured. The winner is the copy with the largest mean weight in these
+97 steps: where two copies are about as good, the switch passes from one to the other every few batches, with
+all awake too, and the last batches alone say little. The others are
 workloads of the suite on which defaults were chosen. Their three runs are separate, and the first weights of
 the null run are changed; their output layers are so small that copies sleep only when asked to.
 ``--methods auto,sgd`` adds the paper's method on ``words``, ``triples`` and ``pairs``.
@@ -56,7 +59,9 @@ VARIANTS = ("awake", "sleeping", "null")
 NOISE = 1e-3
 """Relative change of the weights of a null run."""
 AFTER = (97, 291)
-"""Steps after the first copy sleeps at which test losses are compared, besides the last one."""
+"""Steps after the first copy sleeps at which test losses are compared, besides the last ones."""
+LAST, EVERY = 97, 8
+"""How many steps at the end are compared as a whole, and how often their test loss is measured."""
 SUITE = ("dense", "sigmoid", "deep", "cancer")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "auto": alrao.Auto,
@@ -155,7 +160,7 @@ def run_many_classes(name: str, method: str, seed: int) -> list[dict[str, Any]]:
         model.load_state_dict(state[0])
         optimizer.load_state_dict(state[1])
         row: dict[str, Any] = {"variant": variant, "seconds": 0.0, "begin": begin}
-        taking_part = []
+        taking_part, weights, losses = [], [], []
         for i, batch in enumerate(batches[begin:], 1):
             taking_part.append(len(range(model.head.copies)[model.head.part or slice(None)]))
             start = time.process_time()
@@ -165,8 +170,13 @@ def run_many_classes(name: str, method: str, seed: int) -> list[dict[str, Any]]:
                 perturb(model, 100 * seed + 1)
             if i in AFTER:
                 row[f"after {i}"] = test_loss(model, test)
-        row["test"] = test_loss(model, test)
-        found.append(row | {"winner": int(model.posterior.argmax()), "copies": mean(taking_part)})
+            if (left := steps - begin - i) < LAST:
+                weights.append(model.posterior.tolist())
+                if left % EVERY == 0:
+                    losses.append(test_loss(model, test))
+        row |= {"test": losses[-1], "last steps": mean(losses), "copies": mean(taking_part)}
+        row |= {"winner at the end": int(model.posterior.argmax())}
+        found.append(row | {"winner": int(np.mean(weights, axis=0).argmax())})
     return found
 
 
@@ -257,14 +267,15 @@ def print_table(runs: dict[Any, dict[str, Any]], asked: list[tuple[str, str]], s
         table.add_column(column, justify="left" if column in columns[:2] else "right")
     for workload, method in asked:
         of_seeds = [[runs[workload, method, seed, variant] for variant in VARIANTS] for seed in range(seeds)]
-        for loss in [f"after {k}" for k in AFTER] + ["test"]:
+        for loss in [f"after {k}" for k in AFTER] + ["test", "last steps"]:
             if loss not in of_seeds[0][0]:
                 continue
             ratios = [[row[loss] / rows[0][loss] - 1 for row in rows] for rows in of_seeds]
-            same = [sum(rows[0]["winner"] == rows[i]["winner"] for rows in of_seeds) for i in (1, 2)]
+            winner = "winner at the end" if loss == "test" and "last steps" in of_seeds[0][0] else "winner"
+            same = [sum(rows[0][winner] == rows[i][winner] for rows in of_seeds) for i in (1, 2)]
             copies = [rows[1]["copies"] for rows in of_seeds if "copies" in rows[1]]
             seconds = [sum(rows[i]["seconds"] for rows in of_seeds) for i in (0, 1)]
-            last = loss == "test"
+            last = loss in ("test", "last steps")
             table.add_row(
                 workload, method, str(seeds), loss, f"{mean(rows[0][loss] for rows in of_seeds):.4f}",
                 interval([ratio[1] for ratio in ratios]), interval([ratio[2] for ratio in ratios]),
