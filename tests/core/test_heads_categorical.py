@@ -1,6 +1,7 @@
 """The head of a classifier, against its definition in two passes by plain autograd in double precision."""
 
 import copy
+from math import log
 
 import pytest
 import torch
@@ -182,6 +183,25 @@ def test_evidence_sum_is_the_log_likelihood_of_the_whole_batch(reduction):
 @pytest.mark.parametrize("copies", [1, 2, 10])
 def test_any_number_of_copies_with_and_without_bias(copies, bias):
     assert_two_passes(converted(mlp(bias), copies), batch(), CASES["smoothing_weights_ignore"][0])
+
+
+@pytest.mark.parametrize("classes", [2, 7, 8, 15, 16, 17, 40])
+def test_few_classes_and_many(classes):
+    """The softmax of few classes is computed in another way than that of many."""
+    target = torch.arange(ROWS) * 7 % classes
+    assert_two_passes(converted(mlp(outputs=classes)), batch(), lambda out: F.cross_entropy(out, target))
+
+
+@pytest.mark.parametrize("classes", [10, 40])
+def test_large_logits_lose_no_digits(classes):
+    torch.manual_seed(0)
+    model = alrao.Alrao(nn.Linear(INPUTS, classes), COPIES)
+    with torch.no_grad():
+        model.head.bias += 1e4
+    x = torch.randn(ROWS, INPUTS)
+    logits = F.linear(x, model.head.weight.flatten(0, 1), model.head.bias.flatten())
+    of_copies = logits.view(ROWS, COPIES, classes).log_softmax(-1)
+    torch.testing.assert_close(model(x).as_subclass(torch.Tensor), of_copies.logsumexp(1) - log(COPIES))
 
 
 def test_the_network_may_be_the_output_layer_alone():
