@@ -9,22 +9,23 @@ from .features import features_of
 from .model import DEFAULT_COPIES, Alrao
 from .optim import AlraoOptimizer
 from .output_layer import candidates, choose
-from .trainable import find_alrao, unwrapped
+from .trainable import Trainable, find_alrao, joined, unwrapped
 
 __all__ = ["summary"]
 
 
-def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
+def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
     """Return a table of the model's layers, with features, rates and parameters, and its posterior.
 
     Of a plain network, which has no posterior, the last line says what :class:`Alrao` would add.
 
     Args:
-        model: an :class:`Alrao` model, or a plain network.
+        model: an :class:`Alrao` model, a plain network, or anything else that the optimizers take.
         optimizer: its optimizer, for the rates; without it they are left out.
     """
     alrao = find_alrao(model)
-    net = unwrapped(model) if alrao is None else alrao.net
+    net = unwrapped(model) if isinstance(model, nn.Module) else joined(model)[0]
+    net = net if alrao is None else alrao.net
     head = None if alrao is None else alrao.head
     trained = {p for group in optimizer.param_groups for p in group["params"]} if optimizer else set()
     names = {module: name for name, module in net.named_modules()}
@@ -59,7 +60,8 @@ def summary(model: nn.Module, optimizer: AlraoOptimizer | None = None) -> str:
         for row in rows
     ]
     rule = "-" * max(map(len, lines))
-    last = _without_copies(net) if alrao is None else _posterior(alrao, optimizer)
+    single = isinstance(model, nn.Module)
+    last = _without_copies(net, single) if alrao is None else _posterior(alrao, optimizer)
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], last])
 
 
@@ -71,14 +73,15 @@ def _posterior(alrao: Alrao, optimizer: AlraoOptimizer | None) -> str:
     return f"posterior of the copies: {bar}"
 
 
-def _without_copies(net: nn.Module) -> str:
+def _without_copies(net: nn.Module, single: bool) -> str:
     """Return what a plain network lacks, if its loss is a likelihood."""
-    if not candidates(net):
+    if not (single and candidates(net)):
         return "no copies: a rate for every feature, with any loss"
     name, layer = choose(net, None)
+    what = repr(name) if name else "this layer"
     more = (DEFAULT_COPIES - 1) * sum(p.numel() for p in layer.parameters())
     return (
         "no copies: a rate for every feature, with any loss. If the loss is a likelihood, alrao.Alrao(net) "
-        f"adds copies of {name!r}, {DEFAULT_COPIES} in all ({more:,} more parameters), whose likelihoods "
+        f"adds copies of {what}, {DEFAULT_COPIES} in all ({more:,} more parameters), whose likelihoods "
         "tell Auto which rates learn best"
     )

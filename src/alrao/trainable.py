@@ -13,7 +13,7 @@ from .known_layers import guess_axis
 from .model import Alrao
 from .plain import Plain
 
-__all__ = ["Trainable", "find_alrao", "trained", "unwrap", "unwrapped"]
+__all__ = ["Trainable", "find_alrao", "joined", "trained", "unwrap", "unwrapped"]
 
 Trainable = nn.Module | Iterable[nn.Module] | Iterable[tuple[str, nn.Parameter]]
 """An Alrao model or a network, several networks, or pairs of a name and a parameter."""
@@ -52,6 +52,11 @@ def trained(model: Trainable) -> Alrao | Plain:
         net = unwrapped(model)
         _check(net)
         return Plain(net, [net])
+    return Plain(*joined(model))
+
+
+def joined(model: Any) -> tuple[nn.Module, list[nn.Module]]:
+    """Return several plain networks, or named parameters, as one module; and the networks."""
     parts: list[Any] = list(model) if isinstance(model, Iterable) else []
     if parts and all(isinstance(part, nn.Module) for part in parts):
         modules = [unwrapped(part) for part in parts]
@@ -63,11 +68,11 @@ def trained(model: Trainable) -> Alrao | Plain:
                     "output=…), or give each its own optimizer"
                 )
             _check(net)
-        return Plain(nn.ModuleList(modules), modules)
+        return nn.ModuleList(modules), modules
     if parts and all(
         isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str) for part in parts
     ):
-        return Plain(_module_of(parts), [])
+        return _module_of(parts), []
     found = type(parts[0] if parts else model).__name__
     raise TypeError(
         "alrao's optimizers take the model itself, not its parameters, several plain networks, or pairs of a "

@@ -271,6 +271,18 @@ def test_the_summary_of_a_plain_network_says_what_copies_would_add():
     assert alrao.summary(nn.LayerNorm(3)).endswith("no copies: a rate for every feature, with any loss")
 
 
+def test_the_summary_takes_what_the_optimizers_take():
+    nets = [nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2))]
+    lines = alrao.summary(nets, alrao.Auto(nets)).splitlines()
+    assert [line.split()[:3] for line in lines[2:4]] == [["0", "Linear", "3"], ["1.0", "Linear", "2"]]
+    assert "e-0" in lines[2], "the rates"
+    assert lines[-1] == "no copies: a rate for every feature, with any loss"
+    assert "23" in alrao.summary(nn.ModuleList(nets).named_parameters()).splitlines()[-2]
+    assert "adds copies of this layer, 10 in all" in alrao.summary(nets[0])
+    with pytest.raises(TypeError, match="got Parameter"):
+        alrao.summary(nets[0].parameters())
+
+
 def test_recalibrate_takes_a_plain_network():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
