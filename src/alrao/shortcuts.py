@@ -125,7 +125,15 @@ def inside_functional_transform() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def _users(tensor: Tensor) -> int:
+    users: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return users
+
+
+ALONE = _users(torch.empty(1, device="cpu"))
+"""Users of the memory of one tensor: some versions of torch count the storage's own object too."""
+
+
 def storage_is_shared(tensor: Tensor) -> bool:
     """Return whether another tensor has the same memory: torch has no public test."""
-    users: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return users > 2  # the tensor, and the storage's own object
+    return _users(tensor) > ALONE

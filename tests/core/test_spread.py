@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from support.needs import needs_compile
 from torch import nn
 
 import alrao
@@ -338,6 +339,7 @@ def test_the_mixture_has_no_plain_form():
 
 
 @FOLLOWED
+@needs_compile
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_compiled_model_is_refused(fullgraph):
     model, x, _ = build("capped")

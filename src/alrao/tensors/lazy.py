@@ -75,6 +75,10 @@ class LazyLogProbs(LogProbs):
                 self._real = LogProbs.of(_Real.apply(self), self.axis)
         return self._real
 
+    def as_subclass(self, cls: Any) -> Any:
+        """Return a plain tensor with the numbers; see :meth:`Marked.as_subclass`."""
+        return self.computed().as_subclass(cls) if cls is Tensor else self  # torch 2.6 cannot of this class
+
     def rows(self) -> Tensor:
         """Return the inputs as rows."""
         assert self.axis is not None
