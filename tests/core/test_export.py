@@ -83,6 +83,7 @@ def test_weights_that_are_not_finite_are_noticed_by_collapse():
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "bernoulli"])
 @pytest.mark.parametrize("images", [False, True])
 @pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)`:FutureWarning")
 def test_the_mixture_can_be_scripted(likelihood, images):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 3, 1)) if images else mlp()
     x = torch.randn(2, 1, 5, 5) if images else torch.randn(6, 4)

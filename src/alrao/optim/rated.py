@@ -58,7 +58,8 @@ class RatedOptimizer(Optimizer):
     @property
     def on_device(self) -> bool:
         """Whether a step leaves all numbers where they are: on every device but the CPU, unless asked to."""
-        return self._device != CPU or self.param_groups[0]["capturable"]
+        # A plain Boolean also where torch.compile has one of its own in the group.
+        return self._device != CPU or bool(self.param_groups[0]["capturable"])
 
     # Groups.
 
