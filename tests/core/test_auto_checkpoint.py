@@ -281,6 +281,7 @@ def test_torchs_distributed_checkpoints(at, training):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("at", [30, 60])
 @pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable):UserWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_torchs_distributed_checkpoints_in_files(at, training, tmp_path):
     """They write into the tensors of a new run's state, and leave out what that does not have."""
     model, optimizer = build(norm=True)

@@ -12,7 +12,9 @@ from support.tools import ROOT
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo"),
-    pytest.mark.skipif(not hasattr(torch.Stream, "record_event"), reason="FSDP2 of this torch needs a GPU"),
+    pytest.mark.skipif(
+        not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch needs a GPU"
+    ),
     pytest.mark.timeout(300),  # thousands of messages, each of which waits for a processor
 ]
 
