@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import re
 import tempfile
 import time
@@ -53,6 +52,7 @@ import alrao
 from alrao.lab.run import run
 from alrao.lab.settings import MethodSpec, Settings
 from alrao.lab.suite.workloads import WORKLOADS
+from alrao.lab.tasks.files import data_path, read_text
 
 Batch = tuple[Tensor, Tensor]
 VARIANTS = ("awake", "sleeping", "null")
@@ -81,7 +81,7 @@ class LSTM(nn.Module):
 
 
 def words(size: int = 1000) -> tuple[nn.Module, Callable[[], Batch], Batch]:
-    text = (Path(os.environ["ALRAO_DATA"]) / "ptb.valid.txt").read_text(encoding="utf-8")
+    text = read_text(data_path(None, "set ALRAO_DATA to a folder with ptb.valid.txt") / "ptb.valid.txt")
     found = re.findall(r"[^\s]+|\n", text)
     numbers = {word: i for i, (word, _) in enumerate(Counter(found).most_common(size - 1))}
     coded = torch.tensor([numbers.get(word, size - 1) for word in found])
