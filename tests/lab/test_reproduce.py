@@ -9,7 +9,6 @@ from support.needs import needs_chromium
 from support.report_runs import SGD_RATES, full_experiment, make_run
 
 from alrao.lab.cli.app import cli
-from alrao.lab.cli.paper import NAMES
 from alrao.lab.errors import LabError
 from alrao.lab.paper import checks, computed, make
 from alrao.lab.paper.exhibits import EXHIBITS, Plan
@@ -38,7 +37,8 @@ def verdict_of(name, root):
 
 
 def test_every_exhibit_can_be_named_on_the_command_line():
-    assert tuple(EXHIBITS) == NAMES
+    said = CliRunner().invoke(cli, ["reproduce", "--help"]).output
+    assert "{" + ",".join([*EXHIBITS, "all"]) + "}" in "".join(said.split())
 
 
 @pytest.mark.parametrize("budget", ["mini", "paper"])

@@ -12,6 +12,7 @@ import click
 
 from ..errors import unknown
 from ..settings import FIELDS, GROUPS, Settings, flag
+from ..spread import pick_spread
 
 Kind = TypeVar("Kind")
 
@@ -51,8 +52,6 @@ def options(
         @wraps(command)
         def collected(*, out_dir: str, results: str, **values: Any) -> Any:
             if many:
-                from ..spread import pick_spread
-
                 values["spread"] = pick_spread(*(values.pop(name) for name in ("backend", "jobs", "gpus")))
             given = {name: values.pop(name) for name in NAMES if name in values}
             roots = [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import LabError
+from ..paper import make
+from ..paper.computed import counts
+from ..paper.exhibits import EXHIBITS
+from ..render.terminal import plain_table
 from ..settings import Settings
+from ..spread import Spread
+from ..store import replace_file
+from ..suite import page
+from ..suite.contenders import CONTENDERS
+from ..suite.runs import Standings, Suite
+from ..suite.workloads import WORKLOADS
 from .options import FEW, Command, options, pick, words_of
 from .terminal import fail_if, out, say, train_missing
 
-if TYPE_CHECKING:
-    from ..spread import Spread
-
-NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen", "rl", "theorem")
-
 
 @click.command(cls=Command)
-@click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*NAMES, "all"]) + "}…")
+@click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*EXHIBITS, "all"]) + "}…")
 @click.option("--figures", default="docs/figures", show_default=True, metavar="DIR",
               help="where figures (SVG), tables (CSV) and their page are written")  # fmt: skip
 @options(FEW)
@@ -32,19 +36,18 @@ def reproduce(
     The budget mini trains small networks and takes under three hours on two cores for everything; the budget
     paper trains the paper's networks.
     """
-    from ..paper.make import reproduce as make
-    from ..render.terminal import plain_table
-
-    picked = pick(names, {name: name for name in (*NAMES, "all")}, "table or figure")
-    wanted = list(NAMES) if "all" in picked else picked
-    page = roots[0] / "reproduce.html"
-    made = make(wanted, settings, roots, Path(figures), page, lambda runs: train_missing(runs, spread))
+    picked = pick(names, {name: name for name in (*EXHIBITS, "all")}, "table or figure")
+    wanted = list(EXHIBITS) if "all" in picked else picked
+    report = roots[0] / "reproduce.html"
+    made = make.reproduce(
+        wanted, settings, roots, Path(figures), report, lambda runs: train_missing(runs, spread)
+    )
     agrees = {True: "yes", False: "no", None: "too few runs"}
     rows = [[shown.exhibit.name, shown.subject, agrees[shown.verdict.agrees]] for shown in made.shown]
     title = f"The paper's tables and figures, budget {settings.budget}"
     out.print(plain_table(["exhibit", "task", "agrees"], rows, left=3, title=title))
     say(f"figures: {figures}")
-    say(f"report: {page}")
+    say(f"report: {report}")
     if made.failed:
         raise LabError("; ".join(f"{name} is incomplete: {why}" for name, why in made.failed.items()))
 
@@ -76,13 +79,6 @@ def suite(
     For each method, learning-rate-free or tuned: the gap of its test loss to the best tuned run, for each
     workload, at worst and on average. Rates are chosen on validation data. Finished runs are not repeated.
     """
-    from ..paper.make import write_images
-    from ..store import replace_file
-    from ..suite import page
-    from ..suite.contenders import CONTENDERS
-    from ..suite.runs import Standings, Suite
-    from ..suite.workloads import WORKLOADS
-
     runs = Suite(
         pick(words_of(workloads or ""), WORKLOADS, "workload"),
         pick(words_of(contenders or ""), CONTENDERS, "contender"),
@@ -102,7 +98,7 @@ def suite(
         replace_file(Path(markdown), page.markdown(found, list(runs.workloads), title).encode())
     if figures is not None:
         drawn = page.figures(found, list(runs.workloads))
-        write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
+        make.write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
     fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
 
 
@@ -112,7 +108,4 @@ def params() -> None:
 
     The table shows them plain and with Alrao, beside the paper's figures.
     """
-    from ..paper.computed import counts
-    from ..render.terminal import plain_table
-
     out.print(plain_table(*counts(), title="Parameters, in millions"))

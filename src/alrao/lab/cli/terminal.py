@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 
-if TYPE_CHECKING:
-    from ..runset import RunSet
-    from ..spread import Spread
+from ..render.terminal import ended, live_table
+from ..runset import RunSet
+from ..spread import Spread
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -29,8 +28,6 @@ def warn(line: str, style: str | None = None) -> None:
 
 def train_missing(runs: RunSet, spread: Spread) -> None:
     """Train the missing runs and show their progress: a live table, or a line for each run that ends."""
-    from ..render.terminal import ended, live_table
-
     if out.is_terminal:
         with Live(get_renderable=lambda: live_table(runs), console=out, refresh_per_second=1, transient=True):
             runs.run(spread)
