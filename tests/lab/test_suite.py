@@ -22,7 +22,7 @@ from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
 from alrao.lab.suite.contenders import CONTENDERS, Contender
 from alrao.lab.suite.page import dots, markdown, profile, table
-from alrao.lab.suite.runs import Standings, Suite, differences
+from alrao.lab.suite.runs import Search, Standings, differences, every
 from alrao.lab.suite.workloads import ROWS, WORKLOADS, Workload
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
@@ -268,11 +268,15 @@ def test_what_was_held_out_first_follows_from_the_names_of_a_kind():
         assert held_out == set(ordered[::2])
 
 
+def search_in(root):
+    return Search(QUICK, [RATES, OURS], Settings(threads=1), seeds=2, roots=[root])
+
+
 @pytest.fixture
 def ran(tmp_path):
-    suite = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
-    suite.run(lambda runs: runs.run())
-    return suite
+    search = search_in(tmp_path)
+    search.run()
+    return search
 
 
 def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
@@ -287,8 +291,8 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
         *(("sgd@1", "none", seed) for seed in (0, 1)),
         *(("sgd@" + rate, "none", 0) for rate in ("10", "3")),
     ]
-    assert ran.missing == 0
-    found = Standings(ran.frame(), ran.contenders)
+    assert all(run.result for run in ran.runs)
+    found = Standings(every([ran]), ran.contenders)
     assert gaps(found, RATES) == {"quick": 0.0}
     assert set(found.of("rates", "quick")["label"]) == {"SGD 1"}
     files = [json.loads((d.path / "result.json").read_text()) for d in find_runs([tmp_path])]
@@ -300,14 +304,15 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
 
 def test_nothing_is_trained_twice(ran, tmp_path):
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-    again = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
-    again.run(lambda runs: runs.run())
+    again = search_in(tmp_path)
+    again.run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
-    before = Standings(ran.frame(), ran.contenders)
-    assert Standings(again.frame(), ran.contenders).gaps.equals(before.gaps)
-    shown = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
-    shown.run(lambda runs: None)
-    found = Standings(shown.frame(), ran.contenders)
+    before = Standings(every([ran]), ran.contenders)
+    assert Standings(every([again]), ran.contenders).gaps.equals(before.gaps)
+    shown = search_in(tmp_path)
+    while shown.grow():
+        continue
+    found = Standings(every([shown]), ran.contenders)
     assert [len(found.of(name, "quick")) for name in ("rates", "ours")] == [2, 2], "all seeds"
     assert found.gaps.equals(before.gaps)
 

@@ -16,7 +16,7 @@ from ..spread import Spread
 from ..store import replace_file
 from ..suite import page
 from ..suite.contenders import CONTENDERS
-from ..suite.runs import Standings, Suite
+from ..suite.runs import Search, Standings, every
 from ..suite.workloads import WORKLOADS
 from .options import FEW, Command, options, pick, words_of
 from .terminal import fail_if, out, say, train_missing
@@ -79,27 +79,27 @@ def suite(
     For each method, learning-rate-free or tuned: the gap of its test loss to the best tuned run, for each
     workload, at worst and on average. Rates are chosen on validation data. Finished runs are not repeated.
     """
-    runs = Suite(
-        pick(words_of(workloads or ""), WORKLOADS, "workload"),
-        pick(words_of(contenders or ""), CONTENDERS, "contender"),
-        settings,
-        seeds=seeds,
-        roots=roots,
-    )
-    runs.run(lambda some: train_missing(some, spread) if train else None)
-    found = Standings(runs.frame(), runs.contenders)
+    wanted = pick(words_of(workloads or ""), WORKLOADS, "workload")
+    methods = pick(words_of(contenders or ""), CONTENDERS, "contender")
+    searches = [Search(workload, methods, settings, seeds=seeds, roots=roots) for workload in wanted]
+    for search in searches:
+        if train:
+            train_missing(search, spread)
+        while search.grow():  # what only the runs that are there call for
+            continue
+    found = Standings(every(searches), methods)
     for which, chosen_on in page.HALVES.items():
-        ready = [workload for workload in runs.workloads if workload.name in found.best] or runs.workloads
+        ready = [workload for workload in wanted if workload.name in found.best] or wanted
         if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
             out.print(page.table(found, some, f"workloads {which}"))
-    if runs.missing:
-        out.print(f"{runs.missing} runs are missing: run the same command without --no-run to train them")
+    if missing := sum(run.result is None for search in searches for run in search.runs):
+        out.print(f"{missing} runs are missing: run the same command without --no-run to train them")
     if markdown is not None:
-        replace_file(Path(markdown), page.markdown(found, list(runs.workloads), title).encode())
+        replace_file(Path(markdown), page.markdown(found, wanted, title).encode())
     if figures is not None:
-        drawn = page.figures(found, list(runs.workloads))
+        drawn = page.figures(found, wanted)
         make.write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
-    fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
+    fail_if({path: error for search in searches for path, error in search.failed.items()})
 
 
 @click.command()
