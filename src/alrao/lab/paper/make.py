@@ -181,7 +181,8 @@ def _shown(exhibit: Exhibit, section: Section) -> Shown:
     shown = Shown(exhibit, experiment.title, verdict, wanted, note=experiment.note)
     if section.comparison is not None and exhibit.name in ("table1", "rl"):
         shown.name = file_name(exhibit.name, subject)
-        shown.table = [section.comparison.heads, *(line.cells for line in section.comparison.main)]
+        table = section.comparison.main
+        shown.table = [[*table.columns], *table.to_numpy().tolist()]
     return shown
 
 

@@ -19,7 +19,7 @@ from ..resolve import divergence, label
 from ..runset import Planned, RunSet, Triangle
 from ..settings import spelled
 from ..table import Experiment
-from .cells import cells, columns, measure_text, row_name, value_text
+from .cells import columns, measure_text, shown, value_text
 
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
 runs to tune: runs that it takes to find the rate"""
@@ -134,21 +134,17 @@ def comparison_table(experiment: Experiment) -> Table:
     )
     failing = ["failed"] if failures else []  # where there is room for it, names of methods are whole
     table.add_column("method", overflow="fold")
-    for heading in [*columns(experiment.measures), "seeds", *failing, "seconds", "runs to tune"]:
+    heads = [*columns(experiment.measures), "seeds", *failing, "seconds", "runs to tune"]
+    for heading in heads:
         folded = heading == "runs to tune"
         table.add_column(heading, justify="right", no_wrap=not folded, max_width=7 if folded else None)
-
-    def add(name: str, row: Any, tuning: str, style: str | None) -> None:
-        figures = [*cells(row, experiment.measures), str(row["seeds"])]
-        lost = [str(row["failed"] or "")] if failing else []
-        table.add_row(name, *figures, *lost, f"{row['seconds']:.1f}", tuning, style=style)
-
-    for name, row in experiment.rows.iterrows():
-        add(row_name(name, row), row, str(row["searched"]), "bold green" if row["ours"] else None)
-    if len(experiment.grid):
+    looks = ["bold green" if ours else "" for ours in experiment.rows["ours"]]
+    rows = shown(experiment, experiment.rows).assign(style=looks)
+    grid = shown(experiment, experiment.grid).assign(style="dim", **{"runs to tune": ""})
+    for some in (rows, grid):
+        for _, row in some.replace({"failed": {"0": ""}}).iterrows():
+            table.add_row(row["method"], *row[heads], style=row["style"])
         table.add_section()
-    for name, row in experiment.grid.iterrows():
-        add(name, row, "", "dim")
     return table
 
 
