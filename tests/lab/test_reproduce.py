@@ -169,9 +169,9 @@ def test_a_name_that_does_not_exist_gets_a_suggestion():
 def test_missing_data_stops_that_exhibit_alone(tmp_path, no_images):
     common = Settings(data=str(tmp_path / "nothing"))
     places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
-    made = make.reproduce(["curves", "params"], common, *places, lambda runs: runs.run())
-    assert list(made.failed) == ["curves"]
-    assert [shown.exhibit.name for shown in made.shown] == ["params"]
+    made, failed = make.reproduce(["curves", "params"], common, *places, lambda runs: runs.run())
+    assert list(failed) == ["curves"]
+    assert [shown.exhibit.name for shown in made] == ["params"]
     assert "Not made: " in (tmp_path / "figures" / "README.md").read_text()
 
 
@@ -189,10 +189,8 @@ def test_runs_are_made_once_and_end_as_files(tmp_path, no_images, monkeypatch):
         places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
         return make.reproduce(["curves"], Settings(), *places, run)
 
-    made = again()
-    assert [list(shown.figures) for shown in made.shown] == [
-        ["curves-digits-mlp", "curves-digits-mlp-valley"]
-    ]
+    [shown], _ = again()
+    assert list(shown.figures) == ["curves-digits-mlp", "curves-digits-mlp-valley"]
     assert no_images == ["curves-digits-mlp.svg", "curves-digits-mlp-valley.svg"]
     rows = read_csv(tmp_path / "figures" / "curves-digits-mlp.csv")
     assert rows[0] == ["method", "seed", "epoch", "train loss", "test loss"]
@@ -240,6 +238,6 @@ def test_a_run_that_fails_is_named(tmp_path, no_images, monkeypatch):
         runs.failed = {one.path: "MemoryError: all of it" for one in runs.runs}
 
     places = [tmp_path / "runs"], tmp_path / "figures", tmp_path / "page.html"
-    made = make.reproduce(["curves"], Settings(), *places, run)
-    assert "MemoryError: all of it" in made.failed["curves"]
+    _, failed = make.reproduce(["curves"], Settings(), *places, run)
+    assert "MemoryError: all of it" in failed["curves"]
     assert "Not made: " in (tmp_path / "figures" / "README.md").read_text("utf-8")

@@ -39,17 +39,17 @@ def reproduce(
     picked = pick(names, {name: name for name in (*EXHIBITS, "all")}, "table or figure")
     wanted = list(EXHIBITS) if "all" in picked else picked
     report = roots[0] / "reproduce.html"
-    made = make.reproduce(
+    made, failed = make.reproduce(
         wanted, settings, roots, Path(figures), report, lambda runs: train_missing(runs, spread)
     )
     agrees = {True: "yes", False: "no", None: "too few runs"}
-    rows = [[shown.exhibit.name, shown.subject, agrees[shown.verdict.agrees]] for shown in made.shown]
+    rows = [[shown.exhibit.name, shown.subject, agrees[shown.verdict.agrees]] for shown in made]
     title = f"The paper's tables and figures, budget {settings.budget}"
     out.print(plain_table(["exhibit", "task", "agrees"], rows, left=3, title=title))
     say(f"figures: {figures}")
     say(f"report: {report}")
-    if made.failed:
-        raise LabError("; ".join(f"{name} is incomplete: {why}" for name, why in made.failed.items()))
+    if failed:
+        raise LabError("; ".join(f"{name} is incomplete: {why}" for name, why in failed.items()))
 
 
 @click.command(cls=Command)
