@@ -86,36 +86,49 @@ class Standings:
         self.contenders = [contender for contender in contenders if contender.name in set(runs["contender"])]
         tuned = {contender.name: contender for contender in contenders if contender.tuned}
         groups = dict(iter(self.every.groupby(["contender", "workload"])))
-        self._chosen = {
-            key: group[group["label"] == best_rate(group)] if key[0] in tuned else group
-            for key, group in groups.items()
-        }
+        best = [
+            group[group["label"] == best_rate(group)] if name in tuned else group
+            for (name, _), group in groups.items()
+        ]
+        self.chosen = pd.concat(best or [self.every])
+        """The runs of each contender on each workload, at its best rate."""
+        self.losses = self.chosen.pivot(index=["workload", "seed"], columns="contender", values="loss")
+        """The test losses of these runs, infinite where one failed."""
         self.best: dict[str, str] = {}
         """The best tuned contender on each workload where the searches for a rate are over."""
-        for name in runs["workload"].unique():
+        for workload in runs["workload"].unique():
             over = [
-                who
-                for who, contender in sorted(tuned.items())
-                if (who, name) in groups and not contender.next_rates(validation(groups[who, name]))
+                name
+                for name, contender in sorted(tuned.items())
+                if (name, workload) in groups and not contender.next_rates(validation(groups[name, workload]))
             ]
-            means = {who: self.of(who, name)["loss"].mean() for who in over}
-            if len(over) == len(tuned) and min(means.values(), default=inf) < inf:
-                self.best[name] = min(means, key=means.__getitem__)
-        gaps = {name: {who: self._gap(who, name) for who, on in groups if on == name} for name in self.best}
-        self.gaps = pd.DataFrame(gaps).reindex(sorted({who for who, _ in groups}))
+            means = self.losses.loc[workload, over].mean()
+            if len(over) == len(tuned) and means.min() < inf:
+                self.best[workload] = means.idxmin()
+        gaps = {workload: {name: self._gap(name, workload) for name in self.losses} for workload in self.best}
+        self.gaps = pd.DataFrame(gaps, index=list(self.losses))
         """By how much of the best tuned loss each contender is above it; infinite where a run failed.
 
         Both losses are means over the seeds that both have."""
 
     def _gap(self, contender: str, workload: str) -> float:
-        pairs = self._pairs(contender, workload)
-        if (self.of(contender, workload)["loss"] == inf).any():
+        pairs = self._pairs(workload, contender, self.best[workload])
+        if (self.losses.loc[workload, contender] == inf).any():
             return inf
         return float(pairs[:, 0].mean() / pairs[:, 1].mean() - 1) if len(pairs) else nan
 
-    def _pairs(self, contender: str, workload: str) -> np.ndarray:
-        """The test losses of a contender and of the best tuned one."""
-        return _pairs(self.of(contender, workload), self.of(self.best[workload], workload))
+    def _pairs(self, workload: str, ours: str, theirs: str) -> np.ndarray:
+        """The test losses of two contenders on a workload, a row for each seed that both have."""
+        found: np.ndarray = self.losses.loc[workload, [ours, theirs]].dropna().to_numpy()
+        return found
+
+    def differences(self, workload: str, ours: str, theirs: str) -> list[float]:
+        """Return by how much of the other's test loss a run is above it, for each seed that both have.
+
+        It is infinite where only ours failed; seeds where theirs failed are left out.
+        """
+        pairs = self._pairs(workload, ours, theirs).tolist()
+        return [own / other - 1 for own, other in pairs if other < inf]
 
     def interval(self, contender: str, workloads: Sequence[Workload]) -> tuple[float, float] | None:
         """Return a 95 % bootstrap interval of the mean gap on some workloads, over the seeds.
@@ -127,7 +140,7 @@ class Standings:
         for workload in workloads:
             if workload.name not in self.best:
                 return None
-            pairs = self._pairs(contender, workload.name)
+            pairs = self._pairs(workload.name, contender, self.best[workload.name])
             if len(pairs) < 2 or not np.isfinite(pairs).all():
                 return None
             drawn = pairs[random.integers(len(pairs), size=(RESAMPLES, len(pairs)))].mean(1)
@@ -135,44 +148,28 @@ class Standings:
         low, high = np.quantile(sums / len(workloads), (0.025, 0.975))
         return float(low), float(high)
 
-    def over(self, contender: Contender, workloads: Sequence[Workload]) -> tuple[float, float] | None:
-        """Return the worst and the mean gap on some workloads; None where it has not run on all of them."""
-        names = [workload.name for workload in workloads]
-        gaps = self.gaps.reindex(index=[contender.name], columns=names).iloc[0]
-        return None if gaps.isna().any() else (float(gaps.max()), float(gaps.mean()))
+    def over(self, workloads: Sequence[Workload]) -> pd.DataFrame:
+        """Return what the contenders achieved on some workloads together, a row each.
 
-    def failed(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        """Return the number of failed runs on some workloads, those of the search for a rate included."""
-        lost = self.every[(self.every["contender"] == contender.name) & (self.every["loss"] == inf)]
-        return int(lost["workload"].isin([workload.name for workload in workloads]).sum())
-
-    def at_chance(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        return sum(
-            int((self.of(contender.name, workload.name)["loss"] > NEAR_CHANCE * workload.chance).sum())
-            for workload in workloads
-        )
-
-    def of(self, contender: str, workload: str) -> pd.DataFrame:
-        """Return the runs of a contender on a workload, at its best rate."""
-        return self._chosen.get((contender, workload), self.every.iloc[:0])
+        Gaps are nan where one has not run on all of them. ``failed`` counts the runs of searches for a rate
+        too; ``runs`` is the number of rates on a workload.
+        """
+        names, chances = [one.name for one in self.contenders], {one.name: one.chance for one in workloads}
+        gaps = self.gaps.reindex(index=names, columns=list(chances))
+        lost = self.every[(self.every["loss"] == inf) & self.every["workload"].isin(chances)]
+        limits = NEAR_CHANCE * self.losses.index.get_level_values("workload").map(chances).astype(float)
+        rates = self.every.groupby(["contender", "workload"])["label"].nunique()
+        found = {
+            "worst": gaps.max(axis=1, skipna=False),
+            "mean": gaps.mean(axis=1, skipna=False),
+            "failed": lost["contender"].value_counts().reindex(names, fill_value=0),
+            "at chance": self.losses.gt(limits, axis=0).sum(),
+            "runs": rates.groupby("contender").mean(),
+        }
+        return pd.DataFrame(found, index=names)
 
 
 def validation(runs: pd.DataFrame) -> dict[float, float]:
     """Return the validation loss of a contender's first seed at each rate, infinite where the run failed."""
     first = runs[runs["seed"] == runs["seed"].min()]
     return dict(zip(first["rate"], first["valid"].fillna(inf), strict=True))
-
-
-def _pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
-    """The test losses of two contenders on a workload, a row for each seed that both have."""
-    both = ours.merge(theirs, on="seed", suffixes=("", " theirs"))
-    found: np.ndarray = both[["loss", "loss theirs"]].to_numpy(float)
-    return found
-
-
-def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[float]:
-    """Return by how much of the other's test loss a run is above it, for each seed that both have.
-
-    It is infinite where only ours failed; seeds where theirs failed are left out.
-    """
-    return [own / other - 1 for own, other in _pairs(ours, theirs).tolist() if other < inf]
