@@ -10,16 +10,14 @@ from ..errors import LabError
 from ..paper import make
 from ..paper.computed import counts
 from ..paper.exhibits import EXHIBITS
-from ..render.terminal import plain_table
+from ..render.terminal import out, plain_table, say, train_missing
 from ..settings import Settings
 from ..spread import Spread
 from ..store import replace_file
 from ..suite import page
-from ..suite.contenders import CONTENDERS
-from ..suite.runs import Search, Standings, every
+from ..suite.runs import CONTENDERS, Search, Standings, every
 from ..suite.workloads import WORKLOADS
-from .options import FEW, Command, options, pick, words_of
-from .terminal import fail_if, out, say, train_missing
+from .options import FEW, Command, fail_if, options, pick, words_of
 
 
 @click.command(cls=Command)

@@ -12,12 +12,11 @@ from .. import records
 from ..errors import LabError
 from ..methods import METHODS
 from ..render.markdown import page
-from ..render.terminal import comparison_table, plain_table
+from ..render.terminal import comparison_table, out, plain_table, say, warn
 from ..report.page import write_report
 from ..store import replace_file
 from ..table import experiments
 from ..tasks import TASKS, get_task
-from .terminal import out, say, warn
 
 paths_argument = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 

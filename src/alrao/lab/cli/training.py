@@ -11,7 +11,15 @@ import torch
 from ..errors import LabError
 from ..methods import GRID, usual_methods
 from ..records import locate, read
-from ..render.terminal import TrainingBar, comparison_table, describe, triangle_table
+from ..render.terminal import (
+    TrainingBar,
+    comparison_table,
+    describe,
+    out,
+    say,
+    train_missing,
+    triangle_table,
+)
 from ..resolve import refuse_idle, resolve
 from ..run import pick_device, run
 from ..runset import Comparison, Triangle
@@ -19,9 +27,8 @@ from ..settings import Settings, parse_rate
 from ..spread import Spread
 from ..table import experiments
 from ..team import Team, launch, launched, require_share
-from .options import Command, options, words_of
+from .options import Command, fail_if, options, words_of
 from .records import make_report
-from .terminal import fail_if, out, say, train_missing
 
 METHODS = "methods to compare  [default: auto,sgd,adam, and prodigy,schedulefree where they are installed]"
 GRID_SEEDS = "runs per rate of SGD's grid; the best rate then gets all seeds"

@@ -16,8 +16,7 @@ from ..render.terminal import plain_table
 from ..report.figure import ALRAO, Figure, panels
 from ..settings import spelled
 from ..table import historical_note, spread, summary
-from .contenders import Contender
-from .runs import Standings
+from .runs import Contender, Standings
 from .workloads import Workload
 
 
