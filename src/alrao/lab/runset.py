@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import TypeAlias
 
@@ -144,10 +145,9 @@ class Triangle(RunSet):
         plain = "sgd" if settings.method.name == "alrao" else "adam"
         self.rates = sorted(set(rates))
         self.cells: dict[tuple[float, float], Planned] = {}
-        for i, low in enumerate(self.rates):
-            for high in self.rates[i:]:
-                if low == high:
-                    wanted = replace(settings, method=MethodSpec(plain, low), lr=None)
-                else:
-                    wanted = replace(settings, lr=Interval(low, high))
-                self.cells[low, high] = self.plan(wanted)
+        for low, high in combinations_with_replacement(self.rates, 2):
+            if low == high:
+                wanted = replace(settings, method=MethodSpec(plain, low), lr=None)
+            else:
+                wanted = replace(settings, lr=Interval(low, high))
+            self.cells[low, high] = self.plan(wanted)

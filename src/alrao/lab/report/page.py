@@ -103,8 +103,6 @@ def _headline(experiment: Experiment, alrao: Any) -> list[str]:
 class Section:
     """What the page shows of one experiment."""
 
-    name: str
-    """For its address."""
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
@@ -128,16 +126,16 @@ class Report:
     def of(cls, reading: Reading, command: str = "alrao report", detail: int = DETAIL[0]) -> Report:
         """Return the report of runs that were read; ``detail`` seeds of each method are drawn one by one."""
         own = Reading(reading.records, list(reading.left_out))
-        sections = [
-            _section(f"e{number}", experiment, detail, own.left_out)
-            for number, experiment in enumerate(experiments(own), 1)
-        ]
+        sections = [_section(experiment, detail, own.left_out) for experiment in experiments(own)]
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        figures = [figure for section in self.sections for figure in section.figures] + self.extra
-        for number, figure in enumerate(self.extra, 1):
-            figure.id = f"x{number}-{figure.name}"
+        groups = {f"e{number}-": section.figures for number, section in enumerate(self.sections, 1)}
+        drawings = {}
+        for group, figures in {**groups, "x": self.extra}.items():
+            for number, figure in enumerate(figures, 1):
+                figure.id = f"{group}{number}-{figure.name}"
+                drawings[figure.id] = _drawing(figure)
         return filled(
             __package__,
             "page.html.j2",
@@ -148,12 +146,12 @@ class Report:
             table_1=TABLE_1,
             paper_heads=PAPER_HEADS,
             plotly=Markup(plotly.offline.get_plotlyjs()),
-            drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
+            drawings=Markup(_script_json(drawings)),
             themes=Markup(_script_json(THEMES)),
         )
 
 
-def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]) -> Section:
+def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Section:
     layers = shown_layers(experiment, left_out)
     makers: dict[str, Callable[[], Figure | None]] = {
         "learning curves": lambda: learning_curves(experiment, detail),
@@ -173,9 +171,7 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
             left_out.append(f"{experiment.title}: {what}: {type(error).__name__}: {error}")
         else:
             figures += [figure] if figure is not None else []
-    for number, figure in enumerate(figures, 1):
-        figure.id = f"{name}-{number}-{figure.name}"
-    section = Section(name, experiment, comparison(experiment), figures)
+    section = Section(experiment, comparison(experiment), figures)
     if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
         section.health = health(layers)
     return section
