@@ -62,12 +62,13 @@ def found():
 
 
 def test_the_mixture_follows_the_best_copy_to_the_optimum_while_others_diverge(found):
-    above = [value - found.optimum for value in found.mixture]
-    assert above[-1] < 0.01 < above[0]
-    assert min(value - found.optimum for own in found.copies for value in own) > 0
-    wild = [own for multiple, own in zip(found.multiples, found.copies, strict=True) if multiple > 1]
-    assert min(own[-1] for own in wild) > found.optimum + 0.1
-    assert max(own[-1] for own in wild) > 50
+    above = found.losses - found.optimum
+    assert above["mixture"].iloc[-1] < 0.01 < above["mixture"].iloc[0]
+    assert above.min().min() > 0
+    wild = above.iloc[-1, 1:][[multiple > 1 for multiple in computed.MULTIPLES]]
+    assert len(wild) == 3
+    assert wild.min() > 0.1
+    assert wild.max() > 50
     assert max(range(6), key=found.posterior.__getitem__) == 2, "0.9/λ: the fastest below the bound"
 
 
@@ -75,14 +76,16 @@ def test_the_figure_of_the_theorem_shows_every_copy(found):
     figure = make.theorem_figure(found)
     names = [trace["name"] for trace in figure.plot.data if trace.get("showlegend", True)]
     assert len(names) == 6 + 2
-    assert list(figure.table.iloc[-1]) == [400, found.mixture[-1], *(own[-1] for own in found.copies)]
+    assert list(figure.table.iloc[-1]) == [400, *found.losses.iloc[-1]]
 
 
 def test_a_mixture_off_the_optimum_does_not_agree(found):
-    good = replace(found, mixture=[found.optimum + 1e-9])
-    assert checks.check_theorem(good).agrees
-    assert not checks.check_theorem(replace(good, mixture=[found.optimum + 1e-3])).agrees
-    assert not checks.check_theorem(replace(good, copies=[[found.optimum]] * 6)).agrees, "none diverged"
+    good = found.losses.assign(mixture=found.optimum + 1e-9)
+    assert checks.check_theorem(replace(found, losses=good)).agrees
+    off = good.assign(mixture=found.optimum + 1e-3)
+    assert not checks.check_theorem(replace(found, losses=off)).agrees
+    tame = good.assign(**dict.fromkeys(good.columns[1:], found.optimum))
+    assert not checks.check_theorem(replace(found, losses=tame)).agrees, "none diverged"
 
 
 # Verdicts.

@@ -22,7 +22,7 @@ from ..runset import RunSet
 from ..settings import Settings
 from ..store import file_name, replace_file
 from .checks import Verdict, check_theorem
-from .computed import Theorem, compute, counts
+from .computed import MULTIPLES, Theorem, compute, counts
 from .exhibits import EXHIBITS, Exhibit
 
 WIDTH = 1000
@@ -178,19 +178,20 @@ COMPUTED = {"params": _parameters, "theorem": _theorem}
 def theorem_figure(found: Theorem) -> Figure:
     """Losses of the copies and of the mixture, and how far the better ones are above the optimum."""
     plot = panels(2)
-    look = zip(found.multiples, found.rates, ordered(len(found.rates)), found.copies, strict=True)
+    mixture, *copies = found.losses.columns
+    look = zip(MULTIPLES, found.rates, ordered(len(found.rates)), copies, strict=True)
     curves = [(f"{multiple:g}/λ = {rate:.2g}", colour, 2.0, own) for multiple, rate, colour, own in look]
-    curves.append(("the mixture", ALRAO, 4.0, found.mixture))
-    for rank, (name, colour, width, losses) in enumerate(curves):
-        above = [max(loss - found.optimum, 1e-12) for loss in losses]
-        for panel, values in enumerate((losses, above)):
+    curves.append(("the mixture", ALRAO, 4.0, mixture))
+    for rank, (name, colour, width, column) in enumerate(curves):
+        losses = found.losses[column]
+        for panel, values in enumerate((losses, (losses - found.optimum).clip(lower=1e-12))):
             plot.scatter(
-                zip(found.steps, values, strict=True), panel, name=name, mode="lines", legendgroup=name,
+                values.items(), panel, name=name, mode="lines", legendgroup=name,
                 line={"color": colour, "width": width}, showlegend=not panel, legendrank=len(curves) - rank,
                 hovertemplate="step %{x}: %{y:.4~g}",
             )  # fmt: skip
     plot.scatter(
-        [(step, found.optimum) for step in (1, found.steps[-1])], name="optimum", mode="lines",
+        [(step, found.optimum) for step in (1, int(found.losses.index[-1]))], name="optimum", mode="lines",
         line={"color": BASELINE, "width": 1.5, "dash": "dash"}, legendrank=100,
         hovertemplate="optimum %{y:.4~g}<extra></extra>",
     )  # fmt: skip
@@ -199,7 +200,5 @@ def theorem_figure(found: Theorem) -> Figure:
     plot.axis("y", "loss", type="log")
     plot.axis("y", "loss above the optimum", 1, **{**LOG, "dtick": 2})
     plot.lay(legend={"title": {"text": "rate of the copy"}})
-    columns = {f"copy at {rate:.4g}": own for rate, own in zip(found.rates, found.copies, strict=True)}
-    table = pd.DataFrame({"step": found.steps, "mixture": found.mixture, **columns})
-    said = {"copies": len(found.rates), "good": sum(one < 1 for one in found.multiples)}
-    return Figure("theorem", "alrao reproduce theorem", plot, table, said=said)
+    said = {"copies": len(copies), "good": sum(one < 1 for one in MULTIPLES)}
+    return Figure("theorem", "alrao reproduce theorem", plot, found.losses.reset_index(), said=said)
