@@ -83,7 +83,7 @@ def suite(
     for search in searches:
         if train:
             train_missing(search, spread)
-        while search.grow():  # what only the runs that are there call for
+        while search.grow():  # so that, without training, all missing runs are counted
             continue
     found = Standings(every(searches), methods)
     for which, chosen_on in page.HALVES.items():
