@@ -17,9 +17,9 @@ from alrao.lab import provenance
 from alrao.lab import run as runs
 from alrao.lab.cli import main
 from alrao.lab.cli.app import cli
-from alrao.lab.cli.terminal import out
 from alrao.lab.methods import METHODS
 from alrao.lab.records import find_runs
+from alrao.lab.render.terminal import out
 from alrao.lab.settings import Settings
 from alrao.lab.tasks import TASKS, get_task
 

@@ -30,7 +30,7 @@ def test_a_run_in_progress_is_in_the_curves_and_not_in_the_table(root, tmp_path)
     make_run(root, "alrao", finished=False, epochs=2)
     report, text = page_of(root, tmp_path)
     (section,) = report.sections
-    assert [line.cells[0] for line in section.comparison.main] == ["SGD 0.1"]
+    assert list(section.comparison.main["method"]) == ["SGD 0.1"]
     assert any(trace.name == "Alrao" for trace in drawn(section.figures[0]))
     assert "posterior" in [figure.name for figure in section.figures], "its rates follow from the settings"
     assert "not finished (epoch 2 of 4): in the curves, not in the tables" in text
@@ -129,7 +129,7 @@ def test_a_run_of_an_older_version(root, tmp_path):
         del line["posterior"], line["step"], line["valid"]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     report, _ = page_of(root, tmp_path)
-    rows = [line.cells[0] for section in report.sections for line in section.comparison.main]
+    rows = [name for section in report.sections for name in section.comparison.main["method"]]
     assert "Alrao" in rows
     assert report.left_out == []
 

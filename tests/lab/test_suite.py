@@ -20,9 +20,8 @@ from alrao.lab.records import Record, find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
-from alrao.lab.suite.contenders import CONTENDERS, Contender
 from alrao.lab.suite.page import dots, markdown, profile, table
-from alrao.lab.suite.runs import Standings, Suite, differences
+from alrao.lab.suite.runs import CONTENDERS, Contender, Search, Standings, every
 from alrao.lab.suite.workloads import ROWS, WORKLOADS, Workload
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task
@@ -78,24 +77,19 @@ def gaps(standings, contender):
     return standings.gaps.loc[contender.name].dropna().to_dict()
 
 
-def losses(*arguments, **changes):
-    """Runs of one contender, as the standings have them."""
-    contender = arguments[1]
-    return Standings(runs(*arguments, **changes), [contender]).of(contender.name, arguments[0].name)
-
-
 def test_gaps_are_parts_of_the_best_tuned_mean():
     found = Standings(told(), CONTENDED)
     assert gaps(found, RATES) == {"quick": 0.0, "other": 0.0}
     assert gaps(found, PLAIN) == {"quick": 1.5, "other": inf}, "over the seeds that both have"
     assert gaps(found, OURS) == {"quick": 0.0}
-    assert found.failed(PLAIN, [QUICK, OTHER]) == 1
-    assert found.failed(PLAIN, [QUICK]) == 0
-    assert found.over(PLAIN, [QUICK]) == (1.5, 1.5)
-    assert found.at_chance(PLAIN, [QUICK]) == 1, "2.5, where chance is 2.3"
-    assert found.at_chance(RATES, [QUICK]) == 1
-    assert found.over(PLAIN, [QUICK, OTHER]) == (inf, inf)
-    assert found.over(OURS, [QUICK, OTHER]) is None, "it has not run on both"
+    quick, both = found.over([QUICK]), found.over([QUICK, OTHER])
+    assert list(both["failed"]) == [0, 1, 0]
+    assert list(quick["failed"]) == [0, 0, 0]
+    assert list(quick.loc["plain", ["worst", "mean"]]) == [1.5, 1.5]
+    assert list(quick["at chance"]) == [1, 1, 0], "3 and 2.5, where chance is 2.3"
+    assert list(both.loc["plain", ["worst", "mean"]]) == [inf, inf]
+    assert both.loc["ours", ["worst", "mean"]].isna().all(), "it has not run on both"
+    assert list(both["runs"]) == [5, 1, 1]
 
 
 def test_the_interval_is_that_of_resampled_seeds():
@@ -111,13 +105,15 @@ def test_the_interval_is_that_of_resampled_seeds():
 
 
 def test_differences_are_between_runs_of_one_seed():
-    ours = losses(QUICK, OURS, "alrao-adam", [1.0, 3.0, 5.0])
-    theirs = losses(QUICK, PLAIN, "adam", [2.0, 2.0])
-    assert differences(ours, theirs) == [-0.5, 0.5]
-    assert differences(theirs, ours) == [1.0, pytest.approx(-1 / 3)]
-    some, others = (losses(QUICK, PLAIN, "adam", [1.0], failed=[1]) for _ in range(2))
-    assert differences(some, others) == [0.0], "where theirs failed, nothing can be said"
-    assert differences(losses(QUICK, PLAIN, "adam", [], failed=[0]), theirs) == [inf]
+    def differences(ours, theirs, failed=()):
+        """In the losses of two contenders, both ways."""
+        told = [runs(QUICK, OURS, "alrao-adam", ours), runs(QUICK, PLAIN, "adam", theirs, failed=failed)]
+        found = Standings(pd.concat(told), [OURS, PLAIN])
+        return [found.differences("quick", *pair) for pair in (("ours", "plain"), ("plain", "ours"))]
+
+    assert differences([1.0, 3.0, 5.0], [2.0, 2.0]) == [[-0.5, 0.5], [1.0, pytest.approx(-1 / 3)]]
+    assert differences([1.0, None], [1.0], failed=[1])[0] == [0.0], "where theirs failed, nothing can be said"
+    assert differences([2.0, 2.0], [], failed=[0])[1] == [inf]
 
 
 def test_the_page_pairs_alrao_with_the_best_constant_rate():
@@ -177,10 +173,9 @@ def test_a_run_that_ends_without_a_test_loss_has_failed():
     lost = runs(QUICK, OURS, "alrao-adam", [None, 1.0])
     found = Standings(pd.concat([runs(QUICK, RATES, "sgd@0.1", [1.0, 3.0]), lost]), [RATES, OURS])
     assert gaps(found, OURS) == {"quick": inf}
-    assert found.failed(OURS, [QUICK]) == 1
-    rates, ours = (found.of(contender.name, "quick") for contender in (RATES, OURS))
-    assert differences(ours, rates) == [inf, pytest.approx(-2 / 3)]
-    assert differences(rates, ours) == [2.0]
+    assert found.over([QUICK]).loc["ours", "failed"] == 1
+    assert found.differences("quick", "ours", "rates") == [inf, pytest.approx(-2 / 3)]
+    assert found.differences("quick", "rates", "ours") == [2.0]
     assert "| ours | failed | failed | – | 1 | 1 | 1 |" in markdown(found, [QUICK])
 
 
@@ -268,11 +263,15 @@ def test_what_was_held_out_first_follows_from_the_names_of_a_kind():
         assert held_out == set(ordered[::2])
 
 
+def search_in(root):
+    return Search(QUICK, [RATES, OURS], Settings(threads=1), seeds=2, roots=[root])
+
+
 @pytest.fixture
 def ran(tmp_path):
-    suite = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
-    suite.run(lambda runs: runs.run())
-    return suite
+    search = search_in(tmp_path)
+    search.run()
+    return search
 
 
 def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
@@ -287,28 +286,30 @@ def test_grids_have_one_seed_and_the_best_rate_has_all(ran, tmp_path):
         *(("sgd@1", "none", seed) for seed in (0, 1)),
         *(("sgd@" + rate, "none", 0) for rate in ("10", "3")),
     ]
-    assert ran.missing == 0
-    found = Standings(ran.frame(), ran.contenders)
+    assert all(run.result for run in ran.runs)
+    found = Standings(every([ran]), ran.contenders)
     assert gaps(found, RATES) == {"quick": 0.0}
-    assert set(found.of("rates", "quick")["label"]) == {"SGD 1"}
+    of = dict(iter(found.chosen.groupby("contender")))
+    assert set(of["rates"]["label"]) == {"SGD 1"}
     files = [json.loads((d.path / "result.json").read_text()) for d in find_runs([tmp_path])]
     steps = {result["steps"] for result in files if result["status"] == "finished"}
     assert steps == {6}, "all methods take the same number of steps"
-    assert (found.of("ours", "quick")["test loss"] > 0).all()
+    assert (of["ours"]["test loss"] > 0).all()
     assert {run.config["settings"]["experiment"] for run in find_runs([tmp_path])} == {"suite-quick"}
 
 
 def test_nothing_is_trained_twice(ran, tmp_path):
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-    again = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
-    again.run(lambda runs: runs.run())
+    again = search_in(tmp_path)
+    again.run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
-    before = Standings(ran.frame(), ran.contenders)
-    assert Standings(again.frame(), ran.contenders).gaps.equals(before.gaps)
-    shown = Suite([QUICK], [RATES, OURS], Settings(threads=1), seeds=2, roots=[tmp_path])
-    shown.run(lambda runs: None)
-    found = Standings(shown.frame(), ran.contenders)
-    assert [len(found.of(name, "quick")) for name in ("rates", "ours")] == [2, 2], "all seeds"
+    before = Standings(every([ran]), ran.contenders)
+    assert Standings(every([again]), ran.contenders).gaps.equals(before.gaps)
+    shown = search_in(tmp_path)
+    while shown.grow():
+        continue
+    found = Standings(every([shown]), ran.contenders)
+    assert list(found.losses.count()) == [2, 2], "all seeds"
     assert found.gaps.equals(before.gaps)
 
 

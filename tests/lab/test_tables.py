@@ -316,7 +316,7 @@ def test_the_page_s_command_gives_the_same_runs(full, monkeypatch, tmp_path):
         def __init__(self, settings, methods, *, seeds, grid_seeds, roots):
             wanted.append((settings, methods, seeds))
 
-    monkeypatch.setattr("alrao.lab.runset.Comparison", Recorded)
+    monkeypatch.setattr(training, "Comparison", Recorded)
     monkeypatch.setattr(training, "train_missing", lambda *_: None)
     monkeypatch.setattr(training, "make_report", lambda *_: None)
     cli.main(command.split()[1:], standalone_mode=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import TypeAlias
 
@@ -57,20 +58,31 @@ class RunSet:
         """Train the missing runs, by default here and one by one, and wait for those that others train."""
         if self.settings.to_keep:
             require_clean()
-        spread, wait = spread or Processes(), 0.0
-        todo = [p for path, p in self.planned.items() if path not in self.failed and p.run.result is None]
-        while todo:
-            busy = []
-            for number, error in spread.run([planned.settings for planned in todo], self.roots, wait):
-                planned = todo[number]
-                if isinstance(error, BusyError):
-                    busy.append(planned)
-                    continue
-                if error is not None:
-                    self.failed[planned.run.path] = error
-                if tell is not None:
-                    tell(planned, error)
-            todo, wait = busy, LEASE + 10.0  # long enough to find that an owner is dead
+        spread, new = spread or Processes(), list(self.planned.values())
+        while new:
+            todo, wait = [planned for planned in new if planned.run.result is None], 0.0
+            while todo:
+                busy = []
+                for number, error in spread.run([planned.settings for planned in todo], self.roots, wait):
+                    planned = todo[number]
+                    if isinstance(error, BusyError):
+                        busy.append(planned)
+                        continue
+                    if error is not None:
+                        self.failed[planned.run.path] = error
+                    if tell is not None:
+                        tell(planned, error)
+                todo, wait = busy, LEASE + 10.0  # long enough to find that an owner is dead
+            new = self.grow()
+
+    def grow(self) -> list[Planned]:
+        """Plan the runs that the results so far call for, and return them."""
+        before = len(self.planned)
+        self.choose()
+        return list(self.planned.values())[before:]
+
+    def choose(self) -> None:
+        """Plan what the results so far call for; nothing, unless a set searches for something."""
 
     @property
     def runs(self) -> list[Run]:
@@ -105,14 +117,10 @@ class Comparison(RunSet):
                 if seed < (grid_seeds if spec in self._rates else seeds):
                     self.plan(_with(settings, spec, seed))
 
-    def run(self, spread: Spread | None = None, tell: Tell | None = None) -> None:
-        """Train the missing runs: first every method and every rate, then the best rate with all seeds."""
-        super().run(spread, tell)
-        best = self.best_rate()
-        if best is not None:
+    def choose(self) -> None:
+        if (best := self.best_rate()) is not None:
             for seed in range(self.seeds):
                 self.plan(_with(self.settings, best, seed))
-            super().run(spread, tell)
 
     def best_rate(self) -> MethodSpec | None:
         found = experiments(read(p.run for p in self.planned.values() if p.settings.method in self._rates))
@@ -137,10 +145,9 @@ class Triangle(RunSet):
         plain = "sgd" if settings.method.name == "alrao" else "adam"
         self.rates = sorted(set(rates))
         self.cells: dict[tuple[float, float], Planned] = {}
-        for i, low in enumerate(self.rates):
-            for high in self.rates[i:]:
-                if low == high:
-                    wanted = replace(settings, method=MethodSpec(plain, low), lr=None)
-                else:
-                    wanted = replace(settings, lr=Interval(low, high))
-                self.cells[low, high] = self.plan(wanted)
+        for low, high in combinations_with_replacement(self.rates, 2):
+            if low == high:
+                wanted = replace(settings, method=MethodSpec(plain, low), lr=None)
+            else:
+                wanted = replace(settings, lr=Interval(low, high))
+            self.cells[low, high] = self.plan(wanted)

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ..errors import LabError, unknown
+from ..render.terminal import warn
 from .paper import params, reproduce, suite
 from .records import keep, list_command, report, table
-from .terminal import warn
 from .training import compare, train, triangle
 
 

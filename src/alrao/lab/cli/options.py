@@ -1,4 +1,4 @@
-"""Command-line options, generated from the fields of the settings: one list for all commands."""
+"""What commands share: their options, generated from the fields of the settings, and how they fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import click
 
 from ..errors import unknown
+from ..render.terminal import warn
 from ..settings import FIELDS, GROUPS, Settings, flag
+from ..spread import pick_spread
 
 Kind = TypeVar("Kind")
 
@@ -51,8 +53,6 @@ def options(
         @wraps(command)
         def collected(*, out_dir: str, results: str, **values: Any) -> Any:
             if many:
-                from ..spread import pick_spread
-
                 values["spread"] = pick_spread(*(values.pop(name) for name in ("backend", "jobs", "gpus")))
             given = {name: values.pop(name) for name in NAMES if name in values}
             roots = [Path(out_dir), *([Path(results)] if Path(results).is_dir() else [])]
@@ -89,6 +89,14 @@ def options(
         return collected
 
     return add
+
+
+def fail_if(failed: Mapping[Path, str]) -> None:
+    """Print the runs that failed, and exit with code 1 if there are any."""
+    for path, error in failed.items():
+        warn(f"failed: {path}: {error}", "red")
+    if failed:
+        raise SystemExit(1)
 
 
 def words_of(text: str) -> list[str]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import LabError
+from ..paper import make
+from ..paper.computed import counts
+from ..paper.exhibits import EXHIBITS
+from ..render.terminal import out, plain_table, say, train_missing
 from ..settings import Settings
-from .options import FEW, Command, options, pick, words_of
-from .terminal import fail_if, out, say, train_missing
-
-if TYPE_CHECKING:
-    from ..spread import Spread
-
-NAMES = ("table1", "params", "curves", "triangle", "posterior", "adam", "frozen", "rl", "theorem")
+from ..spread import Spread
+from ..store import replace_file
+from ..suite import page
+from ..suite.runs import CONTENDERS, Search, Standings, every
+from ..suite.workloads import WORKLOADS
+from .options import FEW, Command, fail_if, options, pick, words_of
 
 
 @click.command(cls=Command)
-@click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*NAMES, "all"]) + "}…")
+@click.argument("names", nargs=-1, required=True, metavar="{" + ",".join([*EXHIBITS, "all"]) + "}…")
 @click.option("--figures", default="docs/figures", show_default=True, metavar="DIR",
               help="where figures (SVG), tables (CSV) and their page are written")  # fmt: skip
 @options(FEW)
@@ -32,21 +34,20 @@ def reproduce(
     The budget mini trains small networks and takes under three hours on two cores for everything; the budget
     paper trains the paper's networks.
     """
-    from ..paper.make import reproduce as make
-    from ..render.terminal import plain_table
-
-    picked = pick(names, {name: name for name in (*NAMES, "all")}, "table or figure")
-    wanted = list(NAMES) if "all" in picked else picked
-    page = roots[0] / "reproduce.html"
-    made = make(wanted, settings, roots, Path(figures), page, lambda runs: train_missing(runs, spread))
+    picked = pick(names, {name: name for name in (*EXHIBITS, "all")}, "table or figure")
+    wanted = list(EXHIBITS) if "all" in picked else picked
+    report = roots[0] / "reproduce.html"
+    made, failed = make.reproduce(
+        wanted, settings, roots, Path(figures), report, lambda runs: train_missing(runs, spread)
+    )
     agrees = {True: "yes", False: "no", None: "too few runs"}
-    rows = [[shown.exhibit.name, shown.subject, agrees[shown.verdict.agrees]] for shown in made.shown]
+    rows = [[shown.exhibit.name, shown.subject, agrees[shown.verdict.agrees]] for shown in made]
     title = f"The paper's tables and figures, budget {settings.budget}"
     out.print(plain_table(["exhibit", "task", "agrees"], rows, left=3, title=title))
     say(f"figures: {figures}")
-    say(f"report: {page}")
-    if made.failed:
-        raise LabError("; ".join(f"{name} is incomplete: {why}" for name, why in made.failed.items()))
+    say(f"report: {report}")
+    if failed:
+        raise LabError("; ".join(f"{name} is incomplete: {why}" for name, why in failed.items()))
 
 
 @click.command(cls=Command)
@@ -76,34 +77,27 @@ def suite(
     For each method, learning-rate-free or tuned: the gap of its test loss to the best tuned run, for each
     workload, at worst and on average. Rates are chosen on validation data. Finished runs are not repeated.
     """
-    from ..paper.make import write_images
-    from ..store import replace_file
-    from ..suite import page
-    from ..suite.contenders import CONTENDERS
-    from ..suite.runs import Standings, Suite
-    from ..suite.workloads import WORKLOADS
-
-    runs = Suite(
-        pick(words_of(workloads or ""), WORKLOADS, "workload"),
-        pick(words_of(contenders or ""), CONTENDERS, "contender"),
-        settings,
-        seeds=seeds,
-        roots=roots,
-    )
-    runs.run(lambda some: train_missing(some, spread) if train else None)
-    found = Standings(runs.frame(), runs.contenders)
+    wanted = pick(words_of(workloads or ""), WORKLOADS, "workload")
+    methods = pick(words_of(contenders or ""), CONTENDERS, "contender")
+    searches = [Search(workload, methods, settings, seeds=seeds, roots=roots) for workload in wanted]
+    for search in searches:
+        if train:
+            train_missing(search, spread)
+        while search.grow():  # so that, without training, all missing runs are counted
+            continue
+    found = Standings(every(searches), methods)
     for which, chosen_on in page.HALVES.items():
-        ready = [workload for workload in runs.workloads if workload.name in found.best] or runs.workloads
+        ready = [workload for workload in wanted if workload.name in found.best] or wanted
         if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
             out.print(page.table(found, some, f"workloads {which}"))
-    if runs.missing:
-        out.print(f"{runs.missing} runs are missing: run the same command without --no-run to train them")
+    if missing := sum(run.result is None for search in searches for run in search.runs):
+        out.print(f"{missing} runs are missing: run the same command without --no-run to train them")
     if markdown is not None:
-        replace_file(Path(markdown), page.markdown(found, list(runs.workloads), title).encode())
+        replace_file(Path(markdown), page.markdown(found, wanted, title).encode())
     if figures is not None:
-        drawn = page.figures(found, list(runs.workloads))
-        write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
-    fail_if({path: error for some in runs.sets.values() for path, error in some.failed.items()})
+        drawn = page.figures(found, wanted)
+        make.write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
+    fail_if({path: error for search in searches for path, error in search.failed.items()})
 
 
 @click.command()
@@ -112,7 +106,4 @@ def params() -> None:
 
     The table shows them plain and with Alrao, beside the paper's figures.
     """
-    from ..paper.computed import counts
-    from ..render.terminal import plain_table
-
     out.print(plain_table(*counts(), title="Parameters, in millions"))

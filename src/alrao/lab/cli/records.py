@@ -5,32 +5,31 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from .. import records
 from ..errors import LabError
-from .terminal import out, say, warn
-
-if TYPE_CHECKING:
-    from ..records import Reading
+from ..methods import METHODS
+from ..render.markdown import page
+from ..render.terminal import comparison_table, out, plain_table, say, warn
+from ..report.page import write_report
+from ..store import replace_file
+from ..table import experiments
+from ..tasks import TASKS, get_task
 
 paths_argument = click.argument("paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 
 
-def _read(paths: tuple[Path, ...]) -> Reading:
-    from ..records import read_runs
-
+def _read(paths: tuple[Path, ...]) -> records.Reading:
     places = list(paths) or [path for path in (Path("runs"), Path("results")) if path.is_dir()]
     if not places:
         raise LabError("no runs found: neither runs/ nor results/ exists here; name a directory with runs")
-    return read_runs(places)
+    return records.read_runs(places)
 
 
-def make_report(reading: Reading, target: Path) -> None:
+def make_report(reading: records.Reading, target: Path) -> None:
     """Write the report and print its path."""
-    from ..report.page import write_report
-
     made = write_report(reading, target, command=shlex.join(["alrao", *sys.argv[1:]]))
     if made.left_out:
         warn(f"{len(made.left_out)} remarks about what is left out are at the end of the report")
@@ -40,10 +39,6 @@ def make_report(reading: Reading, target: Path) -> None:
 @click.command("list")
 def list_command() -> None:
     """List tasks, models, budgets and methods."""
-    from ..methods import METHODS
-    from ..render.terminal import plain_table
-    from ..tasks import TASKS, get_task
-
     tasks, budgets = [], []
     for name in TASKS:
         task = get_task(name)
@@ -77,11 +72,6 @@ def table(paths: tuple[Path, ...], markdown: str | None) -> None:
 
     PATHS are directories of runs, or files of results; by default, runs and results.
     """
-    from ..render.markdown import page
-    from ..render.terminal import comparison_table
-    from ..store import replace_file
-    from ..table import experiments
-
     reading = _read(paths)
     found = [experiment for experiment in experiments(reading) if len(experiment.ended)]
     if markdown is not None:
@@ -117,9 +107,7 @@ def keep(paths: tuple[Path, ...], results: str) -> None:
     PATHS are directories of runs; by default, runs. A run is kept if it started from a clone whose tracked
     files were committed: train it with --to-keep.
     """
-    from ..records import keep as add
-
-    count, refused = add(paths or [Path("runs")], Path(results))
+    count, refused = records.keep(paths or [Path("runs")], Path(results))
     say(f"{count} {'run' if count == 1 else 'runs'} added to {results}")
     for line in refused:
         warn(line)

@@ -1,24 +1,34 @@
-"""The commands that train on a task: ``train``, ``compare`` and ``triangle``.
-
-The workbench is imported inside the commands: torch takes seconds to import, and ``--help`` must not wait.
-"""
+"""The commands that train on a task: ``train``, ``compare`` and ``triangle``."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import torch
 
 from ..errors import LabError
-from ..settings import Settings
-from .options import Command, options, words_of
+from ..methods import GRID, usual_methods
+from ..records import locate, read
+from ..render.terminal import (
+    TrainingBar,
+    comparison_table,
+    describe,
+    out,
+    say,
+    train_missing,
+    triangle_table,
+)
+from ..resolve import refuse_idle, resolve
+from ..run import pick_device, run
+from ..runset import Comparison, Triangle
+from ..settings import Settings, parse_rate
+from ..spread import Spread
+from ..table import experiments
+from ..team import Team, launch, launched, require_share
+from .options import Command, fail_if, options, words_of
 from .records import make_report
-from .terminal import fail_if, out, say, train_missing
-
-if TYPE_CHECKING:
-    from ..spread import Spread
 
 METHODS = "methods to compare  [default: auto,sgd,adam, and prodigy,schedulefree where they are installed]"
 GRID_SEEDS = "runs per rate of SGD's grid; the best rate then gets all seeds"
@@ -35,14 +45,6 @@ def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
 
     Run the same command again to resume an interrupted run. A finished run is not repeated.
     """
-    import torch
-
-    from ..records import locate
-    from ..render.terminal import TrainingBar, describe
-    from ..resolve import refuse_idle, resolve
-    from ..run import pick_device, run
-    from ..team import Team, launch, launched, require_share
-
     refuse_idle(settings)
     count = launched(processes)
     if count == 1 and processes and processes > 1:
@@ -88,13 +90,6 @@ def compare(
     Each method trains with several seeds, SGD at seven rates. The best epoch and the best rate are chosen on
     the validation data; the figures are those on the test data. Finished runs are not repeated.
     """
-    from ..methods import usual_methods
-    from ..records import read
-    from ..render.terminal import comparison_table
-    from ..resolve import resolve
-    from ..runset import Comparison
-    from ..table import experiments
-
     names = usual_methods() if methods is None else words_of(methods)
     if not names:
         raise LabError(f"--methods must name at least one method, got {methods!r}: auto,sgd,adam")
@@ -120,11 +115,6 @@ def triangle(settings: Settings, rates: str | None, spread: Spread, roots: list[
 
     Where both ends of an interval are equal, SGD is trained at that rate (Adam with --method alrao-adam).
     """
-    from ..methods import GRID
-    from ..render.terminal import triangle_table
-    from ..runset import Triangle
-    from ..settings import parse_rate
-
     grid = GRID if rates is None else [parse_rate(rate) for rate in words_of(rates)]
     runs = Triangle(settings, grid, roots=roots)
     train_missing(runs, spread)

@@ -9,7 +9,7 @@ from ..report.copies import trace, winners
 from ..report.curves import curves, mean_curve
 from ..report.figure import Figure
 from ..table import Experiment
-from .computed import Theorem
+from .computed import MULTIPLES, Theorem
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,13 @@ def check_posterior(experiment: Experiment, figures: dict[str, Figure]) -> Verdi
     said, right = [], []
     for record in experiment.records(experiment.plain("alrao") or ""):
         found = trace(record)
-        if not found:
+        if found.empty:
             continue
-        early = next((weights for step, weights in found if step >= 50), found[-1][1])
-        top = max(max(weights) for _, weights in found)
-        rates = [one for _, one in winners(record)]
-        right.append(early[-1] < 0.01 and top > 0.9 and rates[-1] < max(rates))
+        fastest, top, rates = found.iloc[:, -1], found.max().max(), list(winners(found))
+        early = [*fastest[found.index >= 50], fastest.iloc[-1]][0]
+        right.append(early < 0.01 and top > 0.9 and rates[-1] < max(rates))
         said.append(
-            f"seed {record.settings.seed}: weight of the fastest copy after 50 steps {early[-1]:.2g}, "
+            f"seed {record.settings.seed}: weight of the fastest copy after 50 steps {early:.2g}, "
             f"largest weight of any copy {top:.2f}, leading rate {max(rates):.2g} at most and "
             f"{rates[-1]:.2g} in the end"
         )
@@ -126,12 +125,12 @@ def check_frozen(experiment: Experiment, figures: dict[str, Figure]) -> Verdict:
 
 def check_theorem(theorem: Theorem) -> Verdict:
     """The mixture is at the optimum, the copies above the bound are not."""
-    over = theorem.mixture[-1] - theorem.optimum
-    pairs = zip(theorem.multiples, theorem.copies, strict=True)
-    wild = [own[-1] for multiple, own in pairs if multiple > 1]
+    mixture, *copies = theorem.losses.iloc[-1]
+    over = mixture - theorem.optimum
+    wild = [own for multiple, own in zip(MULTIPLES, copies, strict=True) if multiple > 1]
     return Verdict(
         over < 1e-6 and min(wild) > theorem.optimum + 0.01,
-        f"after {theorem.steps[-1]} steps the mixture is {max(0.0, over):.1g} above the optimum "
+        f"after {theorem.losses.index[-1]} steps the mixture is {max(0.0, over):.1g} above the optimum "
         f"{theorem.optimum:.4f}; the {len(wild)} copies with rates above 1/λ are at "
         f"{', '.join(f'{loss:.3g}' for loss in wild)}",
     )

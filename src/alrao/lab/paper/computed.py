@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+import pandas as pd  # type: ignore[import-untyped]
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,15 +58,10 @@ STEPS, ROWS = 3_000, 600
 
 @dataclass(frozen=True)
 class Theorem:
-    """The losses of the mixture and of its copies."""
+    """The losses of the mixture and of its copies before some steps, a column each, and the optimum."""
 
-    multiples: tuple[float, ...]
+    losses: pd.DataFrame
     rates: list[float]
-    steps: list[int]
-    mixture: list[float]
-    """Loss of the mixture before each of the steps."""
-    copies: list[list[float]]
-    """The same of each copy."""
     posterior: list[float]
     optimum: float
 
@@ -82,20 +78,20 @@ def compute(steps: int = STEPS) -> Theorem:
     optimizer = alrao.SGD(model, lr=(MULTIPLES[0] / bound, MULTIPLES[-1] / bound))
     spread = {round(10 ** (i / 20)) for i in range(20 * len(str(steps)))}
     kept = sorted({step for step in spread if step < steps} | {steps})
-    mixture: list[float] = []
-    copies: list[list[float]] = [[] for _ in MULTIPLES]
+    losses: dict[int, list[float]] = {}
     for step in range(1, steps + 1):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         if step in kept:
-            mixture.append(loss.item())
             head = {name: tensor.detach() for name, tensor in model.head.named_parameters()}
-            for own, weight, bias in zip(copies, head["weight"], head["bias"], strict=True):
-                own.append(F.cross_entropy(F.linear(x, weight, bias), y).item())
+            copies = (F.linear(x, *copy) for copy in zip(head["weight"], head["bias"], strict=True))
+            losses[step] = [loss.item(), *(F.cross_entropy(output, y).item() for output in copies)]
         loss.backward()
         optimizer.step()
     rates = [multiple / bound for multiple in MULTIPLES]
-    return Theorem(MULTIPLES, rates, kept, mixture, copies, model.posterior.tolist(), optimum)
+    names = ["mixture", *(f"copy at {rate:.4g}" for rate in rates)]
+    found = pd.DataFrame.from_dict(losses, "index", columns=names).rename_axis("step")
+    return Theorem(found, rates, model.posterior.tolist(), optimum)
 
 
 def _data() -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd  # type: ignore[import-untyped]
-import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from ..errors import LabError, optional
 from ..records import Reading, read
@@ -23,7 +22,7 @@ from ..runset import RunSet
 from ..settings import Settings
 from ..store import file_name, replace_file
 from .checks import Verdict, check_theorem
-from .computed import Theorem, compute, counts
+from .computed import MULTIPLES, Theorem, compute, counts
 from .exhibits import EXHIBITS, Exhibit
 
 WIDTH = 1000
@@ -45,10 +44,8 @@ class Shown:
     """The experiment, in words."""
     verdict: Verdict
     figures: dict[str, Figure] = field(default_factory=dict)
-    """By the name of their file, without its ending."""
-    table: list[list[str]] = field(default_factory=list)
-    name: str = ""
-    """Of the table's file."""
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """The figures and tables by the names of their files, without the ending."""
     note: str = ""
     """About historical runs."""
 
@@ -63,10 +60,8 @@ def write_images(figures: dict[Path, Figure]) -> None:
         drawn = {}
         async with kaleido.Kaleido(mathjax=False) as browser:
             for path, figure in figures.items():
-                plot = light(figure)
-                picture = go.Figure(data=plot.data, layout=plot.layout)
                 size = {"width": WIDTH, "height": figure.plot.wide["height"], "format": "svg"}
-                drawn[path] = await browser.calc_fig(picture.to_plotly_json(), opts=size)
+                drawn[path] = await browser.calc_fig(light(figure).to_plotly_json(), opts=size)
         return drawn
 
     try:
@@ -102,69 +97,47 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-@dataclass
-class Reproduction:
-    """The exhibits that were made."""
-
-    shown: list[Shown] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    """Exhibits that could not be made, or not from all their runs, and why."""
-
-
 Run = Callable[[RunSet], None]
 """Trains the missing runs of a set and shows their progress."""
 
 
 def reproduce(
     names: Sequence[str], common: Settings, roots: list[Path], figures: Path, page: Path, run: Run
-) -> Reproduction:
-    """Make exhibits: train their missing runs, write their files to ``figures``, and the report."""
-    made, every, budget = Reproduction(), Reading(), common.budget
-    extra: list[Figure] = []
+) -> tuple[list[Shown], dict[str, str]]:
+    """Make exhibits: train their missing runs, write their files to ``figures``, and the report.
+
+    Returns:
+        What was made; and the exhibits that could not be made, or not from all their runs, and why.
+    """
+    made: list[Shown] = []
+    failed: dict[str, str] = {}
+    every, budget = Reading(), common.budget
     for name in names:
         exhibit = EXHIBITS[name]
         try:
-            if name == "theorem":
-                theorem = compute()
-                verdict, figure = check_theorem(theorem), theorem_figure(theorem)
-                extra.append(figure)
-                made.shown.append(Shown(exhibit, "softmax regression on digits", verdict, {name: figure}))
-            elif name == "params":
-                heads, rows = counts()
-                same = all(row[1:3] == row[4:] for row in rows)
-                verdict = Verdict(same, "every count is the paper's" if same else "some counts differ")
-                table = [heads, *rows]
-                made.shown.append(Shown(exhibit, "millions of parameters", verdict, {}, table, "params"))
-            else:
-                for plan in exhibit.mini if budget == "mini" else exhibit.paper:
-                    runs = plan.runs(common, roots)
-                    run(runs)
-                    if runs.failed:
-                        made.failed[name] = "; ".join(f"{path}: {why}" for path, why in runs.failed.items())
-                    found = read(some for some in runs.runs if some.config is not None)
-                    every.records += found.records
-                    every.left_out += found.left_out
-                    made.shown += [_shown(exhibit, section) for section in Report.of(found).sections]
+            if name in COMPUTED:
+                made.append(COMPUTED[name](exhibit))
+            for plan in exhibit.mini if budget == "mini" else exhibit.paper:
+                runs = plan.runs(common, roots)
+                run(runs)
+                if runs.failed:
+                    failed[name] = "; ".join(f"{path}: {why}" for path, why in runs.failed.items())
+                found = read(some for some in runs.runs if some.config is not None)
+                every.records += found.records
+                every.left_out += found.left_out
+                made += [_shown(exhibit, section) for section in Report.of(found).sections]
         except LabError as error:
-            made.failed[name] = str(error)
+            failed[name] = str(error)
     every.records = list({record.run.path: record for record in every.records}.values())
+    extra = [figure for shown in made if shown.exhibit.name in COMPUTED for figure in shown.figures.values()]
     write_report(every, page, extra, f"alrao reproduce {' '.join(names)} --budget {budget}")
-    _write(made, figures, budget)
-    return made
-
-
-def _write(made: Reproduction, place: Path, budget: str) -> None:
-    tables: dict[str, pd.DataFrame] = {}
-    images: dict[Path, Figure] = {}
-    for shown in made.shown:
-        for name, figure in shown.figures.items():
-            tables[name], images[place / f"{name}.svg"] = figure.table, figure
-        if shown.table:
-            tables[shown.name] = pd.DataFrame(shown.table[1:], columns=shown.table[0])
-    for name, table in tables.items():
-        replace_file(place / f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
-    write_index(budget, made.shown, made.failed, place / "README.md")
-    write_images(images)
+    drawn = {name: figure for shown in made for name, figure in shown.figures.items()}
+    tables = {name: figure.table for name, figure in drawn.items()}
+    for name, table in [*tables.items(), *(item for shown in made for item in shown.tables.items())]:
+        replace_file(figures / f"{name}.csv", table.to_csv(index=False, lineterminator="\n").encode())
+    write_index(budget, made, failed, figures / "README.md")
+    write_images({figures / f"{name}.svg": figure for name, figure in drawn.items()})
+    return made, failed
 
 
 def _shown(exhibit: Exhibit, section: Section) -> Shown:
@@ -180,27 +153,45 @@ def _shown(exhibit: Exhibit, section: Section) -> Shown:
     }
     shown = Shown(exhibit, experiment.title, verdict, wanted, note=experiment.note)
     if section.comparison is not None and exhibit.name in ("table1", "rl"):
-        shown.name = file_name(exhibit.name, subject)
-        shown.table = [section.comparison.heads, *(line.cells for line in section.comparison.main)]
+        shown.tables[file_name(exhibit.name, subject)] = section.comparison.main
     return shown
+
+
+def _parameters(exhibit: Exhibit) -> Shown:
+    heads, rows = counts()
+    same = all(row[1:3] == row[4:] for row in rows)
+    verdict = Verdict(same, "every count is the paper's" if same else "some counts differ")
+    table = pd.DataFrame(rows, columns=heads)
+    return Shown(exhibit, "millions of parameters", verdict, tables={"params": table})
+
+
+def _theorem(exhibit: Exhibit) -> Shown:
+    found = compute()
+    figures = {"theorem": theorem_figure(found)}
+    return Shown(exhibit, "softmax regression on digits", check_theorem(found), figures)
+
+
+COMPUTED = {"params": _parameters, "theorem": _theorem}
+"""What makes the exhibits that need no run."""
 
 
 def theorem_figure(found: Theorem) -> Figure:
     """Losses of the copies and of the mixture, and how far the better ones are above the optimum."""
     plot = panels(2)
-    look = zip(found.multiples, found.rates, ordered(len(found.rates)), found.copies, strict=True)
+    mixture, *copies = found.losses.columns
+    look = zip(MULTIPLES, found.rates, ordered(len(found.rates)), copies, strict=True)
     curves = [(f"{multiple:g}/λ = {rate:.2g}", colour, 2.0, own) for multiple, rate, colour, own in look]
-    curves.append(("the mixture", ALRAO, 4.0, found.mixture))
-    for rank, (name, colour, width, losses) in enumerate(curves):
-        above = [max(loss - found.optimum, 1e-12) for loss in losses]
-        for panel, values in enumerate((losses, above)):
+    curves.append(("the mixture", ALRAO, 4.0, mixture))
+    for rank, (name, colour, width, column) in enumerate(curves):
+        losses = found.losses[column]
+        for panel, values in enumerate((losses, (losses - found.optimum).clip(lower=1e-12))):
             plot.scatter(
-                zip(found.steps, values, strict=True), panel, name=name, mode="lines", legendgroup=name,
+                values.items(), panel, name=name, mode="lines", legendgroup=name,
                 line={"color": colour, "width": width}, showlegend=not panel, legendrank=len(curves) - rank,
                 hovertemplate="step %{x}: %{y:.4~g}",
             )  # fmt: skip
     plot.scatter(
-        [(step, found.optimum) for step in (1, found.steps[-1])], name="optimum", mode="lines",
+        [(step, found.optimum) for step in (1, int(found.losses.index[-1]))], name="optimum", mode="lines",
         line={"color": BASELINE, "width": 1.5, "dash": "dash"}, legendrank=100,
         hovertemplate="optimum %{y:.4~g}<extra></extra>",
     )  # fmt: skip
@@ -209,7 +200,5 @@ def theorem_figure(found: Theorem) -> Figure:
     plot.axis("y", "loss", type="log")
     plot.axis("y", "loss above the optimum", 1, **{**LOG, "dtick": 2})
     plot.lay(legend={"title": {"text": "rate of the copy"}})
-    columns = {f"copy at {rate:.4g}": own for rate, own in zip(found.rates, found.copies, strict=True)}
-    table = pd.DataFrame({"step": found.steps, "mixture": found.mixture, **columns})
-    said = {"copies": len(found.rates), "good": sum(one < 1 for one in found.multiples)}
-    return Figure("theorem", "alrao reproduce theorem", plot, table, said=said)
+    said = {"copies": len(copies), "good": sum(one < 1 for one in MULTIPLES)}
+    return Figure("theorem", "alrao reproduce theorem", plot, found.losses.reset_index(), said=said)

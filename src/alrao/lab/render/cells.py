@@ -8,6 +8,8 @@ from contextlib import suppress
 from math import isnan
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
+
 from ..errors import LabError
 from ..resolve import OF_METHOD, unusual
 from ..settings import MethodSpec, Settings, flag, spelled
@@ -57,9 +59,18 @@ def cells(row: Any, measures: Sequence[str]) -> list[str]:
     ]
 
 
-def row_name(name: str, row: Any) -> str:
-    """Return the label of a row, with the number of rates that were searched."""
-    return f"{name}, best of {row['searched']}" if row["searched"] > 1 else name
+def shown(experiment: Experiment, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of a summary as text: the columns from which every table of a comparison takes its own."""
+    figures, gaps = [cells(row, experiment.measures) for _, row in rows.iterrows()], behind(experiment)
+    found = pd.DataFrame(figures, rows.index, columns(experiment.measures))
+    searched = [f", best of {count}" if count > 1 else "" for count in rows["searched"]]
+    found.insert(0, "method", [f"{name}{best}" for name, best in zip(rows.index, searched, strict=True)])
+    found["behind SGD"] = [gaps.get(name, "") for name in rows.index]
+    found["seeds"], found["failed"], found["runs to tune"] = rows["seeds"], rows["failed"], rows["searched"]
+    found["seconds"] = rows["seconds"].map("{:.1f}".format)
+    found["minutes per run"] = (rows["seconds"] / 60).map("{:.1f}".format)
+    found["time per run"] = rows["seconds"].map(duration)
+    return found.astype(str)
 
 
 def behind(experiment: Experiment) -> dict[str, str]:

@@ -13,7 +13,7 @@ import jinja2
 from ..records import PARTS
 from ..settings import spelled
 from ..table import Experiment
-from .cells import behind, cells, columns, compare_command, row_name
+from .cells import columns, compare_command, shown
 
 with files(__package__).joinpath("table1.csv").open(encoding="utf-8") as file:
     (_, *PAPER_HEADS), *_printed = csv.reader(file)
@@ -60,28 +60,18 @@ def page(found: Iterable[Experiment]) -> str:
 def _section(experiment: Experiment) -> dict[str, Any]:
     about, measures, task = experiment.about, experiment.measures, experiment.settings.task
     plain = experiment.every.index[experiment.every["varied"] == ""]
-    gaps = behind(experiment)
     heads = ["method", *columns(measures), "behind SGD", "seeds", "failed", "minutes per run", "runs to tune"]
-    rows = [
-        [
-            f"**{row_name(name, row)}**" if row["ours"] else escaped(row_name(name, row)),
-            *cells(row, measures),
-            gaps.get(name, ""),
-            *map(str, (row["seeds"], row["failed"], f"{row['seconds'] / 60:.1f}", row["searched"])),
-        ]
-        for name, row in experiment.rows.iterrows()
-    ]
-    grid = [
-        [spelled(row["rate"]), *cells(row, measures), str(row["seeds"])]
-        for _, row in experiment.grid.iterrows()
-    ]
+    rows, ours = shown(experiment, experiment.rows), experiment.rows["ours"]
+    rows["method"] = rows["method"].map("**{}**".format).where(ours, rows["method"].map(escaped))
+    grid = shown(experiment, experiment.grid).assign(rate=experiment.grid["rate"].map(spelled))
+    rates = ["rate", *columns(measures), "seeds"]
     return {
         "title": escaped(experiment.title),
         "source": escaped(str(about.get("source", task))),
         "sizes": ", ".join(f"{about[part]:,} for {part}" for part in PARTS if part in about),
         "command": _code(compare_command(experiment, plain if len(plain) else experiment.every.index)),
-        "table": table(heads, rows),
-        "grid": table(["rate", *columns(measures), "seeds"], grid) if grid else "",
+        "table": table(heads, rows[heads].to_numpy()),
+        "grid": table(rates, grid[rates].to_numpy()) if len(grid) else "",
         "failures": [escaped(failure) for failure in experiment.failures],
         "note": experiment.note,
         "unit": "return" if experiment.measure == "return" else "loss, accuracy in %",

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,8 +19,32 @@ from ..loop import Loop
 from ..resolve import divergence, label
 from ..runset import Planned, RunSet, Triangle
 from ..settings import spelled
+from ..spread import Spread
 from ..table import Experiment
-from .cells import cells, columns, measure_text, row_name, value_text
+from .cells import columns, measure_text, shown, value_text
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def say(line: str) -> None:
+    """Print a line that may hold a user's names: it is neither wrapped nor read as markup."""
+    out.print(line, soft_wrap=True, markup=False)
+
+
+def warn(line: str, style: str | None = None) -> None:
+    """Print such a line to the standard error."""
+    err.print(line, soft_wrap=True, markup=False, style=style)
+
+
+def train_missing(runs: RunSet, spread: Spread) -> None:
+    """Train the missing runs and show their progress: a live table, or a line for each run that ends."""
+    if out.is_terminal:
+        with Live(get_renderable=lambda: live_table(runs), console=out, refresh_per_second=1, transient=True):
+            runs.run(spread)
+    else:
+        runs.run(spread, lambda planned, error: say(ended(planned, error)))
+
 
 CAPTION = """test figures at the best epoch on validation; mean ± standard deviation over seeds;
 runs to tune: runs that it takes to find the rate"""
@@ -134,21 +159,17 @@ def comparison_table(experiment: Experiment) -> Table:
     )
     failing = ["failed"] if failures else []  # where there is room for it, names of methods are whole
     table.add_column("method", overflow="fold")
-    for heading in [*columns(experiment.measures), "seeds", *failing, "seconds", "runs to tune"]:
+    heads = [*columns(experiment.measures), "seeds", *failing, "seconds", "runs to tune"]
+    for heading in heads:
         folded = heading == "runs to tune"
         table.add_column(heading, justify="right", no_wrap=not folded, max_width=7 if folded else None)
-
-    def add(name: str, row: Any, tuning: str, style: str | None) -> None:
-        figures = [*cells(row, experiment.measures), str(row["seeds"])]
-        lost = [str(row["failed"] or "")] if failing else []
-        table.add_row(name, *figures, *lost, f"{row['seconds']:.1f}", tuning, style=style)
-
-    for name, row in experiment.rows.iterrows():
-        add(row_name(name, row), row, str(row["searched"]), "bold green" if row["ours"] else None)
-    if len(experiment.grid):
+    looks = ["bold green" if ours else "" for ours in experiment.rows["ours"]]
+    rows = shown(experiment, experiment.rows).assign(style=looks)
+    grid = shown(experiment, experiment.grid).assign(style="dim", **{"runs to tune": ""})
+    for some in (rows, grid):
+        for _, row in some.replace({"failed": {"0": ""}}).iterrows():
+            table.add_row(row["method"], *row[heads], style=row["style"])
         table.add_section()
-    for name, row in experiment.grid.iterrows():
-        add(name, row, "", "dim")
     return table
 
 

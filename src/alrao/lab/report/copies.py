@@ -17,15 +17,16 @@ MOST_POINTS = 160
 MOST_SEEDS = 5
 
 
-def trace(record: Record) -> list[tuple[int, list[float]]]:
-    """Return steps, and the weight of each copy after them."""
+def trace(record: Record) -> pd.DataFrame:
+    """Return the weights of the copies, a row for each recorded step and a column for each copy's rate."""
     found = [entry for line in record.lines for entry in line["posterior"]]
     count = len(found[0][1]) if found else 0
-    return [entry for entry in found if len(entry[1]) == count and count]
+    kept = [(step, weights) for step, weights in found if len(weights) == count and count]
+    return pd.DataFrame([weights for _, weights in kept], [step for step, _ in kept], _rates(record, count))
 
 
-def copy_rates(record: Record, count: int) -> list[float]:
-    """Return the rates of the copies: as recorded, else evenly spread over the interval, else numbered."""
+def _rates(record: Record, count: int) -> list[float]:
+    """The rates of the copies: as recorded, else evenly spread over the interval, else numbered."""
     rates = [rate for rate in record.result.get("copy_rates") or () if rate]
     if len(rates) == count:
         return rates
@@ -36,60 +37,54 @@ def copy_rates(record: Record, count: int) -> list[float]:
     return [low * (high / low) ** (i / max(1, count - 1)) for i in range(count)]
 
 
-def winners(record: Record) -> list[tuple[int, float]]:
-    """Return steps, and the rate of the copy that has the largest weight from there on."""
-    found = trace(record)
-    rates = copy_rates(record, len(found[0][1])) if found else []
-    changes: list[tuple[int, float]] = []
-    for step, weights in found:
-        best = rates[max(range(len(weights)), key=weights.__getitem__)]
-        if not changes or changes[-1][1] != best:
-            changes.append((step, best))
-    return changes
+def winners(weights: pd.DataFrame) -> pd.Series:
+    """Return the rate of the copy that has the largest weight, at each step from which it is another."""
+    best = weights.idxmax(axis=1)
+    return best[best != best.shift()]
 
 
 def posterior_figure(experiment: Experiment, detail: int) -> Figure | None:
     """Draw the paper's figure of appendix C: a line for each copy, time on a logarithmic axis."""
     name = experiment.plain("alrao")
-    records = [record for record in experiment.records(name or "") if trace(record)]
-    if name is None or not records:
+    found = [(record.settings.seed, trace(record)) for record in experiment.records(name or "")]
+    found = [(seed, weights) for seed, weights in found if len(weights)]
+    if name is None or not found:
         return None
-    first, found = records[0], trace(records[0])
-    rates = copy_rates(first, len(found[0][1]))
+    first, weights = found[0]
+    rates, last = list(weights.columns), int(weights.index[-1])
     plot = panels(2)
-    kept = thinned(found, MOST_POINTS if detail > FEW else MOST_POINTS // 4)
+    kept = thinned(range(len(weights)), MOST_POINTS if detail > FEW else MOST_POINTS // 4)
     for j, (rate, colour) in enumerate(zip(rates, ordered(len(rates)), strict=True)):
         plot.scatter(
-            [(step, weights[j]) for step, weights in kept], digits=4, name=f"{rate:.2g}", mode="lines",
+            weights.iloc[list(kept), j].items(), digits=4, name=f"{rate:.2g}", mode="lines",
             line={"color": colour, "width": 2.5}, legendgroup=f"c{j}",
             hovertemplate=f"rate {rate:.2g}, step %{{x}}: %{{y:.3f}}<extra></extra>",
         )  # fmt: skip
-    for record in records[:MOST_SEEDS]:
-        changes = winners(record)
+    for number, (seed, own) in enumerate(found[:MOST_SEEDS]):
+        changes = winners(own)
         plot.scatter(
-            [*changes, (trace(record)[-1][0], changes[-1][1])], 1, mode="lines", showlegend=False,
-            opacity=1 if record is first else 0.45,
-            line={"color": ALRAO, "width": 3 if record is first else 1.5, "shape": "hv"},
-            hovertemplate=f"seed {record.settings.seed}, step %{{x}}: rate %{{y:.2~g}}<extra></extra>",
+            [*changes.items(), (int(own.index[-1]), changes.iloc[-1])], 1, mode="lines", showlegend=False,
+            opacity=0.45 if number else 1,
+            line={"color": ALRAO, "width": 1.5 if number else 3, "shape": "hv"},
+            hovertemplate=f"seed {seed}, step %{{x}}: rate %{{y:.2~g}}<extra></extra>",
         )  # fmt: skip
     low, high = log10(min(rates)), log10(max(rates))
     pad = max(0.1, 0.04 * (high - low))
     for panel in (0, 1):
-        plot.axis("x", "step", panel, type="log", range=[0, log10(max(2, found[-1][0]))], dtick=1)
+        plot.axis("x", "step", panel, type="log", range=[0, log10(max(2, last))], dtick=1)
     plot.axis("y", "weight of each copy", range=[-0.02, 1.02])
     plot.axis("y", "rate of the heaviest copy", 1, type="log", range=[low - pad, high + pad], dtick=1)
     plot.lay(legend={"title": {"text": "rate of the copy"}})
-    names, shown = [f"{rate:.4g}" for rate in rates], min(len(records), MOST_SEEDS)
-    seeds = ", this seed thick, the others thin" if shown > 1 else ""
+    hidden, seeds = max(0, len(found) - MOST_SEEDS), ", this seed thick, the others thin"
     linear = {"yaxis.type": "linear", "yaxis.range": [-0.02, 1.02]}
     return Figure(
         "posterior",
         compare_command(experiment, [name]),
         plot,
-        pd.DataFrame([[step, *weights] for step, weights in found], columns=["step", *names]),
-        [f"{len(records) - shown} more seeds are not drawn."] if len(records) > shown else [],
+        weights.set_axis([f"{rate:.4g}" for rate in rates], axis=1).rename_axis("step").reset_index(),
+        [f"{hidden} more seeds are not drawn."] if hidden else [],
         [Control("weights", [("linear", linear), ("log", {"yaxis.type": "log", "yaxis.range": [-6, 0.1]})])],
-        said={"copies": len(rates), "seed": first.settings.seed, "seeds": seeds},
+        said={"copies": len(rates), "seed": first, "seeds": seeds if len(found) > 1 else ""},
     )
 
 

@@ -12,6 +12,7 @@ from math import inf, isnan, log10
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
+import plotly.graph_objects as go  # type: ignore[import-untyped]
 from plotly.colors import sample_colorscale  # type: ignore[import-untyped]
 
 ALRAO = "#e5383b"
@@ -208,17 +209,11 @@ def axes_controls(
     return [Control(name, [("log", log), ("linear", linear)])]
 
 
-def light(figure: Figure) -> Plot:
-    """Return the plot as it looks on a wide screen in the light theme."""
-    colours, plot = THEMES["light"], deepcopy(figure.plot)
-    changes = dict(figure.plot.wide)
-    for control in figure.controls:
-        changes |= control.choices[0][1]
-    for path, value in changes.items():
-        for key in reversed(path.split(".")):
-            value = {key: value}
-        plot.lay(**value)
-    plot.lay(font={"color": colours["text"]}, paper_bgcolor=colours["surface"])
-    line = {"gridcolor": colours["grid"], "linecolor": colours["line"], "tickcolor": colours["line"]}
-    plot.lay(**{axis: line for axis in plot.layout if axis[1:].startswith("axis")})
-    return plot
+def light(figure: Figure) -> go.Figure:
+    """Return the figure as it looks on a wide screen in the light theme."""
+    colours, drawn = THEMES["light"], go.Figure(figure.plot.data, figure.plot.layout)
+    for changes in (figure.plot.wide, *(control.choices[0][1] for control in figure.controls)):
+        drawn.update_layout(changes)
+    drawn.update_layout(font_color=colours["text"], paper_bgcolor=colours["surface"])
+    lines = {"gridcolor": colours["grid"], "linecolor": colours["line"], "tickcolor": colours["line"]}
+    return drawn.update_xaxes(lines).update_yaxes(lines)

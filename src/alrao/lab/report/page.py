@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd  # type: ignore[import-untyped]
 import plotly.offline  # type: ignore[import-untyped]
 from markupsafe import Markup
 
 from ... import __version__
 from ..records import Reading
-from ..render.cells import cells, columns, duration, row_name
+from ..render.cells import columns, duration, shown
 from ..render.markdown import PAPER_HEADS, TABLE_1, filled
 from ..settings import spelled
 from ..store import replace_file
@@ -31,22 +32,16 @@ DETAIL = (20, 8, FEW, 0)
 
 
 @dataclass
-class Line:
-    """A row of the table."""
-
-    cells: list[str]
-    alrao: bool = False
-    best: bool = False
-
-
-@dataclass
 class Comparison:
     """The paper's Table 1 for one experiment, and every rate below it."""
 
     headline: list[str]
-    heads: list[str]
-    main: list[Line]
-    more: list[Line]
+    main: pd.DataFrame
+    more: pd.DataFrame
+    """The cells by label and heading."""
+    alrao: str | None
+    best: str | None
+    """The labels that stand out."""
 
 
 def comparison(experiment: Experiment) -> Comparison | None:
@@ -58,26 +53,21 @@ def comparison(experiment: Experiment) -> Comparison | None:
     best = None if values.empty else values.idxmax() if experiment.higher else values.idxmin()
     plain = experiment.plain("alrao")
     alrao = experiment.every.loc[plain] if plain in experiment.every.index else None
+    own = 0.0 if alrao is None else alrao["seconds"]
 
-    def figures(row: Any) -> list[str]:
-        counts = [str(row["seeds"]), str(row["failed"])]
-        return [*cells(row, experiment.measures), *counts, duration(row["seconds"])]
+    def cost(row: Any) -> str:
+        if row["searched"] == 1:
+            return duration(row["seconds"])
+        ratio = f" ({row['search_seconds'] / own:.1f}× Alrao)" if own else ""
+        return f"{duration(row['search_seconds'])}{ratio}"
 
-    main = []
-    for name, row in rows.iterrows():
-        shown, cost = name, duration(row["seconds"])
-        if row["searched"] > 1:
-            shown, cost = f"{row_name(name, row)} rates", duration(row["search_seconds"])
-            if alrao is not None and alrao["seconds"]:
-                cost += f" ({row['search_seconds'] / alrao['seconds']:.1f}× Alrao)"
-        tuning = [str(row["searched"]), cost]
-        main.append(Line([shown, *figures(row), *tuning], name == plain, name == best))
-    aside = experiment.rows.drop(rows.index)
-    more = [
-        Line([name, *figures(row), "", ""]) for name, row in [*experiment.grid.iterrows(), *aside.iterrows()]
-    ]
-    heads = ["method", *columns(experiment.measures), "seeds", "failed", "time per run", "runs to tune"]
-    return Comparison(_headline(experiment, alrao), [*heads, "time with tuning"], main, more)
+    heads = ["method", *columns(experiment.measures), "seeds", "failed", "time per run"]
+    main = shown(experiment, rows)[[*heads, "runs to tune"]]
+    main["time with tuning"] = [cost(row) for _, row in rows.iterrows()]
+    main.loc[rows["searched"] > 1, "method"] += " rates"
+    others = [*experiment.grid.index, *experiment.rows.index.drop(rows.index)]
+    more = shown(experiment, experiment.every.loc[others])[heads]
+    return Comparison(_headline(experiment, alrao), main, more, plain, best)
 
 
 def _headline(experiment: Experiment, alrao: Any) -> list[str]:
@@ -113,8 +103,6 @@ def _headline(experiment: Experiment, alrao: Any) -> list[str]:
 class Section:
     """What the page shows of one experiment."""
 
-    name: str
-    """For its address."""
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
@@ -138,16 +126,16 @@ class Report:
     def of(cls, reading: Reading, command: str = "alrao report", detail: int = DETAIL[0]) -> Report:
         """Return the report of runs that were read; ``detail`` seeds of each method are drawn one by one."""
         own = Reading(reading.records, list(reading.left_out))
-        sections = [
-            _section(f"e{number}", experiment, detail, own.left_out)
-            for number, experiment in enumerate(experiments(own), 1)
-        ]
+        sections = [_section(experiment, detail, own.left_out) for experiment in experiments(own)]
         return cls(sections, own.left_out, len(reading.records), command)
 
     def html(self) -> str:
-        figures = [figure for section in self.sections for figure in section.figures] + self.extra
-        for number, figure in enumerate(self.extra, 1):
-            figure.id = f"x{number}-{figure.name}"
+        groups = {f"e{number}-": section.figures for number, section in enumerate(self.sections, 1)}
+        drawings = {}
+        for group, figures in {**groups, "x": self.extra}.items():
+            for number, figure in enumerate(figures, 1):
+                figure.id = f"{group}{number}-{figure.name}"
+                drawings[figure.id] = _drawing(figure)
         return filled(
             __package__,
             "page.html.j2",
@@ -158,12 +146,12 @@ class Report:
             table_1=TABLE_1,
             paper_heads=PAPER_HEADS,
             plotly=Markup(plotly.offline.get_plotlyjs()),
-            drawings=Markup(_script_json({figure.id: _drawing(figure) for figure in figures})),
+            drawings=Markup(_script_json(drawings)),
             themes=Markup(_script_json(THEMES)),
         )
 
 
-def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]) -> Section:
+def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Section:
     layers = shown_layers(experiment, left_out)
     makers: dict[str, Callable[[], Figure | None]] = {
         "learning curves": lambda: learning_curves(experiment, detail),
@@ -183,9 +171,7 @@ def _section(name: str, experiment: Experiment, detail: int, left_out: list[str]
             left_out.append(f"{experiment.title}: {what}: {type(error).__name__}: {error}")
         else:
             figures += [figure] if figure is not None else []
-    for number, figure in enumerate(figures, 1):
-        figure.id = f"{name}-{number}-{figure.name}"
-    section = Section(name, experiment, comparison(experiment), figures)
+    section = Section(experiment, comparison(experiment), figures)
     if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
         section.health = health(layers)
     return section

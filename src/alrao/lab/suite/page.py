@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, isnan, nan
 from statistics import mean, stdev
 from typing import Any
 
@@ -16,39 +16,32 @@ from ..render.terminal import plain_table
 from ..report.figure import ALRAO, Figure, panels
 from ..settings import spelled
 from ..table import historical_note, spread, summary
-from .contenders import Contender
-from .runs import Standings, differences
+from .runs import Contender, Standings
 from .workloads import Workload
 
 
 def _percent(gap: float) -> str:
     if not isfinite(gap):
-        return "failed"
+        return "–" if isnan(gap) else "failed"
     return f"{100 * gap:+.1f}" if abs(gap) < 1 else f"{100 * gap:+.0f}"
 
 
 SUMMED = ["worst", "mean", "95 % interval", "failed", "at chance", "runs"]
 
 
-def _summed(standings: Standings, contender: Contender, workloads: Sequence[Workload]) -> list[str]:
-    over = standings.over(contender, workloads) or (None, None)
-    interval = standings.interval(contender.name, workloads)
-    counts = standings.failed(contender, workloads), standings.at_chance(contender, workloads)
-    labels = standings.every.loc[standings.every["contender"] == contender.name]
-    runs = labels.groupby("workload")["label"].nunique().mean()
-    return [
-        contender.name,
-        *("–" if gap is None else _percent(gap) for gap in over),
-        "–" if interval is None else " … ".join(_percent(end) for end in interval),
-        *map(str, counts),
-        f"{runs:.0f}",
-    ]
+def _summed(standings: Standings, workloads: Sequence[Workload]) -> list[list[str]]:
+    rows = []
+    for name, row in standings.over(workloads).iterrows():
+        interval = " … ".join(map(_percent, standings.interval(name, workloads) or (nan,)))
+        counts = [f"{row[count]:.0f}" for count in ("failed", "at chance", "runs")]
+        rows.append([name, _percent(row["worst"]), _percent(row["mean"]), interval, *counts])
+    return rows
 
 
 def table(standings: Standings, workloads: Sequence[Workload], title: str) -> Table:
     """Return what the contenders achieved on some workloads together, for the terminal."""
     caption = "per cent behind the best tuned test loss; runs: to find the rate"
-    rows = [_summed(standings, contender, workloads) for contender in standings.contenders]
+    rows = _summed(standings, workloads)
     look: dict[str, Any] = {"title": title, "caption": caption, "box": box.SIMPLE_HEAD, "padding": 0}
     shown = plain_table(["contender", *SUMMED], rows, **look)
     shown.columns[0].no_wrap = True
@@ -83,9 +76,9 @@ def _gaps(standings: Standings, workloads: Sequence[Workload]) -> tuple[str, str
     """The contenders on all workloads together, and on each."""
     names = [contender.name for contender in standings.contenders]
     gaps = standings.gaps.reindex(index=names, columns=[workload.name for workload in workloads])
-    each = [[name, *("–" if gap != gap else _percent(gap) for gap in gaps[name])] for name in gaps]
-    together = [_summed(standings, contender, workloads) for contender in standings.contenders]
-    return md.table(["contender", *SUMMED], together), md.table(["workload", *names], each)
+    each = [[name, *map(_percent, gaps[name])] for name in gaps]
+    together = md.table(["contender", *SUMMED], _summed(standings, workloads))
+    return together, md.table(["workload", *names], each)
 
 
 def _paired(standings: Standings, workloads: Sequence[Workload]) -> str:
@@ -94,7 +87,7 @@ def _paired(standings: Standings, workloads: Sequence[Workload]) -> str:
         return ""
     rows = []
     for workload in workloads:
-        found = differences(*(standings.of(name, workload.name) for name in PAIR))
+        found = standings.differences(workload.name, *PAIR)
         if found:
             deviation = f" ± {100 * stdev(found):.1f}" if len(found) > 1 and isfinite(sum(found)) else ""
             chosen, below = "yes" if workload.chosen_on else "no", sum(gap < 0 for gap in found)
@@ -105,16 +98,17 @@ def _paired(standings: Standings, workloads: Sequence[Workload]) -> str:
 
 def _losses(standings: Standings, workload: Workload) -> tuple[Workload, str, str] | None:
     """The losses of the contenders on a workload after its steps, if any has run on it."""
-    rows, record = [], None
+    runs = standings.chosen[standings.chosen["workload"] == workload.name]
+    if runs.empty:
+        return None
+    rows, groups = [], dict(iter(runs.groupby("contender")))
     for contender in standings.contenders:
-        runs = standings.of(contender.name, workload.name)
-        if len(runs):
-            record, row = record or runs["record"].iloc[0], summary(runs).iloc[0]
+        if contender.name in groups:
+            row = summary(groups[contender.name]).iloc[0]
             name = f"{contender.name} at {spelled(row['rate'])}" if contender.tuned else contender.name
             losses = [spread(row, part, 4) for part in ("valid", "test")]
             rows.append([name, *losses, str(row["seeds"]), f"{row['seconds']:.1f}"])
-    if record is None:
-        return None
+    record = runs["record"].iloc[0]
     measures = [f"{part} {record.measures[0]}" for part in ("validation", "test")]
     shown = md.table(["contender", *measures, "seeds", "seconds per run"], rows)
     return workload, f"{record.result['steps']:,}", shown

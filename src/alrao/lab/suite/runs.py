@@ -1,98 +1,150 @@
-"""The runs of the suite, and by how much every contender is worse than the best tuned one.
+"""The contenders of the suite, their runs, and by how much each is worse than the best tuned one.
 
-One workload is trained after the other: grids with one seed, the rest with several.
+A contender is a method at its defaults, or at the best rate of a search. One workload is trained after the
+other: grids with one seed, the rest with several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
 from ..records import read
-from ..runset import Planned, RunSet
+from ..runset import RunSet
 from ..settings import MethodSpec, Settings
+from ..store import Run
 from ..table import best_rate, frame
-from .contenders import Contender
 from .workloads import Workload
 
+FARTHEST = 3
+"""Decades that a search may go beyond the rates it starts with, on each side."""
 
-class Suite:
-    """Every contender on every workload."""
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train, at a method's defaults or at the best of several rates on validation.
+
+    A search starts with ``rates``, decades, and goes on until the best rate has a decade on each side; then
+    it tries the half-decades around the best, such as 0.003 and 0.03 around 0.01.
+    """
+
+    name: str
+    method: str
+    schedule: str = "none"
+    rates: tuple[float, ...] = ()
+    """The rates to start the search with; none for the method's default."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Its other settings."""
+    seeds: int = 5
+    """Its runs, at the most."""
+
+    @property
+    def methods(self) -> tuple[MethodSpec, ...]:
+        """The method at each of the rates that a search starts with."""
+        return tuple(MethodSpec(self.method, rate) for rate in self.rates or (None,))
+
+    @property
+    def tuned(self) -> bool:
+        return bool(self.rates)
+
+    def next_rates(self, tried: Mapping[float, float]) -> list[float]:
+        """Return the rates to try next, given the validation losses of those tried; none at the end.
+
+        A loss is infinite for a run that failed; ties go to the lower rate.
+        """
+        missing = [rate for rate in self.rates if rate not in tried]
+        if missing:
+            return missing
+        decades = sorted(rate for rate in tried if f"{rate:e}"[0] == "1")
+        best = min(decades, key=lambda rate: (tried[rate], rate))
+        lowest, highest = min(self.rates) / 10**FARTHEST, max(self.rates) * 10**FARTHEST
+        around = [float(f"{best * part:.0e}") for part in (0.1, 10)]
+        beyond = [rate for rate in around if rate not in tried and 0.5 * lowest < rate < 2 * highest]
+        if beyond:
+            return beyond
+        return [rate for part in (0.3, 3) if (rate := float(f"{best * part:.0e}")) not in tried]
+
+
+# A schedule where the authors of a method train it with one.
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Contender("sgd", "sgd", rates=(1e-2, 1e-1, 1.0)),
+        Contender("sgd-cosine", "sgd", "warmup", (1e-3, 1e-2, 1e-1), {"momentum": 0.9}),
+        Contender("adamw-cosine", "adamw", "warmup", (1e-4, 1e-3, 1e-2)),
+        Contender("auto", "auto"),
+        Contender("auto-steps", "auto-steps"),
+        Contender("auto-plain", "auto-plain"),
+        Contender("prodigy", "prodigy", "cosine"),
+        Contender("schedulefree", "schedulefree"),
+        Contender("adamw-0.001", "adamw", "warmup"),
+        Contender("prodigy-plus", "prodigy-plus", seeds=3),
+        Contender("dog", "dog", seeds=3),
+        Contender("dadapt-adam", "dadapt-adam", "cosine", seeds=3),
+        Contender("mechanic", "mechanic", "cosine", seeds=3),
+        Contender("nadamw-0.001", "nadamw", "warmup", seeds=3),
+        Contender("muon", "muon", "warmup", seeds=3),
+        Contender("finder", "finder", "warmup", seeds=3),
+        Contender("adam", "adam", seeds=3),
+        Contender("alrao", "alrao", seeds=3),
+    )
+}
+
+
+class Search(RunSet):
+    """Every contender on a workload: first the rates to start with, then those that the searches call for."""
 
     def __init__(
         self,
-        workloads: Sequence[Workload],
+        workload: Workload,
         contenders: Sequence[Contender],
         common: Settings,
         *,
         seeds: int,
         roots: list[Path],
     ) -> None:
-        self.workloads, self.contenders, self.seeds = workloads, contenders, seeds
-        self._planned: dict[tuple[str, str], dict[Path, Planned]] = {}
-        self.sets: dict[str, RunSet] = {}
-        for workload in workloads:
-            self.sets[workload.name] = RunSet(workload.settings(common), roots)
-            for contender in contenders:
-                count = 1 if contender.tuned else min(seeds, contender.seeds)
-                self._plan(workload, contender, contender.methods, count)
+        super().__init__(workload.settings(common), roots)
+        self.workload, self.contenders, self.seeds = workload, contenders, seeds
+        self._own: dict[str, dict[Path, Run]] = {contender.name: {} for contender in contenders}
+        for contender in contenders:
+            count = 1 if contender.tuned else min(seeds, contender.seeds)
+            self._add(contender, contender.methods, count)
 
-    def _plan(
-        self, workload: Workload, contender: Contender, methods: Iterable[MethodSpec], seeds: int
-    ) -> None:
-        runs = self.sets[workload.name]
-        planned = self._planned.setdefault((workload.name, contender.name), {})
-        for method in methods:
-            own = replace(runs.settings, method=method, schedule=contender.schedule, **contender.settings)
-            for seed in range(seeds):
-                one = runs.plan(replace(own, seed=seed))
-                planned[one.run.path] = one
+    def _add(self, contender: Contender, methods: Iterable[MethodSpec], seeds: int) -> None:
+        own = replace(self.settings, schedule=contender.schedule, **contender.settings)
+        for method, seed in product(methods, range(seeds)):
+            run = self.plan(replace(own, method=method, seed=seed)).run
+            self._own[contender.name][run.path] = run
 
-    def run(self, run: Callable[[RunSet], None]) -> None:
-        """Train the missing runs: the grids, then all seeds of the rates that are best on validation.
-
-        With a ``run`` that does nothing, this plans what the runs that are there call for.
-        """
-        for workload in self.workloads:
-            run(self.sets[workload.name])
-            while self._choose(workload):
-                run(self.sets[workload.name])
-
-    def _choose(self, workload: Workload) -> bool:
-        """Queue what the searches for rates need next; return whether there is anything new."""
-        runs = self.sets[workload.name]
-        before = len(runs.planned)
+    def choose(self) -> None:
+        """Plan the rates that the searches try next, or all seeds of the one that is best on validation."""
         for contender in self.contenders:
-            if contender.tuned and len(found := self._frame(workload, contender)):
+            if contender.tuned and len(found := self.frame(contender)):
                 rates = contender.next_rates(validation(found))
                 if rates:
-                    self._plan(workload, contender, [MethodSpec(contender.method, rate) for rate in rates], 1)
+                    self._add(contender, [MethodSpec(contender.method, rate) for rate in rates], 1)
                 else:
                     best = found.loc[found["label"] == best_rate(found), "spec"].iloc[0]
-                    self._plan(workload, contender, [best], min(self.seeds, contender.seeds))
-        return len(runs.planned) > before
+                    self._add(contender, [best], min(self.seeds, contender.seeds))
 
-    def _frame(self, workload: Workload, contender: Contender) -> pd.DataFrame:
-        planned = self._planned[workload.name, contender.name].values()
-        runs = frame(record for record in read(p.run for p in planned).records if record.ended)
-        return runs.assign(workload=workload.name, contender=contender.name)
+    def frame(self, contender: Contender) -> pd.DataFrame:
+        """Return the finished runs of a contender, a row each, with the names of it and the workload."""
+        found = read(self._own[contender.name].values()).records
+        runs = frame(record for record in found if record.ended)
+        return runs.assign(workload=self.workload.name, contender=contender.name)
 
-    def frame(self) -> pd.DataFrame:
-        """Return the finished runs, a row each, with their workload and contender."""
-        pairs = product(self.workloads, self.contenders)
-        found = [self._frame(workload, contender) for workload, contender in pairs]
-        return pd.concat([runs for runs in found if len(runs)] or found[:1])
 
-    @property
-    def missing(self) -> int:
-        planned = [p for runs in self.sets.values() for p in runs.planned.values()]
-        return sum(p.run.result is None for p in planned)
+def every(searches: Iterable[Search]) -> pd.DataFrame:
+    """Return the finished runs on some workloads, a row each."""
+    found = [search.frame(contender) for search in searches for contender in search.contenders]
+    return pd.concat([runs for runs in found if len(runs)] or found[:1])
 
 
 RESAMPLES = 2_000
@@ -109,36 +161,48 @@ class Standings:
         self.contenders = [contender for contender in contenders if contender.name in set(runs["contender"])]
         tuned = {contender.name: contender for contender in contenders if contender.tuned}
         groups = dict(iter(self.every.groupby(["contender", "workload"])))
-        self._chosen = {
-            key: group[group["label"] == best_rate(group)] if key[0] in tuned else group
-            for key, group in groups.items()
-        }
+        best = [
+            group[group["label"] == best_rate(group)] if name in tuned else group
+            for (name, _), group in groups.items()
+        ]
+        self.chosen = pd.concat(best or [self.every])
+        """The runs of each contender on each workload, at its best rate."""
+        self.losses = self.chosen.pivot(index=["workload", "seed"], columns="contender", values="loss")
+        """The test losses of these runs, infinite where one failed."""
         self.best: dict[str, str] = {}
         """The best tuned contender on each workload where the searches for a rate are over."""
-        for name in runs["workload"].unique():
+        for workload in runs["workload"].unique():
             over = [
-                who
-                for who, contender in sorted(tuned.items())
-                if (who, name) in groups and not contender.next_rates(validation(groups[who, name]))
+                name
+                for name, contender in sorted(tuned.items())
+                if (name, workload) in groups and not contender.next_rates(validation(groups[name, workload]))
             ]
-            means = {who: self.of(who, name)["loss"].mean() for who in over}
-            if len(over) == len(tuned) and min(means.values(), default=inf) < inf:
-                self.best[name] = min(means, key=means.__getitem__)
-        gaps = {name: {who: self._gap(who, name) for who, on in groups if on == name} for name in self.best}
-        self.gaps = pd.DataFrame(gaps).reindex(sorted({who for who, _ in groups}))
+            means = self.losses.loc[workload, over].mean()
+            if len(over) == len(tuned) and means.min() < inf:
+                self.best[workload] = means.idxmin()
+        gaps = {workload: {name: self._gap(name, workload) for name in self.losses} for workload in self.best}
+        self.gaps = pd.DataFrame(gaps, index=list(self.losses))
         """By how much of the best tuned loss each contender is above it; infinite where a run failed.
 
         Both losses are means over the seeds that both have."""
 
     def _gap(self, contender: str, workload: str) -> float:
-        pairs = self._pairs(contender, workload)
-        if (self.of(contender, workload)["loss"] == inf).any():
+        pairs = self._pairs(workload, contender, self.best[workload])
+        if (self.losses.loc[workload, contender] == inf).any():
             return inf
         return float(pairs[:, 0].mean() / pairs[:, 1].mean() - 1) if len(pairs) else nan
 
-    def _pairs(self, contender: str, workload: str) -> np.ndarray:
-        """The test losses of a contender and of the best tuned one."""
-        return _pairs(self.of(contender, workload), self.of(self.best[workload], workload))
+    def _pairs(self, workload: str, ours: str, theirs: str) -> np.ndarray:
+        """The test losses of two contenders on a workload, a row for each seed that both have."""
+        return self.losses.loc[workload, [ours, theirs]].dropna().to_numpy()
+
+    def differences(self, workload: str, ours: str, theirs: str) -> list[float]:
+        """Return by how much of the other's test loss a run is above it, for each seed that both have.
+
+        It is infinite where only ours failed; seeds where theirs failed are left out.
+        """
+        pairs = self._pairs(workload, ours, theirs).tolist()
+        return [own / other - 1 for own, other in pairs if other < inf]
 
     def interval(self, contender: str, workloads: Sequence[Workload]) -> tuple[float, float] | None:
         """Return a 95 % bootstrap interval of the mean gap on some workloads, over the seeds.
@@ -150,7 +214,7 @@ class Standings:
         for workload in workloads:
             if workload.name not in self.best:
                 return None
-            pairs = self._pairs(contender, workload.name)
+            pairs = self._pairs(workload.name, contender, self.best[workload.name])
             if len(pairs) < 2 or not np.isfinite(pairs).all():
                 return None
             drawn = pairs[random.integers(len(pairs), size=(RESAMPLES, len(pairs)))].mean(1)
@@ -158,44 +222,28 @@ class Standings:
         low, high = np.quantile(sums / len(workloads), (0.025, 0.975))
         return float(low), float(high)
 
-    def over(self, contender: Contender, workloads: Sequence[Workload]) -> tuple[float, float] | None:
-        """Return the worst and the mean gap on some workloads; None where it has not run on all of them."""
-        names = [workload.name for workload in workloads]
-        gaps = self.gaps.reindex(index=[contender.name], columns=names).iloc[0]
-        return None if gaps.isna().any() else (float(gaps.max()), float(gaps.mean()))
+    def over(self, workloads: Sequence[Workload]) -> pd.DataFrame:
+        """Return what the contenders achieved on some workloads together, a row each.
 
-    def failed(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        """Return the number of failed runs on some workloads, those of the search for a rate included."""
-        lost = self.every[(self.every["contender"] == contender.name) & (self.every["loss"] == inf)]
-        return int(lost["workload"].isin([workload.name for workload in workloads]).sum())
-
-    def at_chance(self, contender: Contender, workloads: Sequence[Workload]) -> int:
-        return sum(
-            int((self.of(contender.name, workload.name)["loss"] > NEAR_CHANCE * workload.chance).sum())
-            for workload in workloads
-        )
-
-    def of(self, contender: str, workload: str) -> pd.DataFrame:
-        """Return the runs of a contender on a workload, at its best rate."""
-        return self._chosen.get((contender, workload), self.every.iloc[:0])
+        Gaps are nan where one has not run on all of them. ``failed`` counts the runs of searches for a rate
+        too; ``runs`` is the number of rates on a workload.
+        """
+        names, chances = [one.name for one in self.contenders], {one.name: one.chance for one in workloads}
+        gaps = self.gaps.reindex(index=names, columns=list(chances))
+        lost = self.every[(self.every["loss"] == inf) & self.every["workload"].isin(chances)]
+        limits = NEAR_CHANCE * self.losses.index.get_level_values("workload").map(chances).astype(float)
+        rates = self.every.groupby(["contender", "workload"])["label"].nunique()
+        found = {
+            "worst": gaps.max(axis=1, skipna=False),
+            "mean": gaps.mean(axis=1, skipna=False),
+            "failed": lost["contender"].value_counts().reindex(names, fill_value=0),
+            "at chance": self.losses.gt(limits, axis=0).sum(),
+            "runs": rates.groupby("contender").mean(),
+        }
+        return pd.DataFrame(found, index=names)
 
 
 def validation(runs: pd.DataFrame) -> dict[float, float]:
     """Return the validation loss of a contender's first seed at each rate, infinite where the run failed."""
     first = runs[runs["seed"] == runs["seed"].min()]
     return dict(zip(first["rate"], first["valid"].fillna(inf), strict=True))
-
-
-def _pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
-    """The test losses of two contenders on a workload, a row for each seed that both have."""
-    both = ours.merge(theirs, on="seed", suffixes=("", " theirs"))
-    found: np.ndarray = both[["loss", "loss theirs"]].to_numpy(float)
-    return found
-
-
-def differences(ours: pd.DataFrame, theirs: pd.DataFrame) -> list[float]:
-    """Return by how much of the other's test loss a run is above it, for each seed that both have.
-
-    It is infinite where only ours failed; seeds where theirs failed are left out.
-    """
-    return [own / other - 1 for own, other in _pairs(ours, theirs).tolist() if other < inf]
