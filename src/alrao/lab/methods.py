@@ -19,7 +19,7 @@ from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, optional, unknown
 from .finder import find_rate
-from .learner import Averaged, Both, Learner, Mechanic, ScheduleFree
+from .learner import Averaged, Learner, Mechanic, ScheduleFree
 from .settings import Interval, MethodSpec, Settings
 from .tasks.task import Problem, Supervised
 
@@ -179,7 +179,7 @@ def _muon(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     if not hidden:
         return Learner(net, adamw)
     found = [p for p in matrices if p in hidden]
-    return Both(net, torch.optim.Muon(found, adjust_lr_fn="match_rms_adamw", **options), adamw)
+    return Learner(net, torch.optim.Muon(found, adjust_lr_fn="match_rms_adamw", **options), adamw)
 
 
 def _finder(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
