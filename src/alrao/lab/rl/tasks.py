@@ -35,20 +35,16 @@ class _Control(Task):
 
 
 class Pendulum(_Control):
-    """Swing a pendulum up and keep it there, with one of five torques."""
+    """gymnasium's Pendulum-v1 with five torques, deep Q-learning."""
 
-    name = "pendulum"
-    summary = "gymnasium's Pendulum-v1 with five torques, deep Q-learning"
     mini = Budget(epochs=20, batch=64, seeds=3, train=1000, valid=10, test=100)
     paper = Budget(epochs=100, batch=64, seeds=10, train=2000, valid=20, test=100)
     recipe = Recipe("Pendulum-v1", levels=5, reward_scale=0.02, gamma=0.98, warmup=500)
 
 
 class LunarLander(_Control):
-    """Land a spacecraft whose engines are on or off."""
+    """gymnasium's LunarLander-v3, deep Q-learning."""
 
-    name = "lunarlander"
-    summary = "gymnasium's LunarLander-v3, deep Q-learning"
     mini = Budget(epochs=20, batch=128, seeds=3, train=6000, valid=10, test=100)
     paper = Budget(epochs=100, batch=128, seeds=10, train=10_000, valid=20, test=100)
     recipe = Recipe("LunarLander-v3", reward_scale=0.02, train_every=2, exploration=0.3)

@@ -35,4 +35,5 @@ def get_task(name: str) -> Task:
         raise unknown("task", name, TASKS)
     module, kind = TASKS[name]
     task: Task = getattr(import_module(f"..{module}", __name__), kind)()
+    task.name = name
     return task

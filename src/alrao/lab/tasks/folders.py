@@ -156,13 +156,12 @@ def _require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
 
 
 class ImageNet(ImagesInFolders):
-    """Folders ``train`` and ``val``; the latter is for testing, and some of the former are for validation.
+    """ImageNet, or any folder or tar with train/<class>/ and val/<class>/ (--data).
 
-    As in the paper, 60,000 of the training images are held out, or every twentieth if those are fewer.
+    ``val`` is for testing. As in the paper, 60,000 images of ``train`` are held out for validation, or every
+    twentieth if those are fewer.
     """
 
-    name = "imagenet"
-    summary = "ImageNet, or any folder or tar with train/<class>/ and val/<class>/ (--data)"
     models = ("alexnet", "resnet50", "densenet121", "*")
     mini = Budget(epochs=2, batch=32, seeds=1, train=2_000, valid=500, test=1_000)
     paper = Budget(epochs=200, batch=256, seeds=1)  # early stopping comes first
@@ -209,14 +208,13 @@ class ImageNet(ImagesInFolders):
 
 
 class ImageFolder(ImagesInFolders):
-    """Folders of images named after their classes, split 80 : 10 : 10 unless they are split already.
+    """Your own images: a folder or tar with a folder per class (--data).
 
-    With ``train`` and one of ``val``, ``valid`` and ``test`` beside it, the latter is for testing and a tenth
-    of the former for validation; with ``test`` and a ``val`` or ``valid``, each is used for what it says.
+    They are split 80 : 10 : 10 unless they are split already. Of ``train`` and one of ``val``, ``valid`` and
+    ``test``, the latter is for testing and a tenth of the former for validation; with ``test`` and a ``val``
+    or ``valid``, each is used for what it says.
     """
 
-    name = "imagefolder"
-    summary = "your own images: a folder or tar with a folder per class (--data)"
     models = ("resnet18", "*")
     mini = Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000)
     paper = Budget(epochs=200, batch=64, seeds=3)  # not in the paper

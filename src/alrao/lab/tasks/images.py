@@ -102,7 +102,7 @@ NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def cifar10(settings: Settings) -> Data:
-    """Read CIFAR-10 and split it."""
+    """Read CIFAR-10; a fifth of the training images is held out for validation."""
     arrays, source = load_cifar10(settings.data)
     train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
     order = torch.randperm(len(train), generator=generator("cifar10", "split"))
@@ -117,10 +117,8 @@ def cifar10(settings: Settings) -> Data:
 
 
 class Cifar10(ImagesInMemory):
-    """CIFAR-10; a fifth of the training images is held out for validation: 40,000, 10,000 and 10,000."""
+    """CIFAR-10 with the paper's augmentation (--data)."""
 
-    name = "cifar10"
-    summary = "CIFAR-10 with the paper's augmentation (--data)"
     models = tuple(NETWORKS)
     mini = Budget(epochs=6, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000)
     paper = Budget(epochs=500, batch=32, seeds=10)  # early stopping comes first
@@ -159,10 +157,8 @@ def digits(settings: Settings) -> Data:
 
 
 class Digits(ImagesInMemory):
-    """1797 images of 8×8 pixels in 17 shades of grey."""
+    """scikit-learn's handwritten digits, 8×8 pixels; no download."""
 
-    name = "digits"
-    summary = "scikit-learn's handwritten digits, 8×8 pixels; no download"
     models = ("mlp", "cnn", "sigmoid", "deep", "deep-tanh", "deep-sigmoid", "vit")
     mini = Budget(epochs=30, batch=32, seeds=3)
     paper = Budget(epochs=100, batch=32, seeds=10)  # not in the paper
@@ -183,10 +179,8 @@ class Digits(ImagesInMemory):
 
 
 class Autoencoder(Numbers):
-    """The digits, reconstructed from twelve numbers each."""
+    """scikit-learn's digits through a bottleneck of twelve numbers; no download."""
 
-    name = "autoencoder"
-    summary = "scikit-learn's digits through a bottleneck of twelve numbers; no download"
     mini = Budget(epochs=60, batch=32, seeds=3)
     paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
@@ -257,10 +251,8 @@ class _Finetuning(ImagesInMemory):
 
 
 class FinetuneDigits(_Finetuning):
-    """The digits 5 to 9 from 100 images, after 0 to 4."""
+    """Digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download."""
 
-    name = "finetune-digits"
-    summary = "digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download"
     models = ("cnn",)
     mini = Budget(epochs=15, batch=16, seeds=3, train=100)
     paper = Budget(epochs=100, batch=16, seeds=10, train=100)  # not in the paper
@@ -269,10 +261,8 @@ class FinetuneDigits(_Finetuning):
 
 
 class FinetuneCifar10(_Finetuning):
-    """Five classes of CIFAR-10 from 500 images, after the other five."""
+    """Five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)."""
 
-    name = "finetune-cifar10"
-    summary = "five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)"
     models = ("resnet-gn",)
     mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
     paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper

@@ -257,10 +257,8 @@ def _standardised(columns: Tensor, train: Tensor) -> Tensor:
 
 
 class Regression(Numbers):
-    """scikit-learn's diabetes, or a CSV file."""
+    """scikit-learn's diabetes, or your own CSV file (--data FILE --target COLUMN)."""
 
-    name = "regression"
-    summary = "scikit-learn's diabetes, or your own CSV file (--data FILE --target COLUMN)"
     mini = Budget(epochs=100, batch=32, seeds=3)
     paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "target", "width"})
@@ -295,18 +293,14 @@ class _Labelled(Classification, Rows):
 
 
 class Cancer(_Labelled):
-    """Breast cancer, Wisconsin: 569 samples, 30 measurements, malignant or benign."""
+    """scikit-learn's breast cancer, two classes; no download."""
 
-    name = "cancer"
-    summary = "scikit-learn's breast cancer, two classes; no download"
     source = "load_breast_cancer"
 
 
 class Wine(_Labelled):
-    """178 wines of three growers, 13 measurements."""
+    """scikit-learn's wines, three classes; no download."""
 
-    name = "wine"
-    summary = "scikit-learn's wines, three classes; no download"
     source = "load_wine"
 
 
@@ -332,10 +326,8 @@ class _Pixels(Numbers):
 
 
 class Picture(_Pixels):
-    """A picture as a function: the colour at a place."""
+    """scikit-learn's picture of a temple, the colour at a place; no download."""
 
-    name = "picture"
-    summary = "scikit-learn's picture of a temple, the colour at a place; no download"
     file = "china.jpg"
 
     def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,10 +342,8 @@ class Picture(_Pixels):
 
 
 class Patches(_Pixels):
-    """A pixel from the 48 around it."""
+    """scikit-learn's picture of a flower, a pixel from those around it; no download."""
 
-    name = "patches"
-    summary = "scikit-learn's picture of a flower, a pixel from those around it; no download"
     file = "flower.jpg"
 
     def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,11 +52,9 @@ class Problem(ABC):
 
 
 class Task(ABC):
-    """A named kind of experiment."""
+    """A named kind of experiment; ``alrao list`` shows the first line of its docstring."""
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    """A line for ``alrao list``."""
+    name: str
     models: ClassVar[tuple[str, ...]]
     """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
     mini: ClassVar[Budget]
@@ -72,6 +70,10 @@ class Task(ABC):
     """Their default values."""
     unit: ClassVar[str] = ""
     """Of ``train`` in the budgets, if it is not a number of examples."""
+
+    @property
+    def summary(self) -> str:
+        return (self.__doc__ or "").partition("\n")[0].rstrip(".")
 
     @property
     def budgets(self) -> dict[str, Budget]:

@@ -224,20 +224,14 @@ class TextTask(Classification):
 
 
 class PennTreebank(TextTask):
-    """The paper's text, in the usual three files; ``mini`` does without the training file."""
-
-    name = "ptb"
-    summary = "Penn Treebank, the next character or word (--data)"
+    """Penn Treebank, the next character or word (--data)."""
 
     def read(self, settings: Settings, level: str) -> Texts:
         return ptb(settings.data, level, mini=settings.budget == "mini")
 
 
 class Shakespeare(TextTask):
-    """1.1 MB of Shakespeare."""
-
-    name = "shakespeare"
-    summary = "tinyshakespeare.txt, the next character or word (--data)"
+    """tinyshakespeare.txt, the next character or word (--data)."""
 
     def read(self, settings: Settings, level: str) -> Texts:
         place = data_path(settings.data, f"name the directory of {SHAKESPEARE} with --data")
@@ -245,10 +239,8 @@ class Shakespeare(TextTask):
 
 
 class Text(TextTask):
-    """Any text file."""
+    """Your own text file, the next character or word (--data FILE)."""
 
-    name = "text"
-    summary = "your own text file, the next character or word (--data FILE)"
     limits: ClassVar = {"word": {"least": 2, "most": MOST_WORDS}}
 
     def read(self, settings: Settings, level: str) -> Texts:
