@@ -11,9 +11,10 @@ from torch import nn
 
 import alrao
 from alrao.lab.errors import LabError
+from alrao.lab.tasks.images import digits_cnn
 from alrao.lab.zoo import vision
 from alrao.lab.zoo.paper import RecurrentLM, googlenet, mobilenet_v2, vgg19
-from alrao.lab.zoo.small import digits_cnn, mlp, small_cnn
+from alrao.lab.zoo.small import cnn, mlp
 
 IMAGES = [vgg19, googlenet, mobilenet_v2]
 
@@ -150,7 +151,7 @@ def test_mlp():
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_small_cnn(channels, batch_norm):
-    net = small_cnn(channels, 5, batch_norm=batch_norm)
+    net = cnn(5, channels=channels, batch_norm=batch_norm)
     assert [layer.out_channels for layer in net if isinstance(layer, nn.Conv2d)] == [16, 32, 64, 64]
     assert sum(isinstance(layer, nn.MaxPool2d) for layer in net) == 3
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in net) == 4 * batch_norm
@@ -158,13 +159,13 @@ def test_small_cnn(channels, batch_norm):
 
 
 def test_small_cnns_have_widths():
-    for net in (small_cnn(3, 5, width=2), digits_cnn(5, width=2)):
+    for net in (cnn(5, width=2), digits_cnn(5, width=2)):
         assert next(iter(net)).out_channels == 32
         assert net[-1].in_features == 128
 
 
 def test_digits_cnn():
-    check_learns(digits_cnn(), torch.randn(4, 1, 8, 8), torch.randint(10, (4,)))
+    check_learns(digits_cnn(10), torch.randn(4, 1, 8, 8), torch.randint(10, (4,)))
 
 
 @pytest.mark.parametrize("width", [0, -1.0, float("nan"), float("inf")])

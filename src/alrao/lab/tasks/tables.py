@@ -18,7 +18,7 @@ import alrao
 from ..errors import LabError, unknown
 from ..seeds import generator
 from ..settings import Settings
-from ..zoo.small import mlp, scaled
+from ..zoo.small import mlp
 from .files import read_text, shipped, short_digest
 from .task import Budget, Classification, Data, InMemory, Part
 
@@ -207,9 +207,9 @@ class Rows(InMemory):
     models = ("mlp",)
 
     def network(self) -> nn.Module:
-        targets, hidden = self.parts["train"].targets, scaled(HIDDEN, self.settings.width)
+        targets = self.parts["train"].targets
         outputs = targets.shape[1] if targets.ndim > 1 else self.about["classes"]
-        return mlp(self.about["inputs"], outputs, hidden=(hidden, hidden))
+        return mlp(self.about["inputs"], outputs, self.settings.width, hidden=(HIDDEN, HIDDEN))
 
 
 class Numbers(Rows):
