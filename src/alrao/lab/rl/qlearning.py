@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from math import isfinite
 from statistics import mean
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -29,8 +29,8 @@ from ..methods import learner as make_learner
 from ..seeds import seed_of
 from ..settings import Settings
 from ..tasks.files import short_digest
-from ..tasks.task import Budget, Problem
-from ..training import Measures, Trainable
+from ..tasks.task import Budget, Measures, Problem
+from ..team import Team
 from . import Recipe
 
 AT_ONCE = 10
@@ -192,7 +192,7 @@ def play(model: nn.Module, recipe: Recipe, seeds: Sequence[int], device: torch.d
     return returns
 
 
-class QLearning(Trainable):
+class QLearning(Problem):
     """An environment, with the steps and episodes of a budget; once started, an agent in training."""
 
     likelihood = "gaussian"
@@ -211,10 +211,10 @@ class QLearning(Trainable):
             "recipe": asdict(recipe),
         }
 
-    def start(self, settings: Settings, device: torch.device) -> Self:
-        self.seed, self.device = settings.seed, device
+    def start(self, settings: Settings, team: Team) -> None:
+        self.seed, self.device = settings.seed, team.device
         torch.manual_seed(seed_of(self.seed, "network"))
-        self.agent = Agent(self, self.recipe, settings, device)
+        self.agent = Agent(self, self.recipe, settings, team.device)
         self.learner = self.agent.learner
         self.total = (settings.epochs or 1) * self.steps
         updates = max(1, (self.total - self.recipe.warmup) // self.recipe.train_every)
@@ -222,7 +222,6 @@ class QLearning(Trainable):
         set_random_seed(seed_of(self.seed, "exploration") % 2**32)
         self.agent.action_space.seed(seed_of(self.seed, "actions"))
         self.returns: list[float] = []  # of the episodes that ended in this epoch
-        return self
 
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
         for steps, loss in self.agent.rollouts(number * self.steps, self.total):

@@ -8,8 +8,7 @@ import torch
 
 from ..errors import missing
 from ..settings import Settings
-from ..tasks.task import Budget, Task
-from ..training import Trainable
+from ..tasks.task import Budget, Problem, Task
 from . import Recipe
 
 
@@ -26,7 +25,7 @@ class _Control(Task):
     unit = " steps"
     recipe: ClassVar[Recipe]
 
-    def load(self, settings: Settings, device: torch.device) -> Trainable:
+    def load(self, settings: Settings, device: torch.device) -> Problem:
         try:
             from .qlearning import QLearning
         except ModuleNotFoundError as error:

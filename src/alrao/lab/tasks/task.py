@@ -6,20 +6,26 @@ Most have examples in parts ``train``, ``valid`` and ``test``; settings and budg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from math import isfinite, nan
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LabError
-from ..seeds import generator
+from ..learner import Learner
+from ..seeds import generator, seed_of
 from ..settings import Settings
+
+if TYPE_CHECKING:
+    from ..team import Team
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
+Measures = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Budget:
 
 
 class Problem(ABC):
-    """A task, loaded for one run."""
+    """A task, loaded for one run. The training loop decides when to evaluate, to save and to stop."""
 
     likelihood: ClassVar[str]
     """The likelihood of Alrao's copies."""
@@ -49,6 +55,48 @@ class Problem(ABC):
     """A short digest of the data: other data is another run."""
     about: dict[str, Any]
     """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
+    learner: Learner
+
+    @abstractmethod
+    def start(self, settings: Settings, team: Team) -> None:
+        """Prepare the training, with a fresh network."""
+
+    @abstractmethod
+    def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
+        """Train epoch ``number`` (from 1), of which ``start`` steps are done already.
+
+        Yields:
+            After each update, the number of steps made and the loss: None for steps without an update, and
+            not finite for an update that was not made.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
+        """Return the measures on the validation data and on the test data."""
+
+    def calibration(self, epoch: int) -> Iterable[Tensor]:
+        """Return training inputs, for BatchNorm statistics that belong to the weights evaluated."""
+        return ()
+
+    def end_epoch(self) -> Measures:
+        """End an epoch: return the measures of its training, beside the loss."""
+        return {}
+
+    def status(self, loss: float | None) -> str:
+        """Return a text for the progress bar, given the mean loss of the epoch so far."""
+        return f"loss {nan if loss is None else loss:.4g}"
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to resume from, except the learner's and torch's generators."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+
+    def conclude(self, best: dict[str, Tensor] | None) -> dict[str, Any]:
+        """Return further entries of the result, given the best weights."""
+        return {}
 
 
 class Task(ABC):
@@ -97,6 +145,8 @@ class Supervised(Task, Problem):
 
     settings: Settings
     device: torch.device
+    carry: Any
+    """What the model's next batch needs of the one before."""
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -125,6 +175,59 @@ class Supervised(Task, Problem):
     def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the measures, given the sums over all batches: by default, their means."""
         return {name: sums[name] / sums["count"] for name in self.measures}
+
+    def start(self, settings: Settings, team: Team) -> None:
+        from ..methods import learner
+
+        torch.manual_seed(seed_of(settings.seed, "network"))
+        self.team, self.clip, self.carry = team, settings.clip, None
+        self.learner = learner(team.prepare(self.network().to(team.device)), settings, self)
+        self.learner.follow(settings.schedule, (settings.epochs or 1) * self.steps)
+        self.learner.train()
+        self.model = team.wrap(self.learner.model)
+
+    def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
+        team = self.team
+        for step, batch in enumerate(self.batches(number, start), start):
+            inputs, targets, factor = team.share(*batch)
+            with team.own_random_numbers(self.settings.seed, number, step):
+                outputs, self.carry = self.forward(self.model, inputs, self.carry)
+            loss = self.loss(outputs, targets)
+            if factor != 1:
+                loss = loss * factor
+            value = team.mean(loss.item())
+            if isfinite(value):
+                self.learner.step(loss, self.clip)
+            yield 1, value
+
+    def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
+        return evaluate(self, model, "valid", self.team), evaluate(self, model, "test", self.team)
+
+    def calibration(self, epoch: int) -> Iterable[Tensor]:
+        return (self.team.share(*batch)[0] for batch in self.batches(epoch))
+
+    def end_epoch(self) -> Measures:
+        self.carry = None
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"carry": self.team.join_carry(self.carry)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.carry = self.team.split_carry(state["carry"])
+
+
+@torch.no_grad()
+def evaluate(problem: Supervised, model: nn.Module, part: str, team: Team) -> Measures:
+    """Return the measures of a model on a part of the data."""
+    sums: dict[str, float] = {}
+    carry = None
+    for batch in problem.evaluation(part):
+        inputs, targets, factor = team.share(*batch)
+        outputs, carry = problem.forward(model, inputs, carry)
+        for name, value in problem.score(outputs, targets).items():
+            sums[name] = sums.get(name, 0.0) + (float(value) if factor else 0.0)
+    return {**problem.measure(team.add(sums))}
 
 
 class Classification(Supervised):
