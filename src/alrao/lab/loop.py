@@ -19,7 +19,7 @@ from .provenance import provenance
 from .recording import EventFiles, Movement
 from .settings import Settings
 from .store import RunDirectory
-from .tasks.task import Measures, Problem, Supervised
+from .tasks.task import Measures, Supervised, Task
 from .team import Team
 
 CHECKPOINT_SECONDS = 300.0
@@ -43,7 +43,7 @@ class Progress:
 
 
 def train(
-    problem: Problem, settings: Settings, directory: RunDirectory, team: Team, watch: Watch | None = None
+    problem: Task, settings: Settings, directory: RunDirectory, team: Team, watch: Watch | None = None
 ) -> None:
     """Train until the end, from the checkpoint if there is one, and write the result."""
     config = team.first(directory.config)
@@ -62,7 +62,7 @@ def train(
 class Loop:
     """One run of the loop; ``watch`` is called with it after every step."""
 
-    problem: Problem
+    problem: Task
     settings: Settings
     directory: RunDirectory
     team: Team

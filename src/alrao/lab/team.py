@@ -22,7 +22,7 @@ from torch import distributed as dist
 from .errors import LabError, optional
 from .seeds import seed_of
 from .settings import Settings
-from .tasks.task import Problem, Supervised
+from .tasks.task import Supervised, Task
 
 Value = TypeVar("Value")
 
@@ -174,7 +174,7 @@ class _OverAllRows(nn.modules.batchnorm._BatchNorm):
         return torch.addcmul(self.bias.view(shape), y, self.weight.view(shape)) if self.affine else y
 
 
-def require_share(problem: Problem, settings: Settings, processes: int) -> None:
+def require_share(problem: Task, settings: Settings, processes: int) -> None:
     """Refuse a run that so many processes cannot share."""
     if processes == 1:
         return

@@ -1,4 +1,4 @@
-"""Tasks and problems: data, plain networks, and how their outputs are scored.
+"""Tasks: data, plain networks, how they are trained, and how their outputs are scored.
 
 Most have examples in parts ``train``, ``valid`` and ``test``; settings and budgets say how many are used.
 """
@@ -40,9 +40,29 @@ class Budget:
     test: int | None = None
 
 
-class Problem(ABC):
-    """A task, loaded for one run. The training loop decides when to evaluate, to save and to stop."""
+class Task(ABC):
+    """A named kind of experiment; once loaded, the problem of one run.
 
+    ``alrao list`` shows the first line of its docstring. The training loop decides when to evaluate, to save
+    and to stop.
+    """
+
+    name: str
+    models: ClassVar[tuple[str, ...]]
+    """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
+    mini: ClassVar[Budget]
+    paper: ClassVar[Budget]
+    interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
+    """Alrao's default interval of rates."""
+    adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
+    """The same of Alrao-Adam."""
+    copies: ClassVar[int] = 10
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Their default values."""
+    unit: ClassVar[str] = ""
+    """Of ``train`` in the budgets, if it is not a number of examples."""
     likelihood: ClassVar[str]
     """The likelihood of Alrao's copies."""
     measures: tuple[str, ...]
@@ -56,6 +76,22 @@ class Problem(ABC):
     about: dict[str, Any]
     """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
     learner: Learner
+
+    @property
+    def summary(self) -> str:
+        return (self.__doc__ or "").partition("\n")[0].rstrip(".")
+
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """How much it trains, by the name of the budget."""
+        return {"mini": self.mini, "paper": self.paper}
+
+    def batch(self, settings: Settings) -> int:
+        return self.budgets[settings.budget].batch
+
+    @abstractmethod
+    def load(self, settings: Settings, device: torch.device) -> Self:
+        """Read the data and prepare a run."""
 
     @abstractmethod
     def start(self, settings: Settings, team: Team) -> None:
@@ -99,45 +135,8 @@ class Problem(ABC):
         return {}
 
 
-class Task(ABC):
-    """A named kind of experiment; ``alrao list`` shows the first line of its docstring."""
-
-    name: str
-    models: ClassVar[tuple[str, ...]]
-    """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
-    mini: ClassVar[Budget]
-    paper: ClassVar[Budget]
-    interval: ClassVar[tuple[float, float]] = (1e-5, 10.0)
-    """Alrao's default interval of rates."""
-    adam_interval: ClassVar[tuple[float, float]] = (1e-6, 1.0)
-    """The same of Alrao-Adam."""
-    copies: ClassVar[int] = 10
-    options: ClassVar[frozenset[str]] = frozenset()
-    """Settings that only some tasks take, and this one does: of level, dropout, target, image_size, …"""
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Their default values."""
-    unit: ClassVar[str] = ""
-    """Of ``train`` in the budgets, if it is not a number of examples."""
-
-    @property
-    def summary(self) -> str:
-        return (self.__doc__ or "").partition("\n")[0].rstrip(".")
-
-    @property
-    def budgets(self) -> dict[str, Budget]:
-        """How much it trains, by the name of the budget."""
-        return {"mini": self.mini, "paper": self.paper}
-
-    def batch(self, settings: Settings) -> int:
-        return self.budgets[settings.budget].batch
-
-    @abstractmethod
-    def load(self, settings: Settings, device: torch.device) -> Problem:
-        """Read the data and prepare a run."""
-
-
-class Supervised(Task, Problem):
-    """A task of batches of inputs and targets, which, once loaded, is itself the problem of one run.
+class Supervised(Task):
+    """A task of batches of inputs and targets.
 
     The training batches depend only on the settings' seed, the epoch and the position in the epoch, so that a
     run can resume anywhere. Tensors are on the run's device.
