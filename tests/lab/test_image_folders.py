@@ -25,7 +25,7 @@ class TestListing:
         theirs = torchvision.datasets.ImageFolder(flat)
         ours = scan(flat)
         assert list(ours.classes) == theirs.classes
-        listed = zip(paths(ours), ours.labels.tolist(), strict=True)
+        listed = zip(paths(ours), ours.targets.tolist(), strict=True)
         assert sorted((str(path), label) for path, label in listed) == sorted(theirs.samples)
 
     def test_hidden_files_do_not_count(self, flat):
@@ -43,15 +43,15 @@ class TestListing:
     def test_in_proportion(self, flat):
         listing = scan(flat)
         parts = in_proportion(listing, (0.8, 0.1, 0.1), torch.Generator().manual_seed(0))
-        assert [np.bincount(part.labels).tolist() for part in parts] == [[32, 16, 8], [4, 2, 1], [4, 2, 1]]
+        assert [np.bincount(part.targets).tolist() for part in parts] == [[32, 16, 8], [4, 2, 1], [4, 2, 1]]
         assert sorted(path for part in parts for path in paths(part)) == sorted(paths(listing))
-        assert np.any(np.diff(parts[0].labels) < 0)  # in random order
+        assert np.any(np.diff(parts[0].targets) < 0)  # in random order
 
     @pytest.mark.parametrize("count", range(1, 12))
     def test_in_proportion_of_few(self, count, tmp_path):
         listing = scan(class_folder(tmp_path / "few", {"a": count, "b": 1}))
         train, *others = in_proportion(listing, (0.8, 0.1, 0.1), torch.Generator().manual_seed(0))
-        assert set(train.labels) == {0, 1}
+        assert set(train.targets) == {0, 1}
         assert len(train) + sum(map(len, others)) == count + 1
 
 
@@ -72,7 +72,7 @@ class TestImageNet:
         from alrao.lab.tasks.image_files import Listing
 
         n = 1_281_167
-        real = Listing(folder, ("a", "b"), np.zeros(n, "S1"), np.zeros(n, np.int64), np.zeros(n, np.int64))
+        real = Listing(np.zeros(n, "S1"), np.zeros(n, int), folder, ("a", "b"), np.zeros(n, int))
         monkeypatch.setattr(folders, "scan", lambda _: real)
         parts = get_task("imagenet").read(Settings(data=str(folder)))[0]
         assert len(parts["valid"]) == 60_000

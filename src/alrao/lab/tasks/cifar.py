@@ -142,7 +142,7 @@ def _of_folder(folder: Path) -> Arrays:
     tensors: list[Tensor] = []
     for part in parts:
         paths = track([part.path(i) for i in range(len(part))], f"reading {part.root.name}")
-        tensors += [torch.stack([_pixels(path) for path in paths]), torch.from_numpy(part.labels)]
+        tensors += [torch.stack([_pixels(path) for path in paths]), torch.from_numpy(part.targets)]
     return Arrays(*tensors, classes=parts[0].classes)
 
 

@@ -129,7 +129,7 @@ class _Images(Dataset[Any]):
         with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
             if self.seed is not None:
                 torch.default_generator.manual_seed(seed_of(*self.seed, number))
-            return self.transform(image), int(self.listing.labels[number])
+            return self.transform(image), int(self.listing.targets[number])
 
 
 def _workers(wanted: int | None) -> int:

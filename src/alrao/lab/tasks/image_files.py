@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -15,6 +15,7 @@ import torch
 
 from ..errors import LabError
 from .files import is_archive, readable, short_digest, track, unpacked
+from .task import Part
 
 
 @cache
@@ -39,31 +40,22 @@ def load_image(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Image files and their classes.
+class Listing(Part):
+    """Image files and their classes: the inputs are paths from the root, as bytes.
 
-    Names and labels are arrays, not lists: worker processes then share their memory.
+    They are arrays, not lists: worker processes then share their memory.
     """
 
     root: Path
     classes: tuple[str, ...]
-    names: np.ndarray[Any, Any]
-    """Paths from the root, as bytes."""
-    labels: np.ndarray[Any, Any]
     sizes: np.ndarray[Any, Any]
-    """Of the files, in bytes."""
+    """Of all files below the root, in bytes."""
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, which: torch.Tensor | slice) -> Listing:
-        """Select files by their indices, in that order."""
-        arrays = (self.names, self.labels, self.sizes)
-        which = which if isinstance(which, slice) else which.numpy()  # type: ignore[assignment]
-        return Listing(self.root, self.classes, *(array[which] for array in arrays))
+    def take(self, which: Any) -> Self:
+        return super().take(which if isinstance(which, slice) else which.numpy())  # one index is not a number
 
     def path(self, index: int) -> Path:
-        return self.root / os.fsdecode(self.names[index])
+        return self.root / os.fsdecode(self.inputs[index])
 
 
 def open_folder(source: Path) -> Path:
@@ -105,7 +97,7 @@ def scan(folder: Path) -> Listing:
             files += sorted(found, key=lambda file: file[0].split(os.sep))
         sizes = [os.path.getsize(path) for path, _ in files]
     names = [os.fsencode(relative(path)) for path, _ in files]
-    return Listing(folder, classes, np.array(names), np.array([n for _, n in files]), np.array(sizes))
+    return Listing(np.array(names), np.array([n for _, n in files]), folder, classes, np.array(sizes))
 
 
 def require_same_classes(first: Listing, second: Listing) -> None:
@@ -119,7 +111,7 @@ def require_same_classes(first: Listing, second: Listing) -> None:
 def in_proportion(listing: Listing, shares: Sequence[float], generator: torch.Generator) -> list[Listing]:
     """Split a listing at random into parts in random order, with the same proportions of classes in each."""
     order = torch.randperm(len(listing), generator=generator)
-    labels = pd.Series(listing.labels[order.numpy()])
+    labels = pd.Series(listing.targets[order.numpy()])
     by_class = labels.groupby(labels)
     quantiles = (by_class.cumcount() + 0.5) / by_class.transform("size")
     part = torch.from_numpy(np.searchsorted(np.cumsum(shares)[:-1], quantiles))
@@ -128,10 +120,9 @@ def in_proportion(listing: Listing, shares: Sequence[float], generator: torch.Ge
 
 def identity_of(listings: Sequence[Listing]) -> str:
     """Return a digest of classes, names and sizes."""
-    parts: list[object] = []
-    for listing in listings:
-        parts += [listing.classes, listing.names.tobytes(), listing.labels.tobytes(), listing.sizes.tobytes()]
-    return short_digest(*parts)
+    arrays = [(each.classes, each.inputs, each.targets, each.sizes) for each in listings]
+    parts = ((classes, *(array.tobytes() for array in rest)) for classes, *rest in arrays)
+    return short_digest(*(part for each in parts for part in each))
 
 
 def _folders(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -293,17 +293,17 @@ class Examples(Supervised):
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs and targets, a row for each example."""
+    """Inputs and targets, a row for each example: tensors, or other arrays."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    targets: Any
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def take(self, which: Tensor | slice) -> Part:
+    def take(self, which: Tensor | slice) -> Self:
         """Select examples by their indices, in that order."""
-        return Part(self.inputs[which], self.targets[which])
+        return replace(self, inputs=self.inputs[which], targets=self.targets[which])
 
 
 class InMemory(Examples):
