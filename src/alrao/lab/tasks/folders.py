@@ -30,7 +30,7 @@ from .image_files import (
     require_same_classes,
     scan,
 )
-from .task import Batch, Budget, Classification, Data, Examples
+from .task import Batch, Budget, Classification, Data, Examples, hold_out
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
@@ -54,10 +54,6 @@ class ImagesInFolders(Classification, Examples):
         size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
         about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
         return parts, identity_of(listings), about
-
-    def shuffled(self, listing: Listing, part: str) -> Listing:
-        """Bring a part of the data into a random order, the same for every run."""
-        return listing.take(torch.randperm(len(listing), generator=generator(self.name, "split", part)))
 
     def load(self, settings: Settings, device: torch.device) -> Self:
         from ..zoo.vision import transforms
@@ -186,14 +182,8 @@ class ImageNet(ImagesInFolders):
             raise LabError(f"{source} needs folders train and val (or valid, or test); {self.remedy}")
         train, test = scan(folder / "train"), scan(tests[0])
         require_same_classes(train, test)
-        order = torch.randperm(len(train), generator=generator("imagenet", "split"))
         count = max(1, min(self.held_out, len(train) // self.held_out_of_fewer))
-        parts = {
-            "train": train.take(order[count:]),
-            "valid": train.take(order[:count]),
-            "test": self.shuffled(test, "test"),
-        }
-        return self.data(source, parts, [train, test], settings)
+        return self.data(source, hold_out(train, test, count, "imagenet"), [train, test], settings)
 
     def _find(self, place: Path) -> Path:
         if place.is_file():
@@ -235,7 +225,8 @@ class ImageFolder(ImagesInFolders):
 
     def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
         """The folders that were read, and the three parts made of them."""
-        random = generator("imagefolder", "split")
+        name = ("imagefolder", "split")
+        random = generator(*name)
         if not (folder / "train").is_dir():
             everything = scan(folder)
             train, valid, test = in_proportion(everything, (0.8, 0.1, 0.1), random)
@@ -247,9 +238,9 @@ class ImageFolder(ImagesInFolders):
         for other in others.values():
             require_same_classes(train, other)
         listings = [train, *others.values()]
-        test = self.shuffled(others.pop("test") if "test" in others else others.popitem()[1], "test")
+        test = (others.pop("test") if "test" in others else others.popitem()[1]).shuffled(*name, "test")
         if others:
-            train, valid = self.shuffled(train, "train"), self.shuffled(others.popitem()[1], "valid")
+            train, valid = train.shuffled(*name, "train"), others.popitem()[1].shuffled(*name, "valid")
         else:
             train, valid = in_proportion(train, (0.9, 0.1), random)
         return listings, {"train": train, "valid": valid, "test": test}

@@ -17,7 +17,7 @@ from ..zoo import paper, small
 from .cifar import load_cifar10
 from .files import shipped, short_digest
 from .tables import Numbers
-from .task import Budget, Classification, Data, InMemory, Part
+from .task import Budget, Classification, Data, InMemory, Part, hold_out
 
 BAND = 4
 """The widest band, in pixels."""
@@ -92,13 +92,7 @@ def cifar10(settings: Settings) -> Data:
     """Read CIFAR-10; a fifth of the training images is held out for validation."""
     arrays, source = load_cifar10(settings.data)
     train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
-    order = torch.randperm(len(train), generator=generator("cifar10", "split"))
-    held_out = len(train) // 5
-    parts = {
-        "train": train.take(order[held_out:]),
-        "valid": train.take(order[:held_out]),
-        "test": test.take(torch.randperm(len(test), generator=generator("cifar10", "split", "test"))),
-    }
+    parts = hold_out(train, test, len(train) // 5, "cifar10")
     about = {"source": source.name, "classes": len(arrays.classes), "image": [3, 32, 32]}
     return parts, arrays.digest, about
 

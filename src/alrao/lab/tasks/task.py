@@ -305,6 +305,17 @@ class Part:
         """Select examples by their indices, in that order."""
         return replace(self, inputs=self.inputs[which], targets=self.targets[which])
 
+    def shuffled(self, *name: object) -> Self:
+        """Bring the examples into a random order, the same for every run."""
+        return self.take(torch.randperm(len(self), generator=generator(*name)))
+
+
+def hold_out(train: Part, test: Part, count: int, name: str) -> dict[str, Any]:
+    """Return the parts of data that has a test part: a number of training examples are for validation."""
+    train = train.shuffled(name, "split")
+    valid, rest = train.take(slice(count)), train.take(slice(count, None))
+    return {"train": rest, "valid": valid, "test": test.shuffled(name, "split", "test")}
+
 
 class InMemory(Examples):
     """Examples in the memory of the device."""
