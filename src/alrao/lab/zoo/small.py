@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from math import inf
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from ..errors import LabError
 
 GROUP = 8
 """Channels that GroupNorm normalises together."""
@@ -20,8 +17,6 @@ HEADS = 4
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:
     """Return a number of channels times a width multiplier, rounded to a positive multiple of a number."""
-    if not 0 < width < inf:
-        raise LabError(f"a width multiplies the number of channels and must be positive, got {width}")
     return multiple * max(1, round(channels * width) // multiple)
 
 
