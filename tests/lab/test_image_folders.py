@@ -11,7 +11,7 @@ from support.pictures import class_folder, packed
 from alrao.lab.errors import LabError
 from alrao.lab.settings import Settings
 from alrao.lab.tasks import get_task
-from alrao.lab.tasks.image_files import in_proportion, scan
+from alrao.lab.tasks.folders import in_proportion, scan
 from alrao.lab.zoo.vision import torchvision
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -69,7 +69,7 @@ class TestImageNet:
 
     def test_sixty_thousand_of_the_real_one(self, monkeypatch, folder):
         from alrao.lab.tasks import folders
-        from alrao.lab.tasks.image_files import Listing
+        from alrao.lab.tasks.folders import Listing
 
         n = 1_281_167
         real = Listing(np.zeros(n, "S1"), np.zeros(n, int), folder, ("a", "b"), np.zeros(n, int))

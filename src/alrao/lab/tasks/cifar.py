@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import LabError
 from ..store import replace_file
 from .files import cache_folder, data_path, is_archive, locked, short_digest, state_of, track, unpack
-from .image_files import is_image, load_image, require_same_classes, scan
+from .folders import is_image, load_image, require_same_classes, scan
 
 WANTED = (
     "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and name the file, or "
