@@ -211,7 +211,9 @@ class TestRefusals:
         (folder / "test" / "dog").rename(folder / "test" / "cow")
         check_refused(folder, "cow, dog")
         (folder / "test" / "cow").rename(tmp_path / "cow")
-        check_refused(folder, "9 classes", "test")
+        check_refused(folder, "not in both", "dog")
+        (folder / "train" / "dog").rename(tmp_path / "dog")
+        check_refused(folder, "9 classes, CIFAR-10 has 10")
 
 
 def test_progress_only_on_a_terminal(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import LabError
 from ..store import replace_file
 from .files import cache_folder, data_path, is_archive, locked, short_digest, state_of, track, unpack
-from .folders import is_image, load_image, require_same_classes, scan
+from .folders import is_image, load_image, scan_parts
 
 WANTED = (
     "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and name the file, or "
@@ -133,12 +133,9 @@ def _of_folder(folder: Path) -> Arrays:
         train = [_of_batch(folder / f"{name}{ending}") for name in BATCHES]
         images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
         return Arrays(images, labels, *_of_batch(folder / f"{TEST}{ending}"))
-    parts = [scan(folder / part) for part in ("train", "test")]
-    for part in parts:
-        if len(part.classes) != len(CLASSES):
-            count = len(part.classes)
-            raise LabError(f"{part.root} has {count} classes, CIFAR-10 has {len(CLASSES)}; {WANTED}")
-    require_same_classes(*parts)
+    parts = scan_parts(folder, ["train", "test"])
+    if (count := len(parts[0].classes)) != len(CLASSES):
+        raise LabError(f"{folder} has {count} classes, CIFAR-10 has {len(CLASSES)}; {WANTED}")
     tensors: list[Tensor] = []
     for part in parts:
         paths = track([part.path(i) for i in range(len(part))], f"reading {part.root.name}")

@@ -28,6 +28,8 @@ from .task import Batch, Budget, Classification, Data, Examples, Part, hold_out
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
+TESTS = ("val", "valid", "test")
+"""Folders that may stand beside ``train``."""
 EVALUATION_BATCH = 128
 MOST_WORKERS = 8
 
@@ -114,12 +116,14 @@ def scan(folder: Path) -> Listing:
     return Listing(np.array(names), np.array([n for _, n in files]), folder, classes, np.array(sizes))
 
 
-def require_same_classes(first: Listing, second: Listing) -> None:
-    """Raise if two folders do not have the same classes."""
-    different = sorted({*first.classes} ^ {*second.classes})
-    if different:
-        some = ", ".join(different[:5]) + (", …" if len(different) > 5 else "")
-        raise LabError(f"classes that are not in both of {first.root} and {second.root}: {some}")
+def scan_parts(folder: Path, names: Sequence[str]) -> list[Listing]:
+    """List the images in each of the folders below one, which must have the same classes."""
+    first, *others = parts = [scan(folder / name) for name in names]
+    for other in others:
+        if different := sorted({*first.classes} ^ {*other.classes}):
+            some = ", ".join(different[:5]) + (", …" if len(different) > 5 else "")
+            raise LabError(f"classes that are not in both of {first.root} and {other.root}: {some}")
+    return parts
 
 
 def in_proportion(listing: Listing, shares: Sequence[float], generator: torch.Generator) -> list[Listing]:
@@ -285,11 +289,10 @@ class ImageNet(ImagesInFolders):
     def read(self, settings: Settings) -> Data:
         source = self._find(data_path(settings.data, self.remedy))
         folder = open_folder(source)
-        tests = [folder / name for name in ("val", "valid", "test") if (folder / name).is_dir()]
+        tests = [name for name in TESTS if (folder / name).is_dir()]
         if not tests or not (folder / "train").is_dir():
             raise LabError(f"{source} needs folders train and val (or valid, or test); {self.remedy}")
-        train, test = scan(folder / "train"), scan(tests[0])
-        require_same_classes(train, test)
+        train, test = scan_parts(folder, ["train", tests[0]])
         count = max(1, min(self.held_out, len(train) // self.held_out_of_fewer))
         return self.data(source, hold_out(train, test, count, "imagenet"), [train, test], settings)
 
@@ -339,16 +342,13 @@ class ImageFolder(ImagesInFolders):
             everything = scan(folder)
             train, valid, test = in_proportion(everything, (0.8, 0.1, 0.1), random)
             return [everything], {"train": train, "valid": valid, "test": test}
-        train = scan(folder / "train")
-        others = {name: scan(folder / name) for name in ("val", "valid", "test") if (folder / name).is_dir()}
-        if not others:
+        tests = [name for name in TESTS if (folder / name).is_dir()]
+        if not tests:
             raise LabError(f"{folder} has a folder train, but none of val, valid and test; {self.remedy}")
-        for other in others.values():
-            require_same_classes(train, other)
-        listings = [train, *others.values()]
-        test = (others.pop("test") if "test" in others else others.popitem()[1]).shuffled(*name, "test")
+        listings = train, *others, last = scan_parts(folder, ["train", *tests])
+        test = last.shuffled(*name, "test")
         if others:
-            train, valid = train.shuffled(*name, "train"), others.popitem()[1].shuffled(*name, "valid")
+            train, valid = train.shuffled(*name, "train"), others[-1].shuffled(*name, "valid")
         else:
             train, valid = in_proportion(train, (0.9, 0.1), random)
         return listings, {"train": train, "valid": valid, "test": test}
