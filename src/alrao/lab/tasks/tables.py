@@ -159,16 +159,13 @@ def prepare(table: Table, train: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]
     Returns:
         The inputs, the targets (one column), and notes on the columns that were changed.
     """
-    inputs: dict[Any, Tensor] = {}
-    imputed, encoded = {}, {}
-    for name, column in table.inputs.items():
-        if pd.api.types.is_numeric_dtype(column):
-            inputs[name] = _standardised_column(column, train)
-            if absent := int(column.isna().sum()):
-                imputed[name] = absent
-        else:
-            inputs[name] = _zeros_and_ones(column, train)
-            encoded[name] = inputs[name].shape[1]
+    numbers = set(table.inputs.select_dtypes("number").columns)
+    inputs = {
+        name: (_standardised_column if name in numbers else _zeros_and_ones)(column, train)
+        for name, column in table.inputs.items()
+    }
+    imputed = {name: int(count) for name, count in table.inputs.isna().sum().items() if count}
+    encoded = {name: columns.shape[1] for name, columns in inputs.items() if name not in numbers}
     constant = [name for name, found in inputs.items() if not found.shape[1]]
     target = _standardised_column(table.target, train)
     if not target.shape[1]:
