@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -148,21 +148,58 @@ def _folders(folder: Path) -> list[str]:
         return sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")
 
 
-Parts = dict[str, Listing]
+class ImageFolder(Classification, Examples):
+    """Your own images: a folder or tar with a folder per class (--data).
 
+    They are split 80 : 10 : 10 unless they are split already. Of ``train`` and one of ``val``, ``valid`` and
+    ``test``, the latter is for testing and a tenth of the former for validation; with ``test`` and a ``val``
+    or ``valid``, each is used for what it says.
 
-class ImagesInFolders(Classification, Examples):
-    """Image files, read, cropped and flipped by worker processes, for torchvision's networks.
-
-    A random crop depends only on the seed, the epoch and the number of the image: not on the number of
-    workers, nor on where an epoch was resumed.
+    Worker processes read, crop and flip the files, for torchvision's networks. A random crop depends only on
+    the seed, the epoch and the number of the image: not on the number of workers, nor on where an epoch was
+    resumed.
     """
 
     options = frozenset({"width", "image_size", "workers"})
-    parts: Parts
+    models: ClassVar[tuple[str, ...]] = ("resnet18", "*")
+    mini = Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000)
+    paper = Budget(epochs=200, batch=64, seeds=3)  # not in the paper
+    remedy = (
+        "sort images into folders <class>/, or train/<class>/ and test/<class>/, and name the folder that "
+        "holds them, or a tar of it, with --data or ALRAO_DATA"
+    )
+    parts: dict[str, Listing]
 
-    def data(self, source: Path, parts: Parts, listings: list[Listing], settings: Settings) -> Data:
-        """Return the data, given its source, its parts, and the folders that were read."""
+    def find(self, place: Path) -> Path:
+        """Return the folder or archive, in the place that the user named."""
+        return place
+
+    def split(self, folder: Path, source: Path) -> tuple[list[Listing], dict[str, Listing]]:
+        """Return the folders that were read, and the three parts made of them."""
+        name = ("imagefolder", "split")
+        random = generator(*name)
+        if not (folder / "train").is_dir():
+            everything = scan(folder)
+            train, valid, test = in_proportion(everything, (0.8, 0.1, 0.1), random)
+            return [everything], {"train": train, "valid": valid, "test": test}
+        tests = [name for name in TESTS if (folder / name).is_dir()]
+        if not tests:
+            raise LabError(f"{source} has a folder train, but none of val, valid and test; {self.remedy}")
+        listings = train, *others, last = scan_parts(folder, ["train", *tests])
+        test = last.shuffled(*name, "test")
+        if others:
+            train, valid = train.shuffled(*name, "train"), others[-1].shuffled(*name, "valid")
+        else:
+            train, valid = in_proportion(train, (0.9, 0.1), random)
+        return listings, {"train": train, "valid": valid, "test": test}
+
+    def read(self, settings: Settings) -> Data:
+        source = self.find(data_path(settings.data, self.remedy))
+        listings, parts = self.split(open_folder(source), source)
+        for name, part in parts.items():
+            if not len(part):
+                count = len(listings[0])
+                raise LabError(f"{source}: {count} images are too few to split, none is left for {name}")
         size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
         about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
         return parts, identity_of(listings), about
@@ -263,7 +300,7 @@ def _require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
         ) from error
 
 
-class ImageNet(ImagesInFolders):
+class ImageNet(ImageFolder):
     """ImageNet, or any folder or tar with train/<class>/ and val/<class>/ (--data).
 
     ``val`` is for testing. As in the paper, 60,000 images of ``train`` are held out for validation, or every
@@ -286,17 +323,15 @@ class ImageNet(ImagesInFolders):
         usual = super().batch(settings)
         return min(usual, 128) if settings.model == "densenet121" else usual
 
-    def read(self, settings: Settings) -> Data:
-        source = self._find(data_path(settings.data, self.remedy))
-        folder = open_folder(source)
+    def split(self, folder: Path, source: Path) -> tuple[list[Listing], dict[str, Listing]]:
         tests = [name for name in TESTS if (folder / name).is_dir()]
         if not tests or not (folder / "train").is_dir():
             raise LabError(f"{source} needs folders train and val (or valid, or test); {self.remedy}")
         train, test = scan_parts(folder, ["train", tests[0]])
         count = max(1, min(self.held_out, len(train) // self.held_out_of_fewer))
-        return self.data(source, hold_out(train, test, count, "imagenet"), [train, test], settings)
+        return [train, test], hold_out(train, test, count, "imagenet")
 
-    def _find(self, place: Path) -> Path:
+    def find(self, place: Path) -> Path:
         if place.is_file():
             return place
         named = (path for path in place.iterdir() if path.name.lower().startswith(("imagenet", "ilsvrc")))
@@ -306,49 +341,3 @@ class ImageNet(ImagesInFolders):
         raise LabError(
             f"no ImageNet in {place}: neither a folder train, nor imagenet/, nor imagenet.tar; {self.remedy}"
         )
-
-
-class ImageFolder(ImagesInFolders):
-    """Your own images: a folder or tar with a folder per class (--data).
-
-    They are split 80 : 10 : 10 unless they are split already. Of ``train`` and one of ``val``, ``valid`` and
-    ``test``, the latter is for testing and a tenth of the former for validation; with ``test`` and a ``val``
-    or ``valid``, each is used for what it says.
-    """
-
-    models = ("resnet18", "*")
-    mini = Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000)
-    paper = Budget(epochs=200, batch=64, seeds=3)  # not in the paper
-    remedy = (
-        "sort images into folders <class>/, or train/<class>/ and test/<class>/, and name the folder that "
-        "holds them, or a tar of it, with --data or ALRAO_DATA"
-    )
-
-    def read(self, settings: Settings) -> Data:
-        source = data_path(settings.data, self.remedy)
-        listings, parts = self._parts(open_folder(source))
-        for name, part in parts.items():
-            if not len(part):
-                raise LabError(
-                    f"{source}: {len(listings[0])} images are too few to split, none is left for {name}"
-                )
-        return self.data(source, parts, listings, settings)
-
-    def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
-        """The folders that were read, and the three parts made of them."""
-        name = ("imagefolder", "split")
-        random = generator(*name)
-        if not (folder / "train").is_dir():
-            everything = scan(folder)
-            train, valid, test = in_proportion(everything, (0.8, 0.1, 0.1), random)
-            return [everything], {"train": train, "valid": valid, "test": test}
-        tests = [name for name in TESTS if (folder / name).is_dir()]
-        if not tests:
-            raise LabError(f"{folder} has a folder train, but none of val, valid and test; {self.remedy}")
-        listings = train, *others, last = scan_parts(folder, ["train", *tests])
-        test = last.shuffled(*name, "test")
-        if others:
-            train, valid = train.shuffled(*name, "train"), others[-1].shuffled(*name, "valid")
-        else:
-            train, valid = in_proportion(train, (0.9, 0.1), random)
-        return listings, {"train": train, "valid": valid, "test": test}
