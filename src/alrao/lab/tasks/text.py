@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import exp, inf, log
@@ -137,10 +136,11 @@ def streams(text: Tensor, count: int, window: int) -> list[Batch]:
     return [(inputs, targets.flatten()) for inputs, targets in windows]
 
 
-class TextTask(Classification):
-    """A text read in parallel streams, in the order of the file; the network's state is carried along.
+class Text(Classification):
+    """Your own text file, the next character or word (--data FILE).
 
-    The state is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
+    It is read in parallel streams, in the order of the file; the network's state is carried along. The state
+    is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
     size is the number of streams, and ``train_size`` the number of symbols to train on, from the start of the
     text. The seed only affects weights and dropout.
     """
@@ -152,12 +152,12 @@ class TextTask(Classification):
     copies = 6
     options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
     defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
-    limits: ClassVar[Mapping[str, Mapping[str, int]]] = {}
+    limits: ClassVar[Mapping[str, Mapping[str, int]]] = {"word": {"least": 2, "most": MOST_WORDS}}
     """Of the vocabulary, by the level."""
 
-    @abstractmethod
     def read(self, settings: Settings, level: str) -> Texts:
         """Read the text and split it."""
+        return split(data_path(settings.data, "name a text file of your own with --data FILE"), level)
 
     def load(self, settings: Settings, device: torch.device) -> Self:
         self.settings, self.device, self.level = settings, device, settings.level or "char"
@@ -223,26 +223,20 @@ class TextTask(Classification):
         return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
 
 
-class PennTreebank(TextTask):
+class PennTreebank(Text):
     """Penn Treebank, the next character or word (--data)."""
+
+    limits: ClassVar = {}
 
     def read(self, settings: Settings, level: str) -> Texts:
         return ptb(settings.data, level, mini=settings.budget == "mini")
 
 
-class Shakespeare(TextTask):
+class Shakespeare(Text):
     """tinyshakespeare.txt, the next character or word (--data)."""
+
+    limits: ClassVar = {}
 
     def read(self, settings: Settings, level: str) -> Texts:
         place = data_path(settings.data, f"name the directory of {SHAKESPEARE} with --data")
         return split(place / SHAKESPEARE if place.is_dir() else place, level)
-
-
-class Text(TextTask):
-    """Your own text file, the next character or word (--data FILE)."""
-
-    limits: ClassVar = {"word": {"least": 2, "most": MOST_WORDS}}
-
-    def read(self, settings: Settings, level: str) -> Texts:
-        place = data_path(settings.data, "name a text file of your own with --data FILE")
-        return split(place, level)
