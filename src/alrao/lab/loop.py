@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf, isfinite
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .errors import LabError
+from .methods import learner
 from .provenance import provenance
 from .recording import EventFiles, Movement
 from .settings import Settings
@@ -70,7 +72,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.epochs = self.settings.epochs or 1
-        self.problem.start(self.settings, self.team)
+        learn = partial(learner, settings=self.settings, problem=self.problem)
+        self.problem.start(self.settings, self.team, learn)
         self.training, self.learner = self.problem, self.problem.learner
         self.movement = Movement(self.learner)
         self.progress = Progress()

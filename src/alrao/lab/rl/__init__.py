@@ -16,8 +16,7 @@ from ..errors import missing
 from ..seeds import seed_of
 from ..settings import Settings
 from ..tasks.files import short_digest
-from ..tasks.task import Budget, Measures, Task
-from ..team import Team
+from ..tasks.task import Budget, Learn, Measures, Task
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,10 @@ class Control(Task):
         self.about = {**source, **self.episodes, "steps": self.steps, "recipe": recipe}
         return self
 
-    def start(self, settings: Settings, team: Team) -> None:
+    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
         self.seed, self.device = settings.seed, team.device
         torch.manual_seed(seed_of(self.seed, "network"))
-        self.agent = self.qlearning.Agent(self, self.recipe, settings, team.device)
+        self.agent = self.qlearning.Agent(learn, self.recipe, settings, team.device)
         self.learner = self.agent.learner
         self.total = (settings.epochs or 1) * self.steps
         updates = max(1, (self.total - self.recipe.warmup) // self.recipe.train_every)

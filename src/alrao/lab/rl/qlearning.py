@@ -18,10 +18,9 @@ from torch.optim import Optimizer
 from alrao.integrations.sb3 import DiscreteActions, LearnerPolicy, LikelihoodDQN
 
 from ..learner import Learner
-from ..methods import learner as make_learner
 from ..seeds import seed_of
 from ..settings import Settings
-from ..tasks.task import Task
+from ..tasks.task import Learn
 from . import Recipe
 
 AT_ONCE = 10
@@ -65,7 +64,7 @@ class Agent(LikelihoodDQN):
 
     learner: Learner
 
-    def __init__(self, task: Task, recipe: Recipe, settings: Settings, device: torch.device) -> None:
+    def __init__(self, learn: Learn, recipe: Recipe, settings: Settings, device: torch.device) -> None:
         self.episodes = Episodes(make_environment(recipe), settings.seed, "episode")
         self.clip = settings.clip
         self.update_loss: float | None = None
@@ -75,7 +74,7 @@ class Agent(LikelihoodDQN):
 
         class Policy(LearnerPolicy):
             def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
-                agent.learner = make_learner(net.to(device), settings, task)
+                agent.learner = learn(net.to(device))
                 return agent.learner.model, agent.learner.optimizer
 
         self.monitor = Monitor(cast(Any, self.episodes))

@@ -6,26 +6,24 @@ Most have examples in parts ``train``, ``valid`` and ``test``; settings and budg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LabError
-from ..learner import Learner
 from ..seeds import generator, seed_of
 from ..settings import Settings
-
-if TYPE_CHECKING:
-    from ..team import Team
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 Measures = dict[str, float | None]
+Learn = Callable[[nn.Module], Any]
+"""Makes a learner of a plain network."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,8 @@ class Task(ABC):
     """A short digest of the data: other data is another run."""
     about: dict[str, Any]
     """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
-    learner: Learner
+    learner: Any
+    """The network in training, by some method."""
 
     @property
     def summary(self) -> str:
@@ -94,8 +93,8 @@ class Task(ABC):
         """Read the data and prepare a run."""
 
     @abstractmethod
-    def start(self, settings: Settings, team: Team) -> None:
-        """Prepare the training, with a fresh network."""
+    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
+        """Prepare the training by the processes of a team, with a fresh network."""
 
     @abstractmethod
     def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
@@ -175,12 +174,10 @@ class Supervised(Task):
         """Return the measures, given the sums over all batches: by default, their means."""
         return {name: sums[name] / sums["count"] for name in self.measures}
 
-    def start(self, settings: Settings, team: Team) -> None:
-        from ..methods import learner
-
+    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
         torch.manual_seed(seed_of(settings.seed, "network"))
         self.team, self.clip, self.carry = team, settings.clip, None
-        self.learner = learner(team.prepare(self.network().to(team.device)), settings, self)
+        self.learner = learn(team.prepare(self.network().to(team.device)))
         self.learner.follow(settings.schedule, (settings.epochs or 1) * self.steps)
         self.learner.train()
         self.model = team.wrap(self.learner.model)
@@ -217,7 +214,7 @@ class Supervised(Task):
 
 
 @torch.no_grad()
-def evaluate(problem: Supervised, model: nn.Module, part: str, team: Team) -> Measures:
+def evaluate(problem: Supervised, model: nn.Module, part: str, team: Any) -> Measures:
     """Return the measures of a model on a part of the data."""
     sums: dict[str, float] = {}
     carry = None
