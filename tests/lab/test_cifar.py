@@ -168,15 +168,16 @@ class TestRefusals:
         path.unlink()
         check_refused(folder, "lacks data_batch_5")
 
-    @pytest.mark.parametrize("name", ["data_batch_1", "batches.meta"])
-    def test_pickle_that_would_run_a_program(self, name, tmp_path, monkeypatch):
+    def test_pickle_that_would_run_a_program(self, tmp_path, monkeypatch):
         class Evil:
             def __reduce__(self):
                 return os.system, (f"touch {tmp_path / 'harm'}",)
 
         folder = trusted(as_python(cifar(), tmp_path / "py"), monkeypatch)
-        (folder / name).write_bytes(pickle.dumps(Evil()))
-        check_refused(folder, str(folder / name), "MD5")
+        (folder / "batches.meta").write_bytes(pickle.dumps(Evil()))
+        assert len(load_cifar10(folder)[0].train) == 100  # without this file
+        (folder / "data_batch_1").write_bytes(pickle.dumps(Evil()))
+        check_refused(folder, str(folder / "data_batch_1"), "MD5")
         assert not (tmp_path / "harm").exists()
 
     def test_corrupt_image(self, tmp_path):
@@ -210,7 +211,9 @@ class TestRefusals:
         (folder / "test" / "dog").rename(folder / "test" / "cow")
         check_refused(folder, "cow, dog")
         (folder / "test" / "cow").rename(tmp_path / "cow")
-        check_refused(folder, "9 classes", "test")
+        check_refused(folder, "not in both", "dog")
+        (folder / "train" / "dog").rename(tmp_path / "dog")
+        check_refused(folder, "9 classes, CIFAR-10 has 10")
 
 
 def test_progress_only_on_a_terminal(tmp_path, monkeypatch, capsys):

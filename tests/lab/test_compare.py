@@ -9,7 +9,7 @@ from rich.console import Console
 from support.lab_runs import outcome, settings
 
 from alrao.lab import run as runs
-from alrao.lab import spread, training
+from alrao.lab import spread
 from alrao.lab.errors import LabError
 from alrao.lab.records import read
 from alrao.lab.render.terminal import comparison_table, ended, live_table, triangle_table
@@ -216,7 +216,7 @@ def test_the_live_table_while_more_is_planned(tmp_path):
 
 def test_a_validation_that_was_never_finite(tmp_path, monkeypatch):
     nothing = {"loss": float("nan"), "accuracy": 0.0}
-    monkeypatch.setattr(training, "evaluate", lambda *_: nothing)
+    monkeypatch.setattr("alrao.lab.tasks.task.evaluate", lambda *_: nothing)
     comparison = compared(tmp_path, "adam")
     comparison.run()
     [planned] = comparison.planned.values()

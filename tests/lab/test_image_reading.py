@@ -42,13 +42,13 @@ class TestReading:
             torch.manual_seed(seed_of(5, "augment", 2, number))
             with Image.open(train.path(number)) as file:
                 torch.testing.assert_close(image, usual(file), atol=1e-5, rtol=1e-5)
-            assert label == train.labels[number]
+            assert label == train.targets[number]
         usual = transforms.Compose([transforms.Resize(55), transforms.CenterCrop(48), *end])
         x, y = next(problem.evaluation("test"))
         for number, image in enumerate(x):
             with Image.open(problem.parts["test"].path(number)) as file:
                 torch.testing.assert_close(image, usual(file), atol=1e-5, rtol=1e-5)
-        assert y.tolist() == problem.parts["test"].labels.tolist()
+        assert y.tolist() == problem.parts["test"].targets.tolist()
 
     def test_workers_change_nothing(self, folder):
         alone, two, three = (load("imagenet", folder, workers=number) for number in (0, 2, 3))
@@ -68,7 +68,7 @@ class TestReading:
         assert not equal(problem.batches(1), problem.batches(2))
         assert not equal(problem.batches(1), load("imagenet", folder, seed=1).batches(1))
         labels = torch.cat([y for _, y in problem.batches(1)])
-        assert labels.bincount().tolist() == np.bincount(problem.parts["train"].labels).tolist()
+        assert labels.bincount().tolist() == np.bincount(problem.parts["train"].targets).tolist()
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_the_global_generator_is_left_alone(self, folder, workers):

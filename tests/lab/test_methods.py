@@ -176,7 +176,7 @@ def factors(schedule, steps, build=None):
     ours = Learner(nn.Module(), optimizer)
     if build is None:
         ours.follow(schedule, steps)
-    scheduler = ours.scheduler if build is None else build(optimizer)
+    scheduler = ours.schedulers[0] if build is None else build(optimizer)
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -254,7 +254,7 @@ def test_a_warm_up_is_followed_by_a_cosine():
     for _ in range(100):
         seen.append(trained.optimizer.param_groups[0]["lr"])
         trained.optimizer.step()
-        trained.scheduler.step()
+        trained.schedulers[0].step()
     assert seen[:5] == pytest.approx([2 * step / 6 for step in (1, 2, 3, 4, 5)])
     assert seen[5:] == pytest.approx([1 + math.cos(math.pi * step / 100) for step in range(5, 100)])
 
@@ -262,7 +262,7 @@ def test_a_warm_up_is_followed_by_a_cosine():
 def test_muon_trains_the_hidden_matrices_and_adamw_the_rest():
     problem, net, resolved = problem_and_net(method="muon")
     trained = learner(net, resolved, problem)
-    [hidden], [rest] = trained.optimizer.param_groups, trained.second.optimizer.param_groups
+    [hidden], [rest] = (optimizer.param_groups for optimizer in trained.optimizers)
     assert [tuple(p.shape) for p in hidden["params"]] == [(128, 128)]
     assert [tuple(p.shape) for p in rest["params"]] == [(128, 64), (128,), (128,), (10, 128), (10,)]
 

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 
 import pytest
@@ -13,14 +14,14 @@ pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
 
 from alrao.lab import loop
 from alrao.lab.errors import LabError
+from alrao.lab.methods import learner
 from alrao.lab.records import read
 from alrao.lab.render.cells import cells
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import TrainingBar, comparison_table
 from alrao.lab.resolve import resolve
-from alrao.lab.rl import Recipe
+from alrao.lab.rl import LunarLander, Pendulum, Recipe
 from alrao.lab.rl.qlearning import Agent, Episodes, make_environment, play
-from alrao.lab.rl.tasks import LunarLander, Pendulum
 from alrao.lab.run import run
 from alrao.lab.runset import Comparison
 from alrao.lab.seeds import seed_of
@@ -100,7 +101,7 @@ def test_the_last_episodes_are_new_ones(tmp_path):
     directory = run(settings(epochs=1), [tmp_path])
     task, resolved = resolve(settings(epochs=1))
     control = task.load(resolved, CPU)
-    agent = Agent(control, control.recipe, resolved, CPU)
+    agent = Agent(partial(learner, settings=resolved, problem=control), control.recipe, resolved, CPU)
     agent.learner.model.load_state_dict(directory.load(CPU)["best"])
     result = directory.result
 

@@ -11,15 +11,14 @@ from support.lab_runs import in_child, settings, strict, tiny
 from torch import nn
 
 import alrao
-from alrao.lab import training
 from alrao.lab.errors import LabError
 from alrao.lab.methods import learner
 from alrao.lab.resolve import resolve
 from alrao.lab.run import pick_device, run
 from alrao.lab.store import RunDirectory
 from alrao.lab.tasks.images import ImagesInMemory
+from alrao.lab.tasks.task import evaluate
 from alrao.lab.team import Team
-from alrao.lab.training import evaluate
 
 CPU = torch.device("cpu")
 
@@ -121,7 +120,7 @@ def scores(monkeypatch, losses):
             return {"loss": 7.0, "accuracy": 0.5}
         return {"loss": next(left), "accuracy": math.nan}
 
-    monkeypatch.setattr(training, "evaluate", fake)
+    monkeypatch.setattr("alrao.lab.tasks.task.evaluate", fake)
 
 
 def test_a_run_whose_validation_is_never_finite(tmp_path, monkeypatch):

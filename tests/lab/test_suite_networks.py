@@ -8,8 +8,8 @@ import alrao
 from alrao.lab.methods import learner
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
+from alrao.lab.tasks.task import evaluate
 from alrao.lab.team import Team
-from alrao.lab.training import evaluate
 from alrao.lab.zoo import small
 
 CPU = torch.device("cpu")

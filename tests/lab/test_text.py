@@ -12,7 +12,7 @@ from support.needs import DATA, needs_file
 
 import alrao
 from alrao.lab.settings import Settings
-from alrao.lab.tasks.text import WINDOW, PennTreebank, Text, ptb
+from alrao.lab.tasks.text import WINDOW, PennTreebank, Text, encode, ptb
 from alrao.tensors import LogProbs
 
 CPU = torch.device("cpu")
@@ -50,18 +50,18 @@ def test_the_three_files_are_found(treebank, tmp_path_factory, monkeypatch, plac
     for file in treebank.iterdir():
         (root / place / file.name).write_bytes(file.read_bytes())
     monkeypatch.setenv("ALRAO_DATA", str(root))
-    parts = ptb(None, "char", mini=False)
-    assert parts.train == LINE * 60
-    assert parts.valid == (LINE + " v dogs \n") * 20
-    assert parts.test == (LINE + " t dogs \n") * 40
+    texts, _, _ = ptb(None, "char", mini=False)
+    assert texts["train"] == LINE * 60
+    assert texts["valid"] == (LINE + " v dogs \n") * 20
+    assert texts["test"] == (LINE + " t dogs \n") * 40
 
 
 def test_mini_does_without_the_training_file(treebank):
     (treebank / "ptb.train.txt").unlink()
-    parts = ptb(str(treebank), "char", mini=True)
-    assert parts.train == (LINE + " v dogs \n") * 20
-    assert parts.valid + parts.test == (LINE + " t dogs \n") * 40
-    assert len(parts.valid) == len(parts.test)
+    texts, _, _ = ptb(str(treebank), "char", mini=True)
+    assert texts["train"] == (LINE + " v dogs \n") * 20
+    assert texts["valid"] + texts["test"] == (LINE + " t dogs \n") * 40
+    assert len(texts["valid"]) == len(texts["test"])
     message = check_refusal(ptb, str(treebank), "char", mini=False)
     assert (
         f"there is no ptb.train.txt in {treebank}: put ptb.train.txt, ptb.valid.txt, ptb.test.txt" in message
@@ -84,9 +84,9 @@ def test_the_error_of_missing_files_names_the_places(tmp_path):
 
 def test_words_are_those_of_the_training_file(treebank):
     problem = PennTreebank().load(Settings(task="ptb", data=str(treebank), level="word", budget="paper"), CPU)
-    assert set(problem.vocabulary.symbols) == {*LINE.split(), "<eos>"}
-    unknown = problem.vocabulary.symbols.index("<unk>")
-    assert problem.vocabulary.encode(["v", "dogs"])[0] == unknown
+    assert set(problem.symbols) == {*LINE.split(), "<eos>"}
+    unknown = problem.symbols.index("<unk>")
+    assert encode(["v", "dogs"], problem.symbols)[0] == unknown
     assert problem.about["source"] == "train: ptb.train.txt; valid: ptb.valid.txt; test: ptb.test.txt"
     assert problem.measures == ("loss", "perplexity", "accuracy")
 
@@ -165,13 +165,13 @@ def test_a_text_must_be_named(tmp_path):
 
 def test_characters_unseen_in_training(tmp_path):
     problem = problem_of("ab" * 900 + "äß" * 100, tmp_path)
-    assert problem.vocabulary.symbols == ("a", "b", "<unk>")
+    assert problem.symbols == ["a", "b", "<unk>"]
     assert {symbol for inputs, _ in problem.evaluation("test") for symbol in inputs.flatten().tolist()} == {2}
 
 
 def test_words_of_a_text_of_ones_own(tmp_path):
     problem = problem_of(("to be or not to be\n" * 9 + "once\n") * 30 + "new words\n", tmp_path, level="word")
-    assert set(problem.vocabulary.symbols) == {"to", "be", "or", "not", "once", "<eos>", "<unk>"}
+    assert set(problem.symbols) == {"to", "be", "or", "not", "once", "<eos>", "<unk>"}
 
 
 @pytest.fixture
@@ -181,8 +181,7 @@ def problem(tmp_path):
 
 def test_the_state_is_carried_over(problem):
     net = problem.network().eval()
-    streams = problem.streams["train"]
-    whole, _ = net(streams.inputs)
+    whole, _ = net(torch.cat([inputs for inputs, _ in problem.batches(1)], 1))
     carry, pieces = None, []
     for inputs, _ in problem.batches(1):
         outputs, carry = problem.forward(net, inputs, carry)
@@ -210,7 +209,7 @@ def test_an_alrao_model_gives_log_probabilities_in_a_row(problem):
     for inputs, targets in problem.batches(1):
         outputs, carry = problem.forward(model, inputs, carry)
         assert isinstance(outputs, LogProbs)
-        assert outputs.shape == (len(targets), len(problem.vocabulary))
+        assert outputs.shape == (len(targets), len(problem.symbols))
         torch.testing.assert_close(outputs.exp().sum(-1), torch.ones(len(targets)))
         loss = problem.loss(outputs, targets)
         torch.testing.assert_close(loss, F.nll_loss(outputs.as_subclass(torch.Tensor), targets))
@@ -269,15 +268,17 @@ def measured(problem, net, part):
 
 def test_measures_are_those_of_each_symbol_after_all_before_it_in_its_stream(problem):
     net = problem.network().eval()
-    streams = problem.streams["valid"]
+    batches = list(problem.evaluation("valid"))
+    streams = torch.cat([inputs for inputs, _ in batches], 1)
+    targets = torch.cat([targets.view(len(inputs), -1) for inputs, targets in batches], 1)
     bits, right = 0.0, 0
-    for stream, wanted in zip(streams.inputs, streams.targets, strict=True):
+    for stream, wanted in zip(streams, targets, strict=True):
         with torch.no_grad():
             scores, _ = net(stream[None])
         bits -= sum(log(p[w]) for p, w in zip(scores[0].softmax(-1), wanted, strict=True)) / log(2)
         right += sum(int(s.argmax() == w) for s, w in zip(scores[0], wanted, strict=True))
-    count = streams.targets.numel()
-    assert len(streams.targets) == 20
+    count = targets.numel()
+    assert len(targets) == 20
     assert measured(problem, net, "valid") == pytest.approx({"bits": bits / count, "accuracy": right / count})
 
 

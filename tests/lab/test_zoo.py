@@ -11,9 +11,12 @@ from torch import nn
 
 import alrao
 from alrao.lab.errors import LabError
+from alrao.lab.resolve import resolve
+from alrao.lab.settings import Settings
+from alrao.lab.tasks.images import digits_cnn
 from alrao.lab.zoo import vision
 from alrao.lab.zoo.paper import RecurrentLM, googlenet, mobilenet_v2, vgg19
-from alrao.lab.zoo.small import digits_cnn, mlp, small_cnn
+from alrao.lab.zoo.small import cnn, mlp
 
 IMAGES = [vgg19, googlenet, mobilenet_v2]
 
@@ -150,7 +153,7 @@ def test_mlp():
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_small_cnn(channels, batch_norm):
-    net = small_cnn(channels, 5, batch_norm=batch_norm)
+    net = cnn(5, channels=channels, batch_norm=batch_norm)
     assert [layer.out_channels for layer in net if isinstance(layer, nn.Conv2d)] == [16, 32, 64, 64]
     assert sum(isinstance(layer, nn.MaxPool2d) for layer in net) == 3
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in net) == 4 * batch_norm
@@ -158,38 +161,35 @@ def test_small_cnn(channels, batch_norm):
 
 
 def test_small_cnns_have_widths():
-    for net in (small_cnn(3, 5, width=2), digits_cnn(5, width=2)):
+    for net in (cnn(5, width=2), digits_cnn(5, width=2)):
         assert next(iter(net)).out_channels == 32
         assert net[-1].in_features == 128
 
 
 def test_digits_cnn():
-    check_learns(digits_cnn(), torch.randn(4, 1, 8, 8), torch.randint(10, (4,)))
+    check_learns(digits_cnn(10), torch.randn(4, 1, 8, 8), torch.randint(10, (4,)))
 
 
 @pytest.mark.parametrize("width", [0, -1.0, float("nan"), float("inf")])
 def test_a_width_is_positive(width):
-    for build in (*IMAGES, digits_cnn):
-        with pytest.raises(LabError, match="must be positive, got"):
-            build(classes=10, width=width)
-    with pytest.raises(LabError, match="must be positive, got"):
-        vision.classifier("resnet18", 10, width=width)
+    with pytest.raises(LabError, match=r"--width must be (positive|a finite number), got"):
+        resolve(Settings(task="cifar10", width=width))
 
 
 # The language model.
 
 
 def test_recurrent_shapes_and_a_step():
-    net = RecurrentLM(11, embedding=6, hidden=8, layers=3)
+    net = RecurrentLM(11, width=0.08)
     tokens = torch.randint(11, (4, 9))
     logits, (h, c) = net(tokens)
     assert logits.shape == (4, 9, 11)
-    assert h.shape == c.shape == (3, 4, 8)
+    assert h.shape == c.shape == (2, 4, 8)
     check_learns(net, tokens, torch.randint(11, (36,)))
 
 
 def test_recurrent_carries_its_state():
-    net = RecurrentLM(11, embedding=6, hidden=8).eval()
+    net = RecurrentLM(11, width=0.08).eval()
     tokens = torch.randint(11, (4, 10))
     whole, end = net(tokens)
     first, state = net(tokens[:, :5])
@@ -200,7 +200,7 @@ def test_recurrent_carries_its_state():
 
 
 def test_recurrent_state_with_alrao():
-    model = alrao.Alrao(RecurrentLM(11, embedding=6, hidden=8), 3).eval()
+    model = alrao.Alrao(RecurrentLM(11, width=0.08), 3).eval()
     tokens = torch.randint(11, (4, 10))
     _, state = model(tokens[:, :5])
     torch.testing.assert_close(model(tokens[:, 5:], state)[0], model(tokens)[0][:, 5:])
@@ -234,15 +234,12 @@ def test_dropout_everywhere():
     net.embedding_dropout.p = 0.0
     assert places(net) == [False, True, True]  # between the layers
     assert places(net.eval()) == [False, False, False]
-    RecurrentLM(11, layers=1, dropout_everywhere=True)  # nothing to warn of
 
 
 def test_recurrent_width():
     net = RecurrentLM(50, width=3)
-    assert size(net) == size(RecurrentLM(50, embedding=300, hidden=300)) == 1_474_850
+    assert size(net) == 1_474_850
     assert RecurrentLM(50, width=0.001).lstm.hidden_size == 1
-    with pytest.raises(LabError, match="must be positive"):
-        RecurrentLM(50, width=0)
 
 
 # torchvision's.
@@ -290,7 +287,7 @@ def test_a_narrow_resnet_learns():
 )
 def test_unknown_models(name, hint):
     with pytest.raises(LabError, match=hint):
-        vision.classifier(name, 10)
+        resolve(Settings(task="imagefolder", model=name))
 
 
 def test_only_resnets_scale():

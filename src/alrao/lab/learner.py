@@ -23,33 +23,37 @@ RECALIBRATION = 50
 
 
 class Learner:
-    """A model and its optimizer."""
+    """A model and its optimizer, or several for different parameters of it."""
 
     recalibrates = False
     """Whether other weights are evaluated than the ones that BatchNorm statistics were gathered with."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.scheduler: LRScheduler | None = None
-        self.parts: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *others: Optimizer) -> None:
+        self.model, self.optimizer, self.optimizers = model, optimizer, (optimizer, *others)
+        self.schedulers: list[LRScheduler] = []
+        self.parts: dict[str, Any] = {"model": model}
         """Everything that further training depends on, except random generators."""
+        self.parts |= {f"optimizer{number or ''}": each for number, each in enumerate(self.optimizers)}
 
     def follow(self, schedule: str, steps: int) -> None:
         """Apply a schedule of the rates over a number of steps."""
         if schedule != "none":
-            self.scheduler = self.parts["scheduler"] = LambdaLR(self.optimizer, _factor(schedule, steps))
+            self.schedulers = [LambdaLR(each, _factor(schedule, steps)) for each in self.optimizers]
+            self.parts |= {f"scheduler{number or ''}": each for number, each in enumerate(self.schedulers)}
 
     def step(self, loss: Tensor, clip: float | None = None) -> None:
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         loss.backward()
         if clip is not None:
             if isinstance(self.model, alrao.Alrao):
                 self.model.clip_grad_norm_(clip)
             else:
                 nn.utils.clip_grad_norm_(self.model.parameters(), clip)
-        self.optimizer.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
 
     def train(self) -> None:
         self.model.train()
@@ -127,25 +131,6 @@ class Mechanic(Learner):
         if state["mechanic"]:
             own = dict(zip(self.model.parameters(), state["entries"], strict=True))
             self.optimizer.state["_mechanic"] = {**state["mechanic"], **own}  # type: ignore[index]
-
-
-class Both(Learner):
-    """Two optimizers for different parameters of one model."""
-
-    def __init__(self, model: nn.Module, first: Optimizer, second: Optimizer) -> None:
-        super().__init__(model, first)
-        self.second = self.parts["second"] = Learner(model, second)
-
-    def follow(self, schedule: str, steps: int) -> None:
-        super().follow(schedule, steps)
-        self.second.follow(schedule, steps)
-
-    def step(self, loss: Tensor, clip: float | None = None) -> None:
-        self.second.optimizer.zero_grad()
-        super().step(loss, clip)
-        self.second.optimizer.step()
-        if self.second.scheduler is not None:
-            self.second.scheduler.step()
 
 
 class Averaged(Learner):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import inf, isfinite
 from typing import Any
 
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor
 
 from .errors import LabError
+from .methods import learner
 from .provenance import provenance
 from .recording import EventFiles, Movement
 from .settings import Settings
 from .store import RunDirectory
-from .tasks.task import Problem, Supervised
+from .tasks.task import Measures, Supervised, Task
 from .team import Team
-from .training import Measures, SupervisedTraining, Trainable, Training
 
 CHECKPOINT_SECONDS = 300.0
 """How often a checkpoint is saved during an epoch."""
@@ -44,7 +45,7 @@ class Progress:
 
 
 def train(
-    problem: Problem, settings: Settings, directory: RunDirectory, team: Team, watch: Watch | None = None
+    problem: Task, settings: Settings, directory: RunDirectory, team: Team, watch: Watch | None = None
 ) -> None:
     """Train until the end, from the checkpoint if there is one, and write the result."""
     config = team.first(directory.config)
@@ -63,7 +64,7 @@ def train(
 class Loop:
     """One run of the loop; ``watch`` is called with it after every step."""
 
-    problem: Problem
+    problem: Task
     settings: Settings
     directory: RunDirectory
     team: Team
@@ -71,12 +72,9 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.epochs = self.settings.epochs or 1
-        if isinstance(self.problem, Supervised):
-            self.training: Training = SupervisedTraining(self.problem, self.settings, self.team)
-        else:
-            assert isinstance(self.problem, Trainable)
-            self.training = self.problem.start(self.settings, self.team.device)
-        self.learner = self.training.learner
+        learn = partial(learner, settings=self.settings, problem=self.problem)
+        self.problem.start(self.settings, self.team, learn)
+        self.training, self.learner = self.problem, self.problem.learner
         self.movement = Movement(self.learner)
         self.progress = Progress()
         self.best_weights: dict[str, Tensor] | None = None
@@ -119,7 +117,7 @@ class Loop:
     def _train_epoch(self) -> None:
         progress = self.progress
         self.began, saved = time.perf_counter(), self.team.clock()
-        for steps, loss in self.training.epoch(progress.epoch, self.step):
+        for steps, loss in self.problem.epoch(progress.epoch, self.step):
             if loss is not None:
                 if not isfinite(loss):
                     progress.diverged = progress.total + steps
@@ -145,12 +143,12 @@ class Loop:
             self.progress.trace.append([updates, [float(f"{weight:.4g}") for weight in posterior]])
 
     def _end_epoch(self) -> None:
-        progress, training = self.progress, self.training
-        with self.learner.evaluating(training.calibration(progress.epoch)) as model:
-            valid, test = training.evaluate(model)
-            value = valid[self.problem.measures[0]]
+        progress, problem = self.progress, self.problem
+        with self.learner.evaluating(problem.calibration(progress.epoch)) as model:
+            valid, test = problem.evaluate(model)
+            value = valid[problem.measures[0]]
             assert value is not None
-            value = -value if self.problem.higher_is_better else value
+            value = -value if problem.higher_is_better else value
             if value < progress.best:  # never true of nan
                 progress.best, progress.best_epoch = value, progress.epoch
                 self.best_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -173,7 +171,7 @@ class Loop:
             "epoch": progress.epoch,
             "step": progress.total,
             "seconds": round(progress.seconds, 3),
-            "train": {"loss": self.mean_loss, **self.training.end_epoch()},
+            "train": {"loss": self.mean_loss, **self.problem.end_epoch()},
             "valid": valid,
             "test": test,
         }
@@ -181,7 +179,7 @@ class Loop:
 
     def _result(self) -> dict[str, Any]:
         self.began = time.perf_counter()
-        added = self.training.conclude(self.best_weights)
+        added = self.problem.conclude(self.best_weights)
         self._count_time()
         progress, rates = self.progress, self.learner.rates
         best = self.lines[progress.best_epoch - 1] if progress.best_epoch else {}
@@ -205,7 +203,7 @@ class Loop:
             random[kind] = getattr(torch, kind).get_rng_state()
         self.directory.save(
             {
-                **self.training.state_dict(),
+                **self.problem.state_dict(),
                 "learner": self.learner.state_dict(),
                 "progress": asdict(self.progress),
                 "random": random,
@@ -216,7 +214,7 @@ class Loop:
     def _restore(self, saved: dict[str, Any]) -> None:
         try:
             self.learner.load_state_dict(saved["learner"])
-            self.training.load_state_dict(saved)
+            self.problem.load_state_dict(saved)
             self.progress, self.best_weights = Progress(**saved["progress"]), saved["best"]
             for kind, state in saved["random"].items():
                 if kind in ("cpu", self.team.device.type):

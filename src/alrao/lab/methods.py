@@ -19,9 +19,9 @@ from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, optional, unknown
 from .finder import find_rate
-from .learner import Averaged, Both, Learner, Mechanic, ScheduleFree
+from .learner import Averaged, Learner, Mechanic, ScheduleFree
 from .settings import Interval, MethodSpec, Settings
-from .tasks.task import Problem, Supervised
+from .tasks.task import Supervised, Task
 
 GRID = (1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """The rates of the paper's search for the best SGD."""
@@ -34,7 +34,7 @@ class Method:
     title: str
     """Its name in tables and figures."""
     summary: str
-    build: Callable[[nn.Module, Settings, Problem], Learner]
+    build: Callable[[nn.Module, Settings, Task], Learner]
     rate: str = "optional"
     """Whether its name takes a rate, ``name@RATE``: ``"needed"``, ``"optional"``, ``"never"`` for Alrao's
     methods, which take an interval, or ``"none"`` for methods that choose rates themselves."""
@@ -94,7 +94,7 @@ def usual_methods() -> list[str]:
     return ["auto", "sgd", "adam", *(name for name, module in peers.items() if find_spec(module))]
 
 
-def learner(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+def learner(net: nn.Module, settings: Settings, problem: Task) -> Learner:
     """Return the learner of the settings' method on a network. The settings must be resolved."""
     built = METHODS[settings.method.name].build(net, settings, problem)
     return Averaged(built.model, built.optimizer, recalibrates=True) if settings.average else built
@@ -113,7 +113,7 @@ def _rates(settings: Settings) -> alrao.RateDistribution:
     return alrao.LogUniform(interval.low, interval.high)
 
 
-def _alrao(net: nn.Module, settings: Settings, problem: Problem, *, adam: bool = False) -> Learner:
+def _alrao(net: nn.Module, settings: Settings, problem: Task, *, adam: bool = False) -> Learner:
     copies = settings.copies or 1
     bayes = settings.averaging == "bayes"
     averaging = alrao.BayesianAverage(copies) if bayes else alrao.Switch(copies, settings.theta)
@@ -129,7 +129,7 @@ def _alrao(net: nn.Module, settings: Settings, problem: Problem, *, adam: bool =
 
 
 def _auto(
-    net: nn.Module, settings: Settings, problem: Problem, *, copies: bool = True, known_steps: bool = False
+    net: nn.Module, settings: Settings, problem: Task, *, copies: bool = True, known_steps: bool = False
 ) -> Learner:
     model = alrao.Alrao(net, likelihood=problem.likelihood) if copies else net
     steps = (settings.epochs or 1) * problem.steps if known_steps else None
@@ -151,7 +151,7 @@ def _plain(
 ) -> Any:
     """Return the builder of an optimizer from a package, at its published defaults or at others."""
 
-    def build(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+    def build(net: nn.Module, settings: Settings, problem: Task) -> Learner:
         options: dict[str, Any] = {**defaults, "weight_decay": settings.weight_decay or weight_decay}
         if settings.method.lr is not None:
             options["lr"] = settings.method.lr
@@ -162,13 +162,13 @@ def _plain(
     return build
 
 
-def _mechanic(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+def _mechanic(net: nn.Module, settings: Settings, problem: Task) -> Learner:
     adam = _imported("mechanic_pytorch", "mechanize")(torch.optim.Adam)
     lr, weight_decay = settings.method.lr or 1.0, settings.weight_decay
     return Mechanic(net, adam(net.parameters(), lr=lr, weight_decay=weight_decay))
 
 
-def _muon(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+def _muon(net: nn.Module, settings: Settings, problem: Task) -> Learner:
     """Muon for the hidden matrices, AdamW for the first and last layer and for vectors."""
     lr = settings.method.lr or 0.001
     matrices = [p for p in net.parameters() if p.ndim >= 2]
@@ -179,10 +179,10 @@ def _muon(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
     if not hidden:
         return Learner(net, adamw)
     found = [p for p in matrices if p in hidden]
-    return Both(net, torch.optim.Muon(found, adjust_lr_fn="match_rms_adamw", **options), adamw)
+    return Learner(net, torch.optim.Muon(found, adjust_lr_fn="match_rms_adamw", **options), adamw)
 
 
-def _finder(net: nn.Module, settings: Settings, problem: Problem) -> Learner:
+def _finder(net: nn.Module, settings: Settings, problem: Task) -> Learner:
     if not isinstance(problem, Supervised):
         raise LabError("finder needs a task with batches of inputs and targets: pick another method")
     lr, weight_decay = find_rate(net, problem), settings.weight_decay or 0.01

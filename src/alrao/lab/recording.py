@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ class EventFiles:
             for name, value in line[part].items():
                 self._add(f"{name}/{part}", value, line["step"])
         for step, weights in line.get("posterior", ()):
-            for copy, weight in enumerate(weights):
-                self._add(f"posterior/copy {copy}", weight, step)
+            for number, weight in enumerate(weights):
+                self._add(f"posterior/copy {number}", weight, step)
         self._writer.flush()
 
     def _add(self, tag: str, value: float | None, step: int) -> None:
@@ -111,26 +112,20 @@ class Movement:
 
     @torch.enable_grad()
     def _gradients(self, problem: Supervised) -> dict[str, Tensor]:
-        """The largest gradients of the weights in a few batches; the state of the training is restored."""
-        model = self.learner.model
-        modes = {module: module.training for module in model.modules()}
-        model.train()  # some recurrent layers need it for backward
-        for module in modes:
+        """The largest gradients of the weights in a few batches, of a copy of the model."""
+        model = copy.deepcopy(self.learner.model).train()  # some recurrent layers need it for backward
+        for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
                 module.eval()
         carry = None
         largest = {name: torch.zeros_like(start, dtype=torch.double) for name, start in self.start.items()}
         for inputs, targets in islice(problem.batches(1), PROBED):
-            self.learner.optimizer.zero_grad()
+            model.zero_grad()
             outputs, carry = problem.forward(model, inputs, carry)
             problem.loss(outputs, targets).backward()
             for name, p in model.named_parameters():
                 if name in largest and p.grad is not None:
                     torch.maximum(largest[name], p.grad.detach().cpu().double().abs(), out=largest[name])
-        self.learner.optimizer.zero_grad()
-        model.train(modes[model])
-        for module, mode in modes.items():
-            module.training = mode
         return largest
 
 

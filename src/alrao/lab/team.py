@@ -22,7 +22,7 @@ from torch import distributed as dist
 from .errors import LabError, optional
 from .seeds import seed_of
 from .settings import Settings
-from .tasks.task import Problem, Supervised
+from .tasks.task import Supervised, Task
 
 Value = TypeVar("Value")
 
@@ -164,17 +164,16 @@ class _OverAllRows(nn.modules.batchnorm._BatchNorm):
         mean, count = total[:-1] / total[-1], total[-1].detach()
         centred = x - mean.view(shape)
         variance = _Sum.apply(centred.square().sum(axes)) / count
-        if self.running_mean is not None and self.running_var is not None:
-            assert self.num_batches_tracked is not None
-            self.num_batches_tracked += 1
-            part = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.item()
-            self.running_mean.lerp_(mean.detach(), part)
-            self.running_var.lerp_((variance * count / (count - 1)).detach(), part)
+        own: Any = self  # every network of the workbench tracks statistics, scales and shifts
+        own.num_batches_tracked += 1
+        part = 1 / own.num_batches_tracked.item() if own.momentum is None else own.momentum
+        own.running_mean.lerp_(mean.detach(), part)
+        own.running_var.lerp_((variance * count / (count - 1)).detach(), part)
         y = centred * (variance + self.eps).rsqrt().view(shape)
-        return torch.addcmul(self.bias.view(shape), y, self.weight.view(shape)) if self.affine else y
+        return torch.addcmul(self.bias.view(shape), y, self.weight.view(shape))
 
 
-def require_share(problem: Problem, settings: Settings, processes: int) -> None:
+def require_share(problem: Task, settings: Settings, processes: int) -> None:
     """Refuse a run that so many processes cannot share."""
     if processes == 1:
         return

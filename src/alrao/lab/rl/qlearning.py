@@ -1,18 +1,11 @@
-"""Deep Q-learning in the training loop: Stable-Baselines3's, trained by any method of the workbench.
-
-An epoch is a number of steps of the environment. After each, the greedy policy plays evaluation episodes, on
-which the best epoch is chosen; at the end, the weights of that epoch play new episodes.
-"""
+"""Deep Q-learning: Stable-Baselines3's, trained by any method of the workbench."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
-from dataclasses import asdict
 from math import isfinite
-from statistics import mean
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -25,12 +18,9 @@ from torch.optim import Optimizer
 from alrao.integrations.sb3 import DiscreteActions, LearnerPolicy, LikelihoodDQN
 
 from ..learner import Learner
-from ..methods import learner as make_learner
 from ..seeds import seed_of
 from ..settings import Settings
-from ..tasks.files import short_digest
-from ..tasks.task import Budget, Problem
-from ..training import Measures, Trainable
+from ..tasks.task import Learn
 from . import Recipe
 
 AT_ONCE = 10
@@ -74,7 +64,7 @@ class Agent(LikelihoodDQN):
 
     learner: Learner
 
-    def __init__(self, problem: Problem, recipe: Recipe, settings: Settings, device: torch.device) -> None:
+    def __init__(self, learn: Learn, recipe: Recipe, settings: Settings, device: torch.device) -> None:
         self.episodes = Episodes(make_environment(recipe), settings.seed, "episode")
         self.clip = settings.clip
         self.update_loss: float | None = None
@@ -84,7 +74,7 @@ class Agent(LikelihoodDQN):
 
         class Policy(LearnerPolicy):
             def learner(self, net: nn.Module, rate: float) -> tuple[nn.Module, Optimizer]:
-                agent.learner = make_learner(net.to(device), settings, problem)
+                agent.learner = learn(net.to(device))
                 return agent.learner.model, agent.learner.optimizer
 
         self.monitor = Monitor(cast(Any, self.episodes))
@@ -105,6 +95,8 @@ class Agent(LikelihoodDQN):
             device=device,
         )
         self.learner.train()
+        set_random_seed(seed_of(settings.seed, "exploration") % 2**32)
+        self.action_space.seed(seed_of(settings.seed, "actions"))
 
     def _update_learning_rate(self, optimizers: Any) -> None:
         """Leave the rates to the learner and its schedule."""
@@ -190,77 +182,3 @@ def play(model: nn.Module, recipe: Recipe, seeds: Sequence[int], device: torch.d
     for env in environments:
         env.close()
     return returns
-
-
-class QLearning(Trainable):
-    """An environment, with the steps and episodes of a budget; once started, an agent in training."""
-
-    likelihood = "gaussian"
-    measures = ("return",)
-    higher_is_better = True
-
-    def __init__(self, recipe: Recipe, settings: Settings, budget: Budget) -> None:
-        self.recipe = recipe
-        self.steps = settings.train_size or budget.train or 10_000
-        self.episodes = {"valid": budget.valid or 10, "test": budget.test or 100}
-        self.identity = short_digest(sorted(asdict(recipe).items()), sorted(self.episodes.items()))
-        self.about = {
-            "source": f"gymnasium's {recipe.environment}",
-            **self.episodes,
-            "steps": self.steps,
-            "recipe": asdict(recipe),
-        }
-
-    def start(self, settings: Settings, device: torch.device) -> Self:
-        self.seed, self.device = settings.seed, device
-        torch.manual_seed(seed_of(self.seed, "network"))
-        self.agent = Agent(self, self.recipe, settings, device)
-        self.learner = self.agent.learner
-        self.total = (settings.epochs or 1) * self.steps
-        updates = max(1, (self.total - self.recipe.warmup) // self.recipe.train_every)
-        self.learner.follow(settings.schedule, updates)
-        set_random_seed(seed_of(self.seed, "exploration") % 2**32)
-        self.agent.action_space.seed(seed_of(self.seed, "actions"))
-        self.returns: list[float] = []  # of the episodes that ended in this epoch
-        return self
-
-    def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
-        for steps, loss in self.agent.rollouts(number * self.steps, self.total):
-            ended = self.agent.monitor.episode_returns
-            self.returns += [round(value, 6) for value in ended]
-            ended.clear()
-            yield steps, loss
-
-    def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
-        seeds = [seed_of("valid", i) for i in range(self.episodes["valid"])]
-        return {"return": mean(play(model, self.recipe, seeds, self.device))}, {"return": None}
-
-    def end_epoch(self) -> Measures:
-        returns, self.returns = self.returns, []
-        return {"return": mean(returns) if returns else None}
-
-    def status(self, loss: float | None) -> str:
-        shown = "random actions" if loss is None else f"loss {loss:.4g}"
-        return f"return {mean(self.returns[-10:]):.1f}  {shown}" if self.returns else shown
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"agent": self.agent.state_dict(), "returns": self.returns}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.agent.load_state_dict(state["agent"])
-        self.returns = state["returns"]
-
-    def conclude(self, best: dict[str, Tensor] | None) -> dict[str, Any]:
-        returns: list[float] = []
-        if best is not None:
-            seeds = [seed_of(self.seed, "test", i) for i in range(self.episodes["test"])]
-            with self.learner.evaluating(()) as model:
-                chosen = deepcopy(model)
-                chosen.load_state_dict(best)
-                returns = play(chosen, self.recipe, seeds, self.device)
-        return {
-            "higher_is_better": True,
-            "updates": self.agent._n_updates,
-            "test": {"return": mean(returns)} if returns else None,
-            "test_returns": [round(value, 3) for value in returns],
-        }

@@ -23,8 +23,8 @@ TASKS = {
     "patches": ("tasks.tables", "Patches"),
     "finetune-digits": ("tasks.images", "FinetuneDigits"),
     "finetune-cifar10": ("tasks.images", "FinetuneCifar10"),
-    "pendulum": ("rl.tasks", "Pendulum"),
-    "lunarlander": ("rl.tasks", "LunarLander"),
+    "pendulum": ("rl", "Pendulum"),
+    "lunarlander": ("rl", "LunarLander"),
 }
 """Module and class of each task; imported on demand."""
 
@@ -35,4 +35,5 @@ def get_task(name: str) -> Task:
         raise unknown("task", name, TASKS)
     module, kind = TASKS[name]
     task: Task = getattr(import_module(f"..{module}", __name__), kind)()
+    task.name = name
     return task

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..errors import LabError
 from ..store import replace_file
 from .files import cache_folder, data_path, is_archive, locked, short_digest, state_of, track, unpack
-from .image_files import is_image, load_image, require_same_classes, scan
+from .folders import is_image, load_image, scan_parts
 
 WANTED = (
     "download cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html and name the file, or "
@@ -64,30 +65,23 @@ def load_cifar10(where: str | Path | None = None) -> tuple[Arrays, Path]:
     source = _find(data_path(where, WANTED))
     state = state_of(source, _files(source))
     path = cache_folder() / f"cifar10-{short_digest(str(source.resolve()))}.pt"
-    if (arrays := _cached(path, state)) is None:
-        with locked(path):
-            if (arrays := _cached(path, state)) is None:  # no other process has made it
-                arrays = _read(source)
-                content = {"state": state, "parts": arrays.parts, "digest": arrays.digest}
-                content["classes"] = list(arrays.classes)
-                try:
-                    replace_file(path, lambda file: torch.save(content, file))
-                except LabError as error:  # which only costs time
-                    why = "no cache, so the data will be read again"
-                    warnings.warn(f"{why}: {error} (ALRAO_CACHE names another place)", stacklevel=2)
+    with locked(path):
+        try:
+            content = torch.load(path, weights_only=True)
+            arrays = Arrays(*content["parts"], classes=tuple(content["classes"]))
+            if (content["state"], content["digest"]) == (state, arrays.digest):
+                return arrays, source
+        except Exception:  # whatever is wrong with it, or if there is none, it can be made again
+            pass
+        arrays = _read(source)
+        content = {"state": state, "parts": arrays.parts, "digest": arrays.digest}
+        content["classes"] = list(arrays.classes)
+        try:
+            replace_file(path, lambda file: torch.save(content, file))
+        except LabError as error:  # which only costs time
+            why = "no cache, so the data will be read again"
+            warnings.warn(f"{why}: {error} (ALRAO_CACHE names another place)", stacklevel=2)
     return arrays, source
-
-
-def _cached(path: Path, state: str) -> Arrays | None:
-    """The content of the cache, or None if there is none, if the source has changed, or if it is damaged."""
-    if not path.is_file():
-        return None
-    try:
-        content = torch.load(path, weights_only=True)
-        arrays = Arrays(*content["parts"], classes=tuple(content["classes"]))
-        return arrays if (content["state"], content["digest"]) == (state, arrays.digest) else None
-    except Exception:  # whatever is wrong with it, it can be made again
-        return None
 
 
 def _find(place: Path) -> Path:
@@ -104,17 +98,15 @@ def _find(place: Path) -> Path:
     )
 
 
-def _files(source: Path) -> Iterator[Path]:
+def _files(source: Path) -> Iterable[Path]:
     if source.is_file():
-        yield source
-        return
-    yield from (path for path in source.iterdir() if _is_batch(path.name))
-    for part in ("train", "test"):
-        yield from source.glob(f"{part}/*/*")
+        return [source]
+    batches = (path for path in source.iterdir() if _is_batch(path.name))
+    return (*batches, *source.glob("train/*/*"), *source.glob("test/*/*"))
 
 
 def _is_batch(name: str) -> bool:
-    return PurePath(name).stem in (*BATCHES, TEST, "batches")
+    return PurePath(name).stem in (*BATCHES, TEST)
 
 
 def _read(source: Path) -> Arrays:
@@ -136,46 +128,27 @@ def _is_cifar(folder: Path) -> bool:
 
 
 def _of_folder(folder: Path) -> Arrays:
-    batches = any(_is_batch(path.name) for path in folder.iterdir())
-    if batches and any(folder.glob("*.bin")):
-        train = [_of_binary(folder / f"{name}.bin") for name in BATCHES]
+    if any(_is_batch(path.name) for path in folder.iterdir()):
+        ending = ".bin" if any(folder.glob("*.bin")) else ""
+        train = [_of_batch(folder / f"{name}{ending}") for name in BATCHES]
         images, labels = (torch.cat(parts) for parts in zip(*train, strict=True))
-        return Arrays(images, labels, *_of_binary(folder / f"{TEST}.bin"))
-    if batches:
-        return _of_python(folder)
-    parts = [scan(folder / part) for part in ("train", "test")]
-    for part in parts:
-        if len(part.classes) != len(CLASSES):
-            count = len(part.classes)
-            raise LabError(f"{part.root} has {count} classes, CIFAR-10 has {len(CLASSES)}; {WANTED}")
-    require_same_classes(*parts)
+        return Arrays(images, labels, *_of_batch(folder / f"{TEST}{ending}"))
+    parts = scan_parts(folder, ["train", "test"])
+    if (count := len(parts[0].classes)) != len(CLASSES):
+        raise LabError(f"{folder} has {count} classes, CIFAR-10 has {len(CLASSES)}; {WANTED}")
     tensors: list[Tensor] = []
     for part in parts:
         paths = track([part.path(i) for i in range(len(part))], f"reading {part.root.name}")
-        tensors += [torch.stack([_pixels(path) for path in paths]), torch.from_numpy(part.labels)]
+        tensors += [torch.stack([_pixels(path) for path in paths]), torch.from_numpy(part.targets)]
     return Arrays(*tensors, classes=parts[0].classes)
 
 
-def _of_python(folder: Path) -> Arrays:
-    from ..zoo.vision import torchvision  # which takes long
-
-    known: Any = type("Python", (torchvision.datasets.CIFAR10,), {"base_folder": ""})  # of any name
-    check = torchvision.datasets.utils.check_integrity
-    expected = dict([*known.train_list, *known.test_list, (known.meta["filename"], known.meta["md5"])])
-    for name, digest in expected.items():
-        _require(folder / name)
-        if not check(str(folder / name), digest):
-            raise LabError(f"{folder / name} is damaged or not of CIFAR-10: its MD5 digest differs; {WANTED}")
-
-    def part(train: bool) -> Part:
-        data = known(str(folder), train=train)
-        return torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(data.targets)
-
-    return Arrays(*part(True), *part(False))
-
-
-def _of_binary(path: Path) -> Part:
-    _require(path)
+def _of_batch(path: Path) -> Part:
+    """The images and labels of a batch, of the binary version or of the Python version."""
+    if not path.is_file():
+        raise LabError(f"{path.parent} lacks {path.name}; {WANTED}")
+    if not path.suffix:
+        return _unpickled(path)
     records = np.fromfile(path, np.uint8)
     if not len(records) or len(records) % RECORD:
         raise LabError(f"{path} is damaged: {len(records)} bytes are not records of {RECORD}; {WANTED}")
@@ -186,9 +159,16 @@ def _of_binary(path: Path) -> Part:
     return torch.from_numpy(records[:, 1:].reshape(-1, 3, SIDE, SIDE).copy()), labels
 
 
-def _require(path: Path) -> None:
-    if not path.is_file():
-        raise LabError(f"{path.parent} lacks {path.name}; {WANTED}")
+def _unpickled(path: Path) -> Part:
+    """Read a pickle whose digest is known: of others, it could run a program."""
+    from ..zoo.vision import torchvision  # which takes long
+
+    known: Any = torchvision.datasets.CIFAR10
+    digest = dict([*known.train_list, *known.test_list])[path.name]
+    if not torchvision.datasets.utils.check_integrity(str(path), digest):
+        raise LabError(f"{path} is damaged or not of CIFAR-10: its MD5 digest differs; {WANTED}")
+    batch = pickle.loads(path.read_bytes(), encoding="latin1")
+    return torch.from_numpy(batch["data"].reshape(-1, 3, SIDE, SIDE)), torch.tensor(batch["labels"])
 
 
 def _pixels(path: Path) -> Tensor:

@@ -125,43 +125,35 @@ def state_of(source: Path, files: Iterable[Path]) -> str:
 
 
 @contextmanager
-def readable(source: Path) -> Iterator[None]:
-    """Turn errors of reading into one line with the name of the file."""
+def readable(source: Path, into: Path | None = None) -> Iterator[None]:
+    """Turn errors of reading, or of unpacking into a folder, into one line with the name of the file."""
     try:
         yield
-    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise _damaged(source, error) from error
-    except OSError as error:
-        if error.errno is None:  # from a decompressor
-            raise _damaged(source, error) from error
-        raise LabError(f"{error.filename or source} cannot be read: {error.strerror}") from error
-
-
-def _damaged(source: Path, error: Exception) -> LabError:
-    reason = str(error).partition("\n")[0].rstrip(":")
-    return LabError(f"{source} is damaged or cut off ({reason}): download it again")
+    except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+        if not isinstance(error, OSError) or error.errno is None:  # from a decompressor
+            reason = str(error).partition("\n")[0].rstrip(":")
+            raise LabError(f"{source} is damaged or cut off ({reason}): download it again") from error
+        if into is None or str(error.filename) == str(source):
+            raise LabError(f"{error.filename or source} cannot be read: {error.strerror}") from error
+        raise LabError(
+            f"{source} could not be unpacked into {into}: {error.strerror} (ALRAO_CACHE names another place)"
+        ) from error
 
 
 def unpacked(archive: Path, wanted: Wanted) -> Path:
     """Return a folder in the cache with the content of an archive; unpack it the first time."""
     stem = archive.name.split(".")[0]
     folder = cache_folder() / f"{stem}-{short_digest(str(archive.resolve()), state_of(archive, [archive]))}"
-    with locked(folder) as exclusive:
+    beside, beginning = folder.parent, f".{folder.name}-"
+    with locked(folder) as exclusive, readable(archive, beside):
         if folder.is_dir():
             return folder
-        for leftover in folder.parent.glob(f".{folder.name}-*/") if exclusive else ():
+        for leftover in beside.glob(f"{beginning}*/") if exclusive else ():
             shutil.rmtree(leftover, ignore_errors=True)
-        temporary = folder
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-            unpack(archive, temporary, wanted)
-            temporary.rename(folder)
-        except OSError as error:
-            raise _unwritten(archive, folder.parent, error) from error
-        finally:
-            if temporary != folder:
-                shutil.rmtree(temporary, ignore_errors=True)
+        beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory("", beginning, beside, ignore_cleanup_errors=True) as temporary:
+            unpack(archive, Path(temporary), wanted)
+            Path(temporary).rename(folder)
     return folder
 
 
@@ -170,7 +162,7 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
     if not hasattr(tarfile, "data_filter"):
         raise LabError(f"unpacking {archive} safely needs Python 3.11.4 or later: unpack it, name the folder")
     with (
-        readable(archive),
+        readable(archive, folder.parent),
         open_file(archive, f"unpacking {archive.name}") as raw,
         tarfile.open(fileobj=raw, mode="r:*") as tar,
     ):
@@ -180,22 +172,11 @@ def unpack(archive: Path, folder: Path, wanted: Wanted) -> None:
         except tarfile.FilterError as error:
             name = error.tarinfo.name
             raise LabError(f"{archive} is not unpacked: its member {name} leads out of it") from error
-        except OSError as error:
-            if error.errno is None:  # from a decompressor
-                raise
-            raise _unwritten(archive, folder.parent, error) from error
         # An archive cut off between two members, which tarfile takes for its end, lacks two empty blocks; the
         # first of them has been read.
         file: Any = tar.fileobj
         if file.tell() != tar.offset + tarfile.BLOCKSIZE or file.read(tarfile.BLOCKSIZE).strip(tarfile.NUL):
             raise tarfile.ReadError("its end is missing")
-
-
-def _unwritten(archive: Path, folder: Path, error: OSError) -> LabError:
-    reason = error.strerror or error
-    return LabError(
-        f"{archive} could not be unpacked into {folder}: {reason} (ALRAO_CACHE names another place)"
-    )
 
 
 def _options() -> dict[str, Any]:

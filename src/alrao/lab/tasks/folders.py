@@ -1,6 +1,6 @@
-"""Tasks on folders of images, read from their files while training: ImageNet, and one's own images.
+"""Folders of images, one folder per class, and the tasks on them: ImageNet, and one's own images.
 
-torchvision takes long to import, so it is imported when a task is loaded.
+The files are read while training. torchvision takes long to import, so it is imported when a task is loaded.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -20,44 +23,186 @@ from torch.utils.data import DataLoader, Dataset
 from ..errors import LabError
 from ..seeds import generator, seed_of
 from ..settings import Settings
-from .files import data_path, is_archive
-from .image_files import (
-    Listing,
-    identity_of,
-    in_proportion,
-    load_image,
-    open_folder,
-    require_same_classes,
-    scan,
-)
-from .task import Batch, Budget, Classification, Data, Examples
+from .files import data_path, is_archive, readable, short_digest, track, unpacked
+from .task import Batch, Budget, Classification, Data, Examples, Part, hold_out
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's channels, as in torchvision."""
-Parts = dict[str, Listing]
+TESTS = ("val", "valid", "test")
+"""Folders that may stand beside ``train``."""
 EVALUATION_BATCH = 128
 MOST_WORKERS = 8
 
 
-class ImagesInFolders(Classification, Examples):
-    """Image files, read, cropped and flipped by worker processes, for torchvision's networks.
+@cache
+def _reader() -> Any:
+    from ..zoo.vision import torchvision  # which takes long
 
-    A random crop depends only on the seed, the epoch and the number of the image: not on the number of
-    workers, nor on where an epoch was resumed.
+    return torchvision.datasets.folder
+
+
+def is_image(name: str) -> bool:
+    """Whether this is the relative name of an image file; hidden ones do not count."""
+    hidden = any(part.startswith(".") and part.strip(".") for part in name.split("/"))
+    return not hidden and _reader().has_file_allowed_extension(name, _reader().IMG_EXTENSIONS)
+
+
+def load_image(path: Path) -> Any:
+    """Read an image in RGB."""
+    try:
+        return _reader().default_loader(str(path))
+    except Exception as error:  # the decoders of Pillow raise errors of any type
+        raise LabError(f"{path} is not an image, or damaged ({error}): replace or remove it") from error
+
+
+@dataclass(frozen=True)
+class Listing(Part):
+    """Image files and their classes: the inputs are paths from the root, as bytes.
+
+    They are arrays, not lists: worker processes then share their memory.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    sizes: np.ndarray[Any, Any]
+    """Of all files below the root, in bytes."""
+
+    def take(self, which: Any) -> Self:
+        return super().take(which if isinstance(which, slice) else which.numpy())  # one index is not a number
+
+    def path(self, index: int) -> Path:
+        return self.root / os.fsdecode(self.inputs[index])
+
+
+def open_folder(source: Path) -> Path:
+    """Return the folder that holds the classes, in a folder or a tar archive of one."""
+    if not source.is_dir() and not is_archive(source):
+        raise LabError(f"{source} is neither a folder nor a tar archive of one")
+    folder = source if source.is_dir() else unpacked(source, is_image)
+    while len(inside := _folders(folder)) == 1 and inside[0] != "train" and _folders(folder / inside[0]):
+        folder = folder / inside[0]  # it holds nothing but one other folder of folders
+    return folder
+
+
+def scan(folder: Path) -> Listing:
+    """List the images below ``<class>/``, sorted by class and name; hidden files do not count."""
+    classes = tuple(_folders(folder))
+    if len(classes) < 2:
+        found = f"only {classes[0]}/" if classes else "none"
+        raise LabError(
+            f"{folder} needs a folder of images for each of at least two classes; there is {found}"
+        )
+
+    def relative(path: str) -> str:
+        return path[len(os.path.join(folder, "")) :].replace(os.sep, "/")
+
+    def visible(path: str) -> bool:
+        return is_image(relative(path))
+
+    files: list[tuple[str, int]] = []
+    reader = _reader()
+    with readable(folder):
+        for label, name in enumerate(track(classes, f"listing {folder.name}")):
+            try:
+                found = reader.make_dataset(folder, {name: label}, is_valid_file=visible)
+            except FileNotFoundError:
+                endings = ", ".join(reader.IMG_EXTENSIONS)
+                raise LabError(
+                    f"{folder / name} holds no image ({endings}): fill or remove the folder"
+                ) from None
+            files += sorted(found, key=lambda file: file[0].split(os.sep))
+        sizes = [os.path.getsize(path) for path, _ in files]
+    names = [os.fsencode(relative(path)) for path, _ in files]
+    return Listing(np.array(names), np.array([n for _, n in files]), folder, classes, np.array(sizes))
+
+
+def scan_parts(folder: Path, names: Sequence[str]) -> list[Listing]:
+    """List the images in each of the folders below one, which must have the same classes."""
+    first, *others = parts = [scan(folder / name) for name in names]
+    for other in others:
+        if different := sorted({*first.classes} ^ {*other.classes}):
+            some = ", ".join(different[:5]) + (", …" if len(different) > 5 else "")
+            raise LabError(f"classes that are not in both of {first.root} and {other.root}: {some}")
+    return parts
+
+
+def in_proportion(listing: Listing, shares: Sequence[float], generator: torch.Generator) -> list[Listing]:
+    """Split a listing at random into parts in random order, with the same proportions of classes in each."""
+    order = torch.randperm(len(listing), generator=generator)
+    labels = pd.Series(listing.targets[order.numpy()])
+    by_class = labels.groupby(labels)
+    quantiles = (by_class.cumcount() + 0.5) / by_class.transform("size")
+    part = torch.from_numpy(np.searchsorted(np.cumsum(shares)[:-1], quantiles))
+    return [listing.take(order[part == number]) for number in range(len(shares))]
+
+
+def identity_of(listings: Sequence[Listing]) -> str:
+    """Return a digest of classes, names and sizes."""
+    arrays = [(each.classes, each.inputs, each.targets, each.sizes) for each in listings]
+    parts = ((classes, *(array.tobytes() for array in rest)) for classes, *rest in arrays)
+    return short_digest(*(part for each in parts for part in each))
+
+
+def _folders(folder: Path) -> list[str]:
+    with readable(folder):
+        return sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != ".")
+
+
+class ImageFolder(Classification, Examples):
+    """Your own images: a folder or tar with a folder per class (--data).
+
+    They are split 80 : 10 : 10 unless they are split already. Of ``train`` and one of ``val``, ``valid`` and
+    ``test``, the latter is for testing and a tenth of the former for validation; with ``test`` and a ``val``
+    or ``valid``, each is used for what it says.
+
+    Worker processes read, crop and flip the files, for torchvision's networks. A random crop depends only on
+    the seed, the epoch and the number of the image: not on the number of workers, nor on where an epoch was
+    resumed.
     """
 
     options = frozenset({"width", "image_size", "workers"})
-    parts: Parts
+    models: ClassVar[tuple[str, ...]] = ("resnet18", "*")
+    mini = Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000)
+    paper = Budget(epochs=200, batch=64, seeds=3)  # not in the paper
+    remedy = (
+        "sort images into folders <class>/, or train/<class>/ and test/<class>/, and name the folder that "
+        "holds them, or a tar of it, with --data or ALRAO_DATA"
+    )
+    parts: dict[str, Listing]
 
-    def data(self, source: Path, parts: Parts, listings: list[Listing], settings: Settings) -> Data:
-        """Return the data, given its source, its parts, and the folders that were read."""
+    def find(self, place: Path) -> Path:
+        """Return the folder or archive, in the place that the user named."""
+        return place
+
+    def split(self, folder: Path, source: Path) -> tuple[list[Listing], dict[str, Listing]]:
+        """Return the folders that were read, and the three parts made of them."""
+        name = ("imagefolder", "split")
+        random = generator(*name)
+        if not (folder / "train").is_dir():
+            everything = scan(folder)
+            train, valid, test = in_proportion(everything, (0.8, 0.1, 0.1), random)
+            return [everything], {"train": train, "valid": valid, "test": test}
+        tests = [name for name in TESTS if (folder / name).is_dir()]
+        if not tests:
+            raise LabError(f"{source} has a folder train, but none of val, valid and test; {self.remedy}")
+        listings = train, *others, last = scan_parts(folder, ["train", *tests])
+        test = last.shuffled(*name, "test")
+        if others:
+            train, valid = train.shuffled(*name, "train"), others[-1].shuffled(*name, "valid")
+        else:
+            train, valid = in_proportion(train, (0.9, 0.1), random)
+        return listings, {"train": train, "valid": valid, "test": test}
+
+    def read(self, settings: Settings) -> Data:
+        source = self.find(data_path(settings.data, self.remedy))
+        listings, parts = self.split(open_folder(source), source)
+        for name, part in parts.items():
+            if not len(part):
+                count = len(listings[0])
+                raise LabError(f"{source}: {count} images are too few to split, none is left for {name}")
         size = settings.image_size or {"mini": 64, "paper": 224}[settings.budget]
         about = {"source": source.name, "classes": len(listings[0].classes), "image": [3, size, size]}
         return parts, identity_of(listings), about
-
-    def shuffled(self, listing: Listing, part: str) -> Listing:
-        """Bring a part of the data into a random order, the same for every run."""
-        return listing.take(torch.randperm(len(listing), generator=generator(self.name, "split", part)))
 
     def load(self, settings: Settings, device: torch.device) -> Self:
         from ..zoo.vision import transforms
@@ -129,7 +274,7 @@ class _Images(Dataset[Any]):
         with torch.random.fork_rng(devices=[]):  # torchvision draws from the global generator
             if self.seed is not None:
                 torch.default_generator.manual_seed(seed_of(*self.seed, number))
-            return self.transform(image), int(self.listing.labels[number])
+            return self.transform(image), int(self.listing.targets[number])
 
 
 def _workers(wanted: int | None) -> int:
@@ -155,14 +300,13 @@ def _require_fit(build: Callable[[], nn.Module], model: str, size: int) -> None:
         ) from error
 
 
-class ImageNet(ImagesInFolders):
-    """Folders ``train`` and ``val``; the latter is for testing, and some of the former are for validation.
+class ImageNet(ImageFolder):
+    """ImageNet, or any folder or tar with train/<class>/ and val/<class>/ (--data).
 
-    As in the paper, 60,000 of the training images are held out, or every twentieth if those are fewer.
+    ``val`` is for testing. As in the paper, 60,000 images of ``train`` are held out for validation, or every
+    twentieth if those are fewer.
     """
 
-    name = "imagenet"
-    summary = "ImageNet, or any folder or tar with train/<class>/ and val/<class>/ (--data)"
     models = ("alexnet", "resnet50", "densenet121", "*")
     mini = Budget(epochs=2, batch=32, seeds=1, train=2_000, valid=500, test=1_000)
     paper = Budget(epochs=200, batch=256, seeds=1)  # early stopping comes first
@@ -179,24 +323,15 @@ class ImageNet(ImagesInFolders):
         usual = super().batch(settings)
         return min(usual, 128) if settings.model == "densenet121" else usual
 
-    def read(self, settings: Settings) -> Data:
-        source = self._find(data_path(settings.data, self.remedy))
-        folder = open_folder(source)
-        tests = [folder / name for name in ("val", "valid", "test") if (folder / name).is_dir()]
+    def split(self, folder: Path, source: Path) -> tuple[list[Listing], dict[str, Listing]]:
+        tests = [name for name in TESTS if (folder / name).is_dir()]
         if not tests or not (folder / "train").is_dir():
             raise LabError(f"{source} needs folders train and val (or valid, or test); {self.remedy}")
-        train, test = scan(folder / "train"), scan(tests[0])
-        require_same_classes(train, test)
-        order = torch.randperm(len(train), generator=generator("imagenet", "split"))
+        train, test = scan_parts(folder, ["train", tests[0]])
         count = max(1, min(self.held_out, len(train) // self.held_out_of_fewer))
-        parts = {
-            "train": train.take(order[count:]),
-            "valid": train.take(order[:count]),
-            "test": self.shuffled(test, "test"),
-        }
-        return self.data(source, parts, [train, test], settings)
+        return [train, test], hold_out(train, test, count, "imagenet")
 
-    def _find(self, place: Path) -> Path:
+    def find(self, place: Path) -> Path:
         if place.is_file():
             return place
         named = (path for path in place.iterdir() if path.name.lower().startswith(("imagenet", "ilsvrc")))
@@ -206,52 +341,3 @@ class ImageNet(ImagesInFolders):
         raise LabError(
             f"no ImageNet in {place}: neither a folder train, nor imagenet/, nor imagenet.tar; {self.remedy}"
         )
-
-
-class ImageFolder(ImagesInFolders):
-    """Folders of images named after their classes, split 80 : 10 : 10 unless they are split already.
-
-    With ``train`` and one of ``val``, ``valid`` and ``test`` beside it, the latter is for testing and a tenth
-    of the former for validation; with ``test`` and a ``val`` or ``valid``, each is used for what it says.
-    """
-
-    name = "imagefolder"
-    summary = "your own images: a folder or tar with a folder per class (--data)"
-    models = ("resnet18", "*")
-    mini = Budget(epochs=5, batch=32, seeds=3, train=4_000, valid=1_000, test=1_000)
-    paper = Budget(epochs=200, batch=64, seeds=3)  # not in the paper
-    remedy = (
-        "sort images into folders <class>/, or train/<class>/ and test/<class>/, and name the folder that "
-        "holds them, or a tar of it, with --data or ALRAO_DATA"
-    )
-
-    def read(self, settings: Settings) -> Data:
-        source = data_path(settings.data, self.remedy)
-        listings, parts = self._parts(open_folder(source))
-        for name, part in parts.items():
-            if not len(part):
-                raise LabError(
-                    f"{source}: {len(listings[0])} images are too few to split, none is left for {name}"
-                )
-        return self.data(source, parts, listings, settings)
-
-    def _parts(self, folder: Path) -> tuple[list[Listing], Parts]:
-        """The folders that were read, and the three parts made of them."""
-        random = generator("imagefolder", "split")
-        if not (folder / "train").is_dir():
-            everything = scan(folder)
-            train, valid, test = in_proportion(everything, (0.8, 0.1, 0.1), random)
-            return [everything], {"train": train, "valid": valid, "test": test}
-        train = scan(folder / "train")
-        others = {name: scan(folder / name) for name in ("val", "valid", "test") if (folder / name).is_dir()}
-        if not others:
-            raise LabError(f"{folder} has a folder train, but none of val, valid and test; {self.remedy}")
-        for other in others.values():
-            require_same_classes(train, other)
-        listings = [train, *others.values()]
-        test = self.shuffled(others.pop("test") if "test" in others else others.popitem()[1], "test")
-        if others:
-            train, valid = self.shuffled(train, "train"), self.shuffled(others.popitem()[1], "valid")
-        else:
-            train, valid = in_proportion(train, (0.9, 0.1), random)
-        return listings, {"train": train, "valid": valid, "test": test}

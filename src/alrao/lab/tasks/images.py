@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -17,7 +17,7 @@ from ..zoo import paper, small
 from .cifar import load_cifar10
 from .files import shipped, short_digest
 from .tables import Numbers
-from .task import Budget, Classification, Data, InMemory, Part
+from .task import Budget, Classification, Data, InMemory, Part, hold_out
 
 BAND = 4
 """The widest band, in pixels."""
@@ -50,10 +50,8 @@ class ImagesInMemory(Classification, InMemory):
     at_once = 500
 
     augmented: ClassVar[bool] = False
-
-    @abstractmethod
-    def build(self) -> nn.Module:
-        """Build the plain network."""
+    networks: ClassVar[Mapping[str, Callable[[int, float], nn.Module]]]
+    """Build networks, given the number of classes and the width."""
 
     def load(self, settings: Settings, device: torch.device) -> Self:
         super().load(settings, device)
@@ -67,6 +65,10 @@ class ImagesInMemory(Classification, InMemory):
     def network(self) -> nn.Module:
         # With the channels last, convolutions take a quarter less time on a CPU.
         return self.build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def build(self) -> nn.Module:
+        model = self.settings.model or self.models[0]
+        return self.networks[model](self.about["classes"], self.settings.width)
 
     def prepare(self, inputs: Tensor, *name: object) -> Tensor:
         if name and self.augmented:
@@ -86,42 +88,32 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     return mean[:, None, None], deviation[:, None, None]
 
 
-NETWORKS: dict[str, Callable[[int, float], nn.Module]] = {
-    "small": lambda classes, width: small.small_cnn(3, classes, width),
-    "small-nobn": lambda classes, width: small.small_cnn(3, classes, width, batch_norm=False),
-    "mlp": lambda classes, width: small.mlp(3072, classes, hidden=(small.scaled(128, width),) * 2),
-    "resnet-gn": small.residual,
-    "resnet-bn": lambda classes, width: small.residual(classes, width, batch_norm=True),
-    "separable": small.separable,
-    "vit": lambda classes, width: small.VisionTransformer(classes, width=width),
-    "mixer": lambda classes, width: small.Mixer(classes, width=width),
-    "vgg19": paper.vgg19,
-    "googlenet": paper.googlenet,
-    "mobilenet": paper.mobilenet_v2,
-}
-
-
 def cifar10(settings: Settings) -> Data:
-    """Read CIFAR-10 and split it."""
+    """Read CIFAR-10; a fifth of the training images is held out for validation."""
     arrays, source = load_cifar10(settings.data)
     train, test = Part(arrays.train, arrays.train_labels), Part(arrays.test, arrays.test_labels)
-    order = torch.randperm(len(train), generator=generator("cifar10", "split"))
-    held_out = len(train) // 5
-    parts = {
-        "train": train.take(order[held_out:]),
-        "valid": train.take(order[:held_out]),
-        "test": test.take(torch.randperm(len(test), generator=generator("cifar10", "split", "test"))),
-    }
+    parts = hold_out(train, test, len(train) // 5, "cifar10")
     about = {"source": source.name, "classes": len(arrays.classes), "image": [3, 32, 32]}
     return parts, arrays.digest, about
 
 
 class Cifar10(ImagesInMemory):
-    """CIFAR-10; a fifth of the training images is held out for validation: 40,000, 10,000 and 10,000."""
+    """CIFAR-10 with the paper's augmentation (--data)."""
 
-    name = "cifar10"
-    summary = "CIFAR-10 with the paper's augmentation (--data)"
-    models = tuple(NETWORKS)
+    networks: ClassVar = {
+        "small": small.cnn,
+        "small-nobn": partial(small.cnn, batch_norm=False),
+        "mlp": partial(small.mlp, 3072),
+        "resnet-gn": small.residual,
+        "resnet-bn": partial(small.residual, batch_norm=True),
+        "separable": small.separable,
+        "vit": small.VisionTransformer,
+        "mixer": small.Mixer,
+        "vgg19": paper.vgg19,
+        "googlenet": paper.googlenet,
+        "mobilenet": paper.mobilenet_v2,
+    }
+    models = tuple(networks)
     mini = Budget(epochs=6, batch=32, seeds=3, train=20_000, valid=5_000, test=10_000)
     paper = Budget(epochs=500, batch=32, seeds=10)  # early stopping comes first
     options = frozenset({"width"})
@@ -130,19 +122,9 @@ class Cifar10(ImagesInMemory):
     def read(self, settings: Settings) -> Data:
         return cifar10(settings)
 
-    def build(self) -> nn.Module:
-        return NETWORKS[self.settings.model or self.models[0]](10, self.settings.width)
-
 
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
-LAYERS: dict[str, tuple[int, int, type[nn.Module]]] = {
-    "mlp": (2, 128, nn.ReLU),
-    "sigmoid": (2, 128, nn.Sigmoid),
-    "deep": (10, 64, nn.ReLU),
-    "deep-tanh": (16, 48, nn.Tanh),
-    "deep-sigmoid": (3, 64, nn.Sigmoid),
-}
-"""Hidden layers, their units, and the activation of the dense networks."""
+digits_cnn = partial(small.cnn, channels=1, sizes=(16, 32, 64))
 
 
 def digits(settings: Settings) -> Data:
@@ -159,11 +141,18 @@ def digits(settings: Settings) -> Data:
 
 
 class Digits(ImagesInMemory):
-    """1797 images of 8×8 pixels in 17 shades of grey."""
+    """scikit-learn's handwritten digits, 8×8 pixels; no download."""
 
-    name = "digits"
-    summary = "scikit-learn's handwritten digits, 8×8 pixels; no download"
-    models = ("mlp", "cnn", "sigmoid", "deep", "deep-tanh", "deep-sigmoid", "vit")
+    networks: ClassVar = {
+        "mlp": partial(small.mlp, 64),
+        "cnn": digits_cnn,
+        "sigmoid": partial(small.mlp, 64, activation=nn.Sigmoid),
+        "deep": partial(small.mlp, 64, hidden=(64,) * 10),
+        "deep-tanh": partial(small.mlp, 64, hidden=(48,) * 16, activation=nn.Tanh),
+        "deep-sigmoid": partial(small.mlp, 64, hidden=(64,) * 3, activation=nn.Sigmoid),
+        "vit": partial(small.VisionTransformer, image=8, patch=2, channels=1, norm_first=False),
+    }
+    models = tuple(networks)
     mini = Budget(epochs=30, batch=32, seeds=3)
     paper = Budget(epochs=100, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
@@ -172,21 +161,10 @@ class Digits(ImagesInMemory):
         parts, identity, about = digits(settings)
         return parts, identity, {**about, "classes": 10}
 
-    def build(self) -> nn.Module:
-        model, width = self.settings.model or self.models[0], self.settings.width
-        if model == "cnn":
-            return small.digits_cnn(10, width)
-        if model == "vit":
-            return small.VisionTransformer(10, image=8, patch=2, channels=1, norm_first=False, width=width)
-        layers, units, activation = LAYERS[model]
-        return small.mlp(64, 10, hidden=(small.scaled(units, width),) * layers, activation=activation)
-
 
 class Autoencoder(Numbers):
-    """The digits, reconstructed from twelve numbers each."""
+    """scikit-learn's digits through a bottleneck of twelve numbers; no download."""
 
-    name = "autoencoder"
-    summary = "scikit-learn's digits through a bottleneck of twelve numbers; no download"
     mini = Budget(epochs=60, batch=32, seeds=3)
     paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "width"})
@@ -200,7 +178,8 @@ class Autoencoder(Numbers):
         return parts, identity, about
 
     def network(self) -> nn.Module:
-        return small.autoencoder(64, self.settings.width)
+        wide = small.scaled(128, self.settings.width)
+        return small.mlp(64, 64, hidden=(wide, 12, wide), activation=nn.Tanh)
 
 
 CLASSES = 5
@@ -214,8 +193,6 @@ class _Finetuning(ImagesInMemory):
 
     source: ClassVar[staticmethod[[Settings], Data]]
     """Reads the data with all ten classes."""
-    fresh: ClassVar[staticmethod[[int], nn.Sequential]]
-    """Returns the network before its first training."""
     first_steps: ClassVar[int]
     """Of the first training."""
     trained: ClassVar[dict[str, nn.Module]] = {}
@@ -246,7 +223,8 @@ class _Finetuning(ImagesInMemory):
         images = (images - images.mean()) / images.std()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("pretraining", self.name))
-            net, random = self.fresh(CLASSES), generator("pretraining", self.name, "order")
+            [build] = self.networks.values()
+            net, random = build(CLASSES, 1.0), generator("pretraining", self.name, "order")
             optimizer = torch.optim.Adam(net.parameters())
             for _ in range(self.first_steps):
                 which = torch.randint(len(known), (BATCH,), generator=random)
@@ -257,23 +235,21 @@ class _Finetuning(ImagesInMemory):
 
 
 class FinetuneDigits(_Finetuning):
-    """The digits 5 to 9 from 100 images, after 0 to 4."""
+    """Digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download."""
 
-    name = "finetune-digits"
-    summary = "digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download"
-    models = ("cnn",)
+    networks: ClassVar = {"cnn": digits_cnn}
+    models = tuple(networks)
     mini = Budget(epochs=15, batch=16, seeds=3, train=100)
     paper = Budget(epochs=100, batch=16, seeds=10, train=100)  # not in the paper
     options = frozenset({"resplit"})
-    source, fresh, first_steps = staticmethod(digits), staticmethod(small.digits_cnn), 150
+    source, first_steps = staticmethod(digits), 150
 
 
 class FinetuneCifar10(_Finetuning):
-    """Five classes of CIFAR-10 from 500 images, after the other five."""
+    """Five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)."""
 
-    name = "finetune-cifar10"
-    summary = "five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)"
-    models = ("resnet-gn",)
+    networks: ClassVar = {"resnet-gn": small.residual}
+    models = tuple(networks)
     mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
     paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
-    source, fresh, first_steps = staticmethod(cifar10), staticmethod(small.residual), 200
+    source, first_steps = staticmethod(cifar10), 200

@@ -18,7 +18,7 @@ import alrao
 from ..errors import LabError, unknown
 from ..seeds import generator
 from ..settings import Settings
-from ..zoo.small import mlp, scaled
+from ..zoo.small import mlp
 from .files import read_text, shipped, short_digest
 from .task import Budget, Classification, Data, InMemory, Part
 
@@ -159,16 +159,13 @@ def prepare(table: Table, train: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]
     Returns:
         The inputs, the targets (one column), and notes on the columns that were changed.
     """
-    inputs: dict[Any, Tensor] = {}
-    imputed, encoded = {}, {}
-    for name, column in table.inputs.items():
-        if pd.api.types.is_numeric_dtype(column):
-            inputs[name] = _standardised_column(column, train)
-            if absent := int(column.isna().sum()):
-                imputed[name] = absent
-        else:
-            inputs[name] = _zeros_and_ones(column, train)
-            encoded[name] = inputs[name].shape[1]
+    numbers = set(table.inputs.select_dtypes("number").columns)
+    inputs = {
+        name: (_standardised_column if name in numbers else _zeros_and_ones)(column, train)
+        for name, column in table.inputs.items()
+    }
+    imputed = {name: int(count) for name, count in table.inputs.isna().sum().items() if count}
+    encoded = {name: columns.shape[1] for name, columns in inputs.items() if name not in numbers}
     constant = [name for name, found in inputs.items() if not found.shape[1]]
     target = _standardised_column(table.target, train)
     if not target.shape[1]:
@@ -207,9 +204,9 @@ class Rows(InMemory):
     models = ("mlp",)
 
     def network(self) -> nn.Module:
-        targets, hidden = self.parts["train"].targets, scaled(HIDDEN, self.settings.width)
+        targets = self.parts["train"].targets
         outputs = targets.shape[1] if targets.ndim > 1 else self.about["classes"]
-        return mlp(self.about["inputs"], outputs, hidden=(hidden, hidden))
+        return mlp(self.about["inputs"], outputs, self.settings.width, hidden=(HIDDEN, HIDDEN))
 
 
 class Numbers(Rows):
@@ -257,10 +254,8 @@ def _standardised(columns: Tensor, train: Tensor) -> Tensor:
 
 
 class Regression(Numbers):
-    """scikit-learn's diabetes, or a CSV file."""
+    """scikit-learn's diabetes, or your own CSV file (--data FILE --target COLUMN)."""
 
-    name = "regression"
-    summary = "scikit-learn's diabetes, or your own CSV file (--data FILE --target COLUMN)"
     mini = Budget(epochs=100, batch=32, seeds=3)
     paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
     options = frozenset({"resplit", "target", "width"})
@@ -295,18 +290,14 @@ class _Labelled(Classification, Rows):
 
 
 class Cancer(_Labelled):
-    """Breast cancer, Wisconsin: 569 samples, 30 measurements, malignant or benign."""
+    """scikit-learn's breast cancer, two classes; no download."""
 
-    name = "cancer"
-    summary = "scikit-learn's breast cancer, two classes; no download"
     source = "load_breast_cancer"
 
 
 class Wine(_Labelled):
-    """178 wines of three growers, 13 measurements."""
+    """scikit-learn's wines, three classes; no download."""
 
-    name = "wine"
-    summary = "scikit-learn's wines, three classes; no download"
     source = "load_wine"
 
 
@@ -332,10 +323,8 @@ class _Pixels(Numbers):
 
 
 class Picture(_Pixels):
-    """A picture as a function: the colour at a place."""
+    """scikit-learn's picture of a temple, the colour at a place; no download."""
 
-    name = "picture"
-    summary = "scikit-learn's picture of a temple, the colour at a place; no download"
     file = "china.jpg"
 
     def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -350,10 +339,8 @@ class Picture(_Pixels):
 
 
 class Patches(_Pixels):
-    """A pixel from the 48 around it."""
+    """scikit-learn's picture of a flower, a pixel from those around it; no download."""
 
-    name = "patches"
-    summary = "scikit-learn's picture of a flower, a pixel from those around it; no download"
     file = "flower.jpg"
 
     def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Tasks and problems: data, plain networks, and how their outputs are scored.
+"""Tasks: data, plain networks, how they are trained, and how their outputs are scored.
 
 Most have examples in parts ``train``, ``valid`` and ``test``; settings and budgets say how many are used.
 """
@@ -6,8 +6,9 @@ Most have examples in parts ``train``, ``valid`` and ``test``; settings and budg
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, nan
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,11 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LabError
-from ..seeds import generator
+from ..seeds import generator, seed_of
 from ..settings import Settings
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
+Measures = dict[str, float | None]
+Learn = Callable[[nn.Module], Any]
+"""Makes a learner of a plain network."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +38,14 @@ class Budget:
     test: int | None = None
 
 
-class Problem(ABC):
-    """A task, loaded for one run."""
-
-    likelihood: ClassVar[str]
-    """The likelihood of Alrao's copies."""
-    measures: tuple[str, ...]
-    """Names of the figures of an evaluation; the first decides which epoch is best."""
-    higher_is_better: ClassVar[bool] = False
-
-    steps: int
-    """Training steps in an epoch."""
-    identity: str
-    """A short digest of the data: other data is another run."""
-    about: dict[str, Any]
-    """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
-
-
 class Task(ABC):
-    """A named kind of experiment."""
+    """A named kind of experiment; once loaded, the problem of one run.
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    """A line for ``alrao list``."""
+    ``alrao list`` shows the first line of its docstring. The training loop decides when to evaluate, to save
+    and to stop.
+    """
+
+    name: str
     models: ClassVar[tuple[str, ...]]
     """Names of its networks, the default first; a last ``"*"`` stands for every torchvision classifier."""
     mini: ClassVar[Budget]
@@ -72,6 +61,24 @@ class Task(ABC):
     """Their default values."""
     unit: ClassVar[str] = ""
     """Of ``train`` in the budgets, if it is not a number of examples."""
+    likelihood: ClassVar[str]
+    """The likelihood of Alrao's copies."""
+    measures: tuple[str, ...]
+    """Names of the figures of an evaluation; the first decides which epoch is best."""
+    higher_is_better: ClassVar[bool] = False
+
+    steps: int
+    """Training steps in an epoch."""
+    identity: str
+    """A short digest of the data: other data is another run."""
+    about: dict[str, Any]
+    """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
+    learner: Any
+    """The network in training, by some method."""
+
+    @property
+    def summary(self) -> str:
+        return (self.__doc__ or "").partition("\n")[0].rstrip(".")
 
     @property
     def budgets(self) -> dict[str, Budget]:
@@ -82,12 +89,53 @@ class Task(ABC):
         return self.budgets[settings.budget].batch
 
     @abstractmethod
-    def load(self, settings: Settings, device: torch.device) -> Problem:
+    def load(self, settings: Settings, device: torch.device) -> Self:
         """Read the data and prepare a run."""
 
+    @abstractmethod
+    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
+        """Prepare the training by the processes of a team, with a fresh network."""
 
-class Supervised(Task, Problem):
-    """A task of batches of inputs and targets, which, once loaded, is itself the problem of one run.
+    @abstractmethod
+    def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
+        """Train epoch ``number`` (from 1), of which ``start`` steps are done already.
+
+        Yields:
+            After each update, the number of steps made and the loss: None for steps without an update, and
+            not finite for an update that was not made.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
+        """Return the measures on the validation data and on the test data."""
+
+    def calibration(self, epoch: int) -> Iterable[Tensor]:
+        """Return training inputs, for BatchNorm statistics that belong to the weights evaluated."""
+        return ()
+
+    def end_epoch(self) -> Measures:
+        """End an epoch: return the measures of its training, beside the loss."""
+        return {}
+
+    def status(self, loss: float | None) -> str:
+        """Return a text for the progress bar, given the mean loss of the epoch so far."""
+        return f"loss {nan if loss is None else loss:.4g}"
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to resume from, except the learner's and torch's generators."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+
+    def conclude(self, best: dict[str, Tensor] | None) -> dict[str, Any]:
+        """Return further entries of the result, given the best weights."""
+        return {}
+
+
+class Supervised(Task):
+    """A task of batches of inputs and targets.
 
     The training batches depend only on the settings' seed, the epoch and the position in the epoch, so that a
     run can resume anywhere. Tensors are on the run's device.
@@ -95,6 +143,8 @@ class Supervised(Task, Problem):
 
     settings: Settings
     device: torch.device
+    carry: Any
+    """What the model's next batch needs of the one before."""
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -123,6 +173,57 @@ class Supervised(Task, Problem):
     def measure(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the measures, given the sums over all batches: by default, their means."""
         return {name: sums[name] / sums["count"] for name in self.measures}
+
+    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
+        torch.manual_seed(seed_of(settings.seed, "network"))
+        self.team, self.clip, self.carry = team, settings.clip, None
+        self.learner = learn(team.prepare(self.network().to(team.device)))
+        self.learner.follow(settings.schedule, (settings.epochs or 1) * self.steps)
+        self.learner.train()
+        self.model = team.wrap(self.learner.model)
+
+    def epoch(self, number: int, start: int) -> Iterator[tuple[int, float | None]]:
+        team = self.team
+        for step, batch in enumerate(self.batches(number, start), start):
+            inputs, targets, factor = team.share(*batch)
+            with team.own_random_numbers(self.settings.seed, number, step):
+                outputs, self.carry = self.forward(self.model, inputs, self.carry)
+            loss = self.loss(outputs, targets)
+            if factor != 1:
+                loss = loss * factor
+            value = team.mean(loss.item())
+            if isfinite(value):
+                self.learner.step(loss, self.clip)
+            yield 1, value
+
+    def evaluate(self, model: nn.Module) -> tuple[Measures, Measures]:
+        return evaluate(self, model, "valid", self.team), evaluate(self, model, "test", self.team)
+
+    def calibration(self, epoch: int) -> Iterable[Tensor]:
+        return (self.team.share(*batch)[0] for batch in self.batches(epoch))
+
+    def end_epoch(self) -> Measures:
+        self.carry = None
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"carry": self.team.join_carry(self.carry)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.carry = self.team.split_carry(state["carry"])
+
+
+@torch.no_grad()
+def evaluate(problem: Supervised, model: nn.Module, part: str, team: Any) -> Measures:
+    """Return the measures of a model on a part of the data."""
+    sums: dict[str, float] = {}
+    carry = None
+    for batch in problem.evaluation(part):
+        inputs, targets, factor = team.share(*batch)
+        outputs, carry = problem.forward(model, inputs, carry)
+        for name, value in problem.score(outputs, targets).items():
+            sums[name] = sums.get(name, 0.0) + (float(value) if factor else 0.0)
+    return {**problem.measure(team.add(sums))}
 
 
 class Classification(Supervised):
@@ -189,17 +290,28 @@ class Examples(Supervised):
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs and targets, a row for each example."""
+    """Inputs and targets, a row for each example: tensors, or other arrays."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    targets: Any
 
     def __len__(self) -> int:
         return len(self.targets)
 
-    def take(self, which: Tensor | slice) -> Part:
+    def take(self, which: Tensor | slice) -> Self:
         """Select examples by their indices, in that order."""
-        return Part(self.inputs[which], self.targets[which])
+        return replace(self, inputs=self.inputs[which], targets=self.targets[which])
+
+    def shuffled(self, *name: object) -> Self:
+        """Bring the examples into a random order, the same for every run."""
+        return self.take(torch.randperm(len(self), generator=generator(*name)))
+
+
+def hold_out(train: Part, test: Part, count: int, name: str) -> dict[str, Any]:
+    """Return the parts of data that has a test part: a number of training examples are for validation."""
+    train = train.shuffled(name, "split")
+    valid, rest = train.take(slice(count)), train.take(slice(count, None))
+    return {"train": rest, "valid": valid, "test": test.shuffled(name, "split", "test")}
 
 
 class InMemory(Examples):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, inf, log
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,14 +11,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..errors import LabError, unknown
+from ..errors import LabError
 from ..settings import Settings
 from ..zoo.paper import RecurrentLM
 from ..zoo.small import TransformerLM
 from .files import data_path, read_text, short_digest
 from .task import Batch, Budget, Classification
 
-LEVELS = ("char", "word")
 PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
 PTB_PLACES = ("", "ptb", "simple-examples/data")
 """Subfolders to look for the files in; the last is in the distributed archive."""
@@ -36,18 +33,11 @@ MOST_WORDS = 10_000
 """Size of the vocabulary of a user's text; words that occur only once are not in it."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The symbols of each part of an experiment, their file or folder, and which text is which part."""
-
-    train: Sequence[str]
-    valid: Sequence[str]
-    test: Sequence[str]
-    place: Path
-    source: str
+Texts = tuple[dict[str, Sequence[str]], Path, str]
+"""The symbols of each part, their file or folder, and which text is which part."""
 
 
-def ptb(data: str | None, level: str, *, mini: bool) -> Parts:
+def ptb(data: str | None, level: str, *, mini: bool) -> Texts:
     """Read the Penn Treebank's three files, in their usual pre-processed form.
 
     ``mini`` does without the training file: it trains on the validation file, validates on the first half of
@@ -57,12 +47,11 @@ def ptb(data: str | None, level: str, *, mini: bool) -> Parts:
     folder = _ptb_folder(data, list(names.values()))
     texts = {part: tokens(read_text(folder / name), level) for part, name in names.items()}
     if not mini:
-        source = "; ".join(f"{part}: {name}" for part, name in names.items())
-        return Parts(**texts, place=folder, source=source)
+        return texts, folder, "; ".join(f"{part}: {name}" for part, name in names.items())
     test = texts["test"]
     half = len(test) // 2
     source = "train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half"
-    return Parts(texts["valid"], test[:half], test[half:], folder, source)
+    return {"train": texts["valid"], "valid": test[:half], "test": test[half:]}, folder, source
 
 
 def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
@@ -86,12 +75,12 @@ def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
     raise LabError(f"there is no {', no '.join(absent[folder])} in {looked}: {remedy}{also}")
 
 
-def split(path: Path, level: str) -> Parts:
+def split(path: Path, level: str) -> Texts:
     """Split a text file: 90 % of its symbols for training, 5 % for validation, the last 5 % for testing."""
     text = tokens(read_text(path), level)
     valid, test = len(text) * 90 // 100, len(text) * 95 // 100
     source = f"train: the first 90 % of {path.name}; valid: the next 5 %; test: the last 5 %"
-    return Parts(text[:valid], text[valid:test], text[test:], path, source)
+    return {"train": text[:valid], "valid": text[valid:test], "test": text[test:]}, path, source
 
 
 def tokens(text: str, level: str) -> Sequence[str]:
@@ -103,78 +92,55 @@ def tokens(text: str, level: str) -> Sequence[str]:
     """
     if level == "char":
         return text
-    if level != "word":
-        raise unknown("level", level, LEVELS)
     lines = text.removesuffix("\n").split("\n")
     return [token for line in lines for token in (*line.split(), END)]
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The symbols that a network distinguishes, the most frequent first."""
+def vocabulary(
+    train: Sequence[str], *others: Sequence[str], least: int = 1, most: int | None = None
+) -> list[str]:
+    """Return the symbols that a network distinguishes: those of the training text, the most frequent first.
 
-    symbols: tuple[str, ...]
+    ``<unk>``, which stands for all other symbols, is included if the training text has it or if there are
+    others.
 
-    @classmethod
-    def of(
-        cls, train: Sequence[str], *others: Sequence[str], least: int = 1, most: int | None = None
-    ) -> Vocabulary:
-        """Collect the symbols of the training text.
-
-        ``<unk>``, which stands for all other symbols, is included if the training text has it or if there are
-        others.
-
-        Symbols that occur less than ``least`` times are not included, and at most ``most``, with ``<unk>``.
-        """
-        counts = Counter(train)
-        ranked = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
-        known = [symbol for symbol in ranked if counts[symbol] >= least][:most]
-        if not set().union(train, *others) <= set(known) and UNKNOWN not in known:
-            known = [*known[: None if most is None else most - 1], UNKNOWN]
-        return cls(tuple(known))
-
-    def __len__(self) -> int:
-        return len(self.symbols)
-
-    def encode(self, text: Sequence[str]) -> Tensor:
-        numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
-        other = numbers.get(UNKNOWN, -1)
-        encoded = torch.tensor([numbers.get(symbol, other) for symbol in text], dtype=torch.long)
-        if (encoded < 0).any():
-            raise ValueError("the text has symbols that are not in the vocabulary, which lacks <unk>")
-        return encoded
+    Symbols that occur less than ``least`` times are not included, and at most ``most``, with ``<unk>``.
+    """
+    counts = Counter(train)
+    ranked = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    known = [symbol for symbol in ranked if counts[symbol] >= least][:most]
+    if not set().union(train, *others) <= set(known) and UNKNOWN not in known:
+        known = [*known[: None if most is None else most - 1], UNKNOWN]
+    return known
 
 
-class Streams:
-    """A text cut into parallel streams, read side by side, ``window`` symbols at a time.
+def encode(text: Sequence[str], symbols: Sequence[str]) -> Tensor:
+    """Return the number of each symbol; the symbols include ``<unk>`` if the text has others."""
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    return torch.tensor([numbers[symbol if symbol in numbers else UNKNOWN] for symbol in text])
+
+
+def streams(text: Tensor, count: int, window: int) -> list[Batch]:
+    """Cut a text into parallel streams, read side by side, ``window`` symbols at a time.
 
     Stream ``b`` of ``B`` predicts the symbols ``b L + 1 .. (b + 1) L`` of the text, with the largest possible
     length ``L``. Each symbol is predicted at most once, from those right before it. The first symbol and at
     most ``B - 1`` at the end are not predicted.
+
+    Returns:
+        Batches of inputs (streams, window), and targets in one row.
     """
-
-    def __init__(self, text: Tensor, count: int, window: int) -> None:
-        length = (len(text) - 1) // count
-        if length < 1:
-            raise ValueError(f"{len(text)} symbols are too few for {count} streams")
-        self.inputs = text[: count * length].view(count, length)
-        self.targets = text[1 : count * length + 1].view(count, length)
-        self.window = window
-
-    def __len__(self) -> int:
-        return -(-self.inputs.shape[1] // self.window)
-
-    def batches(self, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs (streams, window), and targets in one row, from batch ``start`` on."""
-        for first in range(start * self.window, self.inputs.shape[1], self.window):
-            now = slice(first, first + self.window)
-            yield self.inputs[:, now], self.targets[:, now].flatten()
+    length = (len(text) - 1) // count
+    whole = (text[first : first + count * length].view(count, length) for first in (0, 1))
+    windows = zip(*(each.split(window, dim=1) for each in whole), strict=True)
+    return [(inputs, targets.flatten()) for inputs, targets in windows]
 
 
-class TextTask(Classification):
-    """A text read in parallel streams, in the order of the file; the network's state is carried along.
+class Text(Classification):
+    """Your own text file, the next character or word (--data FILE).
 
-    The state is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
+    It is read in parallel streams, in the order of the file; the network's state is carried along. The state
+    is fresh at the start of each epoch and each evaluation; no gradient flows through it. The batch
     size is the number of streams, and ``train_size`` the number of symbols to train on, from the start of the
     text. The seed only affects weights and dropout.
     """
@@ -186,38 +152,41 @@ class TextTask(Classification):
     copies = 6
     options = frozenset({"level", "dropout", "dropout_everywhere", "width"})
     defaults: ClassVar = {"level": "char", "dropout": DROPOUT}
+    limits: ClassVar[Mapping[str, Mapping[str, int]]] = {"word": {"least": 2, "most": MOST_WORDS}}
+    """Of the vocabulary, by the level."""
 
-    @abstractmethod
-    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
-        """Return the text, and the limits of its vocabulary."""
+    def read(self, settings: Settings, level: str) -> Texts:
+        """Read the text and split it."""
+        return split(data_path(settings.data, "name a text file of your own with --data FILE"), level)
 
     def load(self, settings: Settings, device: torch.device) -> Self:
-        self.settings, self.device, self.level = settings, device, settings.level or LEVELS[0]
+        self.settings, self.device, self.level = settings, device, settings.level or "char"
         of_words = ("loss", "perplexity", "accuracy")
         self.measures = of_words if self.level == "word" else ("bits", "accuracy")
-        parts, limits = self.read(settings, self.level)
-        texts = {"train": parts.train[: settings.train_size], "valid": parts.valid, "test": parts.test}
-        self.vocabulary = vocabulary = Vocabulary.of(texts["train"], parts.valid, parts.test, **limits)
-        streams = settings.batch or self.batch(settings)
-        counts = {"train": streams, "valid": EVALUATION_STREAMS, "test": EVALUATION_STREAMS}
+        texts, place, source = self.read(settings, self.level)
+        texts["train"] = texts["train"][: settings.train_size]
+        limits = self.limits.get(self.level, {})
+        self.symbols = vocabulary(texts["train"], texts["valid"], texts["test"], **limits)
+        batch = settings.batch or self.batch(settings)
+        counts = {"train": batch, "valid": EVALUATION_STREAMS, "test": EVALUATION_STREAMS}
         for part, text in texts.items():
             if len(text) <= counts[part]:
                 remedy = "a longer text or a smaller --batch" if part == "train" else "a longer text"
                 raise LabError(
-                    f"{parts.place}: {len(text)} symbols in the {part} part are too few for "
+                    f"{place}: {len(text)} symbols in the {part} part are too few for "
                     f"{counts[part]} streams: {remedy} is needed"
                 )
         self.streams = {
-            part: Streams(vocabulary.encode(text).to(device), counts[part], WINDOW)
+            part: streams(encode(text, self.symbols).to(device), counts[part], WINDOW)
             for part, text in texts.items()
         }
         self.steps = len(self.streams["train"])
         self.identity = short_digest(*("\0".join(text).encode() for text in texts.values()))
         self.about = {
-            "source": parts.source,
+            "source": source,
             "level": self.level,
-            "symbols": len(vocabulary),
-            "streams": streams,
+            "symbols": len(self.symbols),
+            "streams": batch,
             "window": WINDOW,
             **{part: len(text) for part, text in texts.items()},
         }
@@ -226,9 +195,9 @@ class TextTask(Classification):
     def network(self) -> nn.Module:
         settings = self.settings
         if settings.model == "transformer":
-            return TransformerLM(len(self.vocabulary), window=WINDOW, width=settings.width)
+            return TransformerLM(len(self.symbols), window=WINDOW, width=settings.width)
         return RecurrentLM(
-            len(self.vocabulary),
+            len(self.symbols),
             cell=CELLS[settings.model or "lstm"],
             dropout=DROPOUT if settings.dropout is None else settings.dropout,
             dropout_everywhere=settings.dropout_everywhere,
@@ -236,10 +205,10 @@ class TextTask(Classification):
         )
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        return self.streams["train"].batches(start)
+        return iter(self.streams["train"][start:])
 
     def evaluation(self, part: str) -> Iterator[Batch]:
-        return self.streams[part].batches()
+        return iter(self.streams[part])
 
     def forward(self, model: nn.Module, inputs: Tensor, carry: Any) -> tuple[Tensor, Any]:
         outputs, state = model(inputs, carry)
@@ -254,33 +223,20 @@ class TextTask(Classification):
         return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
 
 
-class PennTreebank(TextTask):
-    """The paper's text, in the usual three files; ``mini`` does without the training file."""
+class PennTreebank(Text):
+    """Penn Treebank, the next character or word (--data)."""
 
-    name = "ptb"
-    summary = "Penn Treebank, the next character or word (--data)"
+    limits: ClassVar = {}
 
-    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
-        return ptb(settings.data, level, mini=settings.budget == "mini"), {}
+    def read(self, settings: Settings, level: str) -> Texts:
+        return ptb(settings.data, level, mini=settings.budget == "mini")
 
 
-class Shakespeare(TextTask):
-    """1.1 MB of Shakespeare."""
+class Shakespeare(Text):
+    """tinyshakespeare.txt, the next character or word (--data)."""
 
-    name = "shakespeare"
-    summary = "tinyshakespeare.txt, the next character or word (--data)"
+    limits: ClassVar = {}
 
-    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
+    def read(self, settings: Settings, level: str) -> Texts:
         place = data_path(settings.data, f"name the directory of {SHAKESPEARE} with --data")
-        return split(place / SHAKESPEARE if place.is_dir() else place, level), {}
-
-
-class Text(TextTask):
-    """Any text file."""
-
-    name = "text"
-    summary = "your own text file, the next character or word (--data FILE)"
-
-    def read(self, settings: Settings, level: str) -> tuple[Parts, dict[str, int]]:
-        place = data_path(settings.data, "name a text file of your own with --data FILE")
-        return split(place, level), {} if level == "char" else {"least": 2, "most": MOST_WORDS}
+        return split(place / SHAKESPEARE if place.is_dir() else place, level)

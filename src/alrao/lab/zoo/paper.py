@@ -141,7 +141,7 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Module:
 
 
 class RecurrentLM(nn.Module):
-    """Embedding, recurrent layers, and a decoder that predicts the next symbol at every position.
+    """Embedding, two recurrent layers, and a decoder that predicts the next symbol at every position.
 
     ``dropout`` is before the decoder, as the paper says; with ``dropout_everywhere`` also after the embedding
     and between the layers, as in its authors' code. The paper's ``cell`` is ``nn.LSTM``.
@@ -150,9 +150,6 @@ class RecurrentLM(nn.Module):
     def __init__(
         self,
         symbols: int,
-        embedding: int = 100,
-        hidden: int = 100,
-        layers: int = 2,
         dropout: float = 0.2,
         dropout_everywhere: bool = False,
         *,
@@ -160,13 +157,12 @@ class RecurrentLM(nn.Module):
         cell: Callable[..., nn.RNNBase] = nn.LSTM,
     ) -> None:
         super().__init__()
-        embedding, hidden = scaled(embedding, width), scaled(hidden, width)
-        between = dropout if dropout_everywhere and layers > 1 else 0.0
-        self.embedding = nn.Embedding(symbols, embedding)
-        self.embedding_dropout = nn.Dropout(dropout if dropout_everywhere else 0.0)
-        self.lstm = cell(embedding, hidden, layers, batch_first=True, dropout=between)
+        size, inside = scaled(100, width), dropout if dropout_everywhere else 0.0
+        self.embedding = nn.Embedding(symbols, size)
+        self.embedding_dropout = nn.Dropout(inside)
+        self.lstm = cell(size, size, 2, batch_first=True, dropout=inside)
         self.dropout = nn.Dropout(dropout)
-        self.decoder = nn.Linear(hidden, symbols)
+        self.decoder = nn.Linear(size, symbols)
 
     def forward(
         self, tokens: Tensor, state: tuple[Tensor, ...] | None = None

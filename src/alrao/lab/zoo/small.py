@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from math import inf
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from ..errors import LabError
 
 GROUP = 8
 """Channels that GroupNorm normalises together."""
@@ -18,11 +15,9 @@ HEADS = 4
 """Attention heads."""
 
 
-def scaled(channels: int, width: float) -> int:
-    """Return a number of channels times a width multiplier, rounded and at least 1."""
-    if not 0 < width < inf:
-        raise LabError(f"a width multiplies the number of channels and must be positive, got {width}")
-    return max(1, round(channels * width))
+def scaled(channels: int, width: float, multiple: int = 1) -> int:
+    """Return a number of channels times a width multiplier, rounded to a positive multiple of a number."""
+    return multiple * max(1, round(channels * width) // multiple)
 
 
 def pooled(layers: Iterable[nn.Module], channels: int, classes: int) -> nn.Sequential:
@@ -31,33 +26,28 @@ def pooled(layers: Iterable[nn.Module], channels: int, classes: int) -> nn.Seque
 
 
 def mlp(
-    inputs: int, classes: int, hidden: Sequence[int] = (128, 128), activation: type[nn.Module] = nn.ReLU
+    inputs: int,
+    classes: int,
+    width: float = 1.0,
+    *,
+    hidden: Sequence[int] = (128, 128),
+    activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Module:
     """Fully connected layers; an example of any shape is flattened to ``inputs`` numbers."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for units in hidden:
-        layers += [nn.Linear(inputs, units), activation()]
-        inputs = units
-    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+    sizes = [inputs, *(scaled(units, width) for units in hidden)]
+    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), activation())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], classes))
 
 
-def autoencoder(inputs: int, width: float = 1.0) -> nn.Module:
-    """Fully connected layers from ``inputs`` numbers down to 12, and back."""
-    return mlp(inputs, inputs, hidden=(scaled(128, width), 12, scaled(128, width)), activation=nn.Tanh)
-
-
-def small_cnn(channels: int, classes: int, width: float = 1.0, batch_norm: bool = True) -> nn.Sequential:
-    """Four 3×3 convolutions of 16, 32, 64 and 64 channels, for images of at least 8×8 pixels."""
-    return _cnn(channels, classes, (16, 32, 64, 64), width, batch_norm)
-
-
-def digits_cnn(classes: int = 10, width: float = 1.0) -> nn.Sequential:
-    """Three 3×3 convolutions of 16, 32 and 64 channels, for images of 1×8×8."""
-    return _cnn(1, classes, (16, 32, 64), width, batch_norm=True)
-
-
-def _cnn(channels: int, classes: int, sizes: Sequence[int], width: float, batch_norm: bool) -> nn.Sequential:
-    """Convolutions with the image halved between them, the mean over its rest, and a Linear layer."""
+def cnn(
+    classes: int,
+    width: float = 1.0,
+    *,
+    channels: int = 3,
+    sizes: Sequence[int] = (16, 32, 64, 64),
+    batch_norm: bool = True,
+) -> nn.Sequential:
+    """3×3 convolutions with the image halved between them, the mean over its rest, and a Linear layer."""
     layers: list[nn.Module] = []
     for size in (scaled(size, width) for size in sizes):
         layers += [nn.MaxPool2d(2)] if layers else []
@@ -104,13 +94,10 @@ def residual(classes: int, width: float = 1.0, *, batch_norm: bool = False) -> n
         groups = max(1, channels // GROUP)
         return nn.BatchNorm2d(channels) if batch_norm else nn.GroupNorm(groups, channels)
 
-    sizes = [GROUP * max(1, scaled(size, width) // GROUP) for size in (16, 32, 64)]
-    blocks, inputs = [], sizes[0]
-    for size in sizes:
-        blocks.append(_Block(inputs, size, 2, norm))
-        inputs = size
+    sizes = [scaled(size, width, GROUP) for size in (16, 32, 64)]
+    blocks = [_Block(*pair, 2, norm) for pair in pairwise([sizes[0], *sizes])]
     first = nn.Conv2d(3, sizes[0], 3, padding=1, bias=False)
-    return pooled([first, *blocks, norm(inputs), nn.ReLU()], inputs, classes)
+    return pooled([first, *blocks, norm(sizes[-1]), nn.ReLU()], sizes[-1], classes)
 
 
 def _encoder(size: int, layers: int, norm_first: bool = True) -> nn.TransformerEncoder:
@@ -124,10 +111,6 @@ def _encoder(size: int, layers: int, norm_first: bool = True) -> nn.TransformerE
     return encoder
 
 
-def _size(size: int, width: float) -> int:
-    return HEADS * max(1, scaled(size, width) // HEADS)
-
-
 class VisionTransformer(nn.Module):
     """Patches of an image as tokens, attention layers, and the mean over the tokens.
 
@@ -136,11 +119,11 @@ class VisionTransformer(nn.Module):
     """
 
     def __init__(
-        self, classes: int, *, image: int = 32, patch: int = 4, channels: int = 3, norm_first: bool = True,
-        width: float = 1.0,
+        self, classes: int, width: float = 1.0, *, image: int = 32, patch: int = 4, channels: int = 3,
+        norm_first: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        size = _size(48, width)
+        size = scaled(48, width, HEADS)
         self.patches = nn.Conv2d(channels, size, patch, patch)
         self.positions = nn.Embedding((image // patch) ** 2, size)
         self.encoder = _encoder(size, 3, norm_first)
@@ -160,7 +143,7 @@ class TransformerLM(nn.Module):
 
     def __init__(self, symbols: int, layers: int = 2, window: int = 70, *, width: float = 1.0) -> None:
         super().__init__()
-        size = _size(64, width)
+        size = scaled(64, width, HEADS)
         self.embedding = nn.Embedding(symbols, size)
         self.positions = nn.Embedding(window, size)
         self.encoder = _encoder(size, layers)
@@ -188,7 +171,7 @@ class _Mixing(nn.Module):
 class Mixer(nn.Module):
     """Patches of an image as tokens; layers over tokens and over channels in turn; the mean over tokens."""
 
-    def __init__(self, classes: int, *, width: float = 1.0) -> None:
+    def __init__(self, classes: int, width: float = 1.0) -> None:
         super().__init__()
         size = scaled(48, width)
         self.patches = nn.Conv2d(3, size, 4, 4)

@@ -6,10 +6,12 @@ do not exist. Import this module before anything else imports torchvision, as Li
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
-from ..errors import LabError, missing, unknown
+from ..errors import LabError, missing
 from .small import scaled
 
 __all__ = ["classifier", "classifiers", "torchvision", "transforms"]
@@ -45,22 +47,13 @@ def classifier(name: str, classes: int, *, width: float = 1.0) -> nn.Module:
 
     ``width`` multiplies the channels of every layer; only the ResNets take another than 1.
     """
-    known = classifiers()
-    if name not in known:
-        raise unknown("model", name, known)
-    if width == 1:
-        return _build(name, classes)
-    if name not in RESNETS:
+    if width != 1 and name not in RESNETS:
         raise LabError(f"of torchvision's models only the ResNets scale, got width={width:g} for {name!r}")
-    with torch.device("meta"):
-        pattern = _build(name, classes)
-    return _widened(pattern, width)
-
-
-def _build(name: str, classes: int) -> nn.Module:
     auxiliary = name in ("googlenet", "inception_v3")
     options = {"aux_logits": False, "init_weights": True} if auxiliary else {}
-    return torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    with nullcontext() if width == 1 else torch.device("meta"):
+        net = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    return net if width == 1 else _widened(net, width)
 
 
 def _widened(pattern: nn.Module, width: float) -> nn.Module:
