@@ -72,7 +72,7 @@ def test_result_and_metrics_of_a_run(tmp_path):
     seen = []
 
     def watch(loop):
-        seen.append(loop.training.status(loop.mean_loss))
+        seen.append(loop.problem.status(loop.mean_loss))
 
     directory = run(settings(train_size=230), [tmp_path], watch)
     result, lines, config = directory.result, directory.metrics(), directory.config

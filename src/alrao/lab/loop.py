@@ -74,7 +74,7 @@ class Loop:
         self.epochs = self.settings.epochs or 1
         learn = partial(learner, settings=self.settings, problem=self.problem)
         self.problem.start(self.settings, self.team, learn)
-        self.training, self.learner = self.problem, self.problem.learner
+        self.learner = self.problem.learner
         self.movement = Movement(self.learner)
         self.progress = Progress()
         self.best_weights: dict[str, Tensor] | None = None

@@ -88,7 +88,7 @@ class TrainingBar(Progress):
             self._last = loop.lines[-1]
             self.epoch(self._last)
         if self.console.is_terminal and not self.finished:
-            state = loop.training.status(loop.mean_loss)
+            state = loop.problem.status(loop.mean_loss)
             if isinstance(loop.learner.model, alrao.Alrao):
                 low, *_, high = loop.learner.rates or [0.0, 0.0]
                 state += f"  {low:.3g} |{posterior_bar(loop.learner.model.posterior)}| {high:.3g}"
