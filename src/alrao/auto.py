@@ -133,7 +133,6 @@ class Auto(AveragedOptimizer):
             capturable=capturable,
         )  # fmt: skip
         self.point: GradientPoint | PointOnDevice = self._point()
-        self._stepped = False
         self._place_search()
         self.model.head.start_alike()
 
@@ -187,10 +186,6 @@ class Auto(AveragedOptimizer):
                 self.move_interval(i, body=ends)
 
     # The step.
-
-    def _begin_step(self) -> None:
-        super()._begin_step()
-        self._stepped = any(p.grad is not None for group in self.param_groups for p in group["params"])
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         if isinstance(self.search, ClimbOnDevice):
@@ -279,17 +274,18 @@ class Auto(AveragedOptimizer):
         return {**group, "betas": (beta1, beta2**steps), "stands_for": steps}
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
+        stepped = any(p.grad is not None for group in self.param_groups for p in group["params"])
         if isinstance(self.search, ClimbOnDevice):
-            if self._stepped:
+            if stepped:
                 self._search_on_device(self.search, evidence, gate)
-        elif self._stepped and not self.search.over:
+        elif stepped and not self.search.over:
             self.search.follow_body(self._shards("worth"))
             self.search.count()
             if evidence is not None and evidence.finite:
                 self.search.observe(evidence.log_likelihood("mean"), self.copy_rates().log().tolist())
             if self.search.due:
                 self._move()
-        elif self._stepped and isinstance(self.point, GradientPoint):
+        elif stepped and isinstance(self.point, GradientPoint):
             self.point.follow(self._shards("z"), self._shards("last"))
         super()._end_step(evidence, gate)
 
@@ -305,7 +301,9 @@ class Auto(AveragedOptimizer):
         search.follow_body(self._shards("worth"), searching)
         search.count(searching.to(gate.live.dtype))
         if evidence is not None:
-            search.observe(evidence.log_likelihood("mean"), searching & evidence.observed & evidence.finite)
+            search.observe(
+                evidence.log_likelihood("mean"), searching & evidence.observed() & evidence.finite()
+            )
         if not (self.param_groups[0]["capturable"] or search.may_search):
             return
         moved = searching & search.due

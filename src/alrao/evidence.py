@@ -210,21 +210,22 @@ def read(gradient: Tensor, copies: int) -> Evidence:
 
 
 class EvidenceOnDevice(NamedTuple):
-    """The same evidence in tensors, none of which is read on the host."""
+    """The same evidence in tensors, none of which is read on the host.
+
+    It has no properties: torch 2.10 does not compile those of a named tuple.
+    """
 
     scores: Tensor
     weight: Tensor
     positive: Tensor
     rows: Tensor
 
-    @property
     def observed(self) -> Tensor:
-        """Whether anything was observed."""
+        """Return whether anything was observed."""
         return self.weight != 0
 
-    @property
     def finite(self) -> Tensor:
-        """Whether the loss was finite."""
+        """Return whether the loss was finite."""
         return alive(self.weight)
 
     def is_likelihood(self, *, maximize: bool) -> Tensor:

@@ -63,8 +63,8 @@ def test_the_evidence_on_the_device_is_the_one_on_the_host(numbers, maximize):
     host = reports.read(gradient, 2)
     device = reports.read_on_device(gradient, 2, torch.float64)
     assert device.is_likelihood(maximize=maximize).item() is host.is_likelihood(maximize=maximize)
-    assert device.finite.item() is host.finite
-    assert device.observed.item() is not host.empty
+    assert device.finite().item() is host.finite
+    assert device.observed().item() is not host.empty
     if not host.empty:
         for of in reports.CHOICES:
             expected = torch.tensor(host.log_likelihood(of), dtype=torch.float64)

@@ -266,6 +266,7 @@ def test_decoupled_decay_never_overshoots_zero():
         (alrao.AdamW, {}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 def test_a_step_sets_aside_no_more_than_the_largest_parameter(optimizer, options):
     layers = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.ReLU())]
     model = alrao.Alrao(nn.Sequential(*layers, nn.Linear(64, 3)), copies=4)

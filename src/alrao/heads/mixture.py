@@ -62,7 +62,9 @@ def categorical_mixture(
 def without_autocast(z: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which autocast is off on the device of ``z``, which need not have any."""
     kind = z.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    if torch.compiler.is_compiling() or torch.amp.is_autocast_available(kind):  # which not every torch traces
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -44,6 +44,6 @@ def update_posterior(head: Head, evidence: Any, gate: bool | Gate, of: str) -> N
     averaging = head.averaging
     if isinstance(gate, Gate):
         log_likelihood = head.posterior_evidence_on_device(log_likelihood)
-        averaging.update_on_device(log_likelihood, evidence.observed & gate.accepted)
+        averaging.update_on_device(log_likelihood, evidence.observed() & gate.accepted)
     else:
         averaging.update(head.posterior_evidence(log_likelihood))
