@@ -21,9 +21,9 @@ from support.processes import torchrun
 from alrao.lab.errors import LabError
 from alrao.lab.records import find_runs
 from alrao.lab.resolve import resolve
-from alrao.lab.run import run
+from alrao.lab.run import require_share, run
 from alrao.lab.store import RunDirectory
-from alrao.lab.team import Team, launched, require_share
+from alrao.lab.team import Team, launched
 
 state = pytest.importorskip("accelerate.state", reason="several processes need alrao[processes]")
 

@@ -174,7 +174,7 @@ def test_the_workbench_imports_its_command_line_nowhere(module):
     ("folder", "later"),
     [
         ("zoo", {"tasks", "methods", "learner", "loop", "run", "store", "runset", "rl"}),
-        ("tasks", {"methods", "learner", "loop", "run", "runset", "table", "render", "rl"}),
+        ("tasks", {"methods", "loop", "run", "runset", "table", "render", "rl"}),
         ("rl", {"loop", "run", "runset", "table", "render"}),
         ("render", {"report", "paper", "suite", "cli"}),
         ("report", {"paper", "suite", "cli", "runset"}),

@@ -14,7 +14,8 @@ from .records import locate
 from .resolve import resolve
 from .settings import Settings
 from .store import Run, RunDirectory
-from .team import Team, require_share
+from .tasks.task import Supervised, Task
+from .team import Team
 
 
 def pick_device(name: str) -> torch.device:
@@ -30,6 +31,24 @@ def pick_device(name: str) -> torch.device:
     if device.type == "meta":
         raise LabError("--device meta cannot be used here (it computes nothing): try --device cpu")
     return device
+
+
+def require_share(problem: Task, settings: Settings, processes: int) -> None:
+    """Refuse a run that so many processes cannot share."""
+    if processes == 1:
+        return
+    if not isinstance(problem, Supervised):
+        raise LabError(
+            f"--processes {processes} is for tasks with batches of inputs and targets, and {settings.task} "
+            "has none: train it in one process"
+        )
+    batch = settings.batch or 1
+    if batch % processes:
+        nearest = max(1, round(batch / processes)) * processes
+        raise LabError(
+            f"--batch {batch} cannot be divided by {processes} processes: give --batch {nearest}, "
+            "or another number of processes"
+        )
 
 
 def run(

@@ -21,8 +21,6 @@ from torch import distributed as dist
 
 from .errors import LabError, optional
 from .seeds import seed_of
-from .settings import Settings
-from .tasks.task import Supervised, Task
 
 Value = TypeVar("Value")
 
@@ -171,24 +169,6 @@ class _OverAllRows(nn.modules.batchnorm._BatchNorm):
         own.running_var.lerp_((variance * count / (count - 1)).detach(), part)
         y = centred * (variance + self.eps).rsqrt().view(shape)
         return torch.addcmul(self.bias.view(shape), y, self.weight.view(shape))
-
-
-def require_share(problem: Task, settings: Settings, processes: int) -> None:
-    """Refuse a run that so many processes cannot share."""
-    if processes == 1:
-        return
-    if not isinstance(problem, Supervised):
-        raise LabError(
-            f"--processes {processes} is for tasks with batches of inputs and targets, and {settings.task} "
-            "has none: train it in one process"
-        )
-    batch = settings.batch or 1
-    if batch % processes:
-        nearest = max(1, round(batch / processes)) * processes
-        raise LabError(
-            f"--batch {batch} cannot be divided by {processes} processes: give --batch {nearest}, "
-            "or another number of processes"
-        )
 
 
 def launched(processes: int | None) -> int:

@@ -21,12 +21,12 @@ from ..render.terminal import (
     triangle_table,
 )
 from ..resolve import refuse_idle, resolve
-from ..run import pick_device, run
+from ..run import pick_device, require_share, run
 from ..runset import Comparison, Triangle
 from ..settings import Settings, parse_rate
 from ..spread import Spread
 from ..table import experiments
-from ..team import Team, launch, launched, require_share
+from ..team import Team, launch, launched
 from .options import Command, fail_if, options, words_of
 from .records import make_report
 

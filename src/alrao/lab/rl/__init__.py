@@ -17,6 +17,7 @@ from ..seeds import seed_of
 from ..settings import Settings
 from ..tasks.files import short_digest
 from ..tasks.task import Budget, Learn, Measures, Task
+from ..team import Team
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Control(Task):
         self.about = {**source, **self.episodes, "steps": self.steps, "recipe": recipe}
         return self
 
-    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
+    def start(self, settings: Settings, team: Team, learn: Learn) -> None:
         self.seed, self.device = settings.seed, team.device
         torch.manual_seed(seed_of(self.seed, "network"))
         self.agent = self.qlearning.Agent(learn, self.recipe, settings, team.device)

@@ -16,13 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LabError
+from ..learner import Learner
 from ..seeds import generator, seed_of
 from ..settings import Settings
+from ..team import Team
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets."""
 Measures = dict[str, float | None]
-Learn = Callable[[nn.Module], Any]
+Learn = Callable[[nn.Module], Learner]
 """Makes a learner of a plain network."""
 
 
@@ -73,7 +75,7 @@ class Task(ABC):
     """A short digest of the data: other data is another run."""
     about: dict[str, Any]
     """A description of the data for ``config.json``: source, sizes of the parts, number of classes."""
-    learner: Any
+    learner: Learner
     """The network in training, by some method."""
 
     @property
@@ -93,7 +95,7 @@ class Task(ABC):
         """Read the data and prepare a run."""
 
     @abstractmethod
-    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
+    def start(self, settings: Settings, team: Team, learn: Learn) -> None:
         """Prepare the training by the processes of a team, with a fresh network."""
 
     @abstractmethod
@@ -174,7 +176,7 @@ class Supervised(Task):
         """Return the measures, given the sums over all batches: by default, their means."""
         return {name: sums[name] / sums["count"] for name in self.measures}
 
-    def start(self, settings: Settings, team: Any, learn: Learn) -> None:
+    def start(self, settings: Settings, team: Team, learn: Learn) -> None:
         torch.manual_seed(seed_of(settings.seed, "network"))
         self.team, self.clip, self.carry = team, settings.clip, None
         self.learner = learn(team.prepare(self.network().to(team.device)))
@@ -214,7 +216,7 @@ class Supervised(Task):
 
 
 @torch.no_grad()
-def evaluate(problem: Supervised, model: nn.Module, part: str, team: Any) -> Measures:
+def evaluate(problem: Supervised, model: nn.Module, part: str, team: Team) -> Measures:
     """Return the measures of a model on a part of the data."""
     sums: dict[str, float] = {}
     carry = None
