@@ -16,7 +16,7 @@ from alrao.lab.methods import learner
 from alrao.lab.recording import Movement
 from alrao.lab.resolve import resolve
 from alrao.lab.seeds import seed_of
-from alrao.lab.settings import Settings
+from alrao.lab.settings import MethodSpec, Settings
 
 
 def test_the_statistics_under_auto_are_those_of_the_averaged_weights():
@@ -102,3 +102,28 @@ def test_the_valley_is_the_longest_descent():
     rates = [10.0**-i for i in range(8, 0, -1)]
     assert valley(rates, [5.0, 4.0, 3.0, 2.0, 1.0, 9.0, 8.0, 7.0]) == 1e-6
     assert valley(rates, [1.0] * 8) == 1e-8
+
+
+@pytest.mark.parametrize("method", ["muon", "mechanic", "adam"])
+def test_an_average_leaves_the_method_as_it_is(method):
+    """All parameters are trained as without it, and a state is resumed to the bit."""
+    x, y = torch.randn(32, 4), torch.randint(3, (32,))
+
+    def trained(average, steps=4, state=None):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+        made = learner(net, Settings(task="digits", method=MethodSpec(method), average=average), None)
+        if state is not None:
+            made.load_state_dict(state)
+        for _ in range(steps):
+            made.step(F.cross_entropy(made.model(x), y))
+        return made
+
+    averaged, alone, start = trained(True), trained(False), trained(False, 0)
+    for one, other, first in zip(*(m.model.parameters() for m in (averaged, alone, start)), strict=True):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, first)
+    resumed = trained(True, 2, copy.deepcopy(trained(True, 2).state_dict()))
+    for one, other in zip(resumed.evaluated().parameters(), averaged.evaluated().parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert not any(map(torch.equal, resumed.model.parameters(), resumed.evaluated().parameters()))

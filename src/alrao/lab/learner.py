@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from math import cos, pi
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ class Learner:
 
     recalibrates = False
     """Whether other weights are evaluated than the ones that BatchNorm statistics were gathered with."""
+    averager: Any = None
+    """What averages the weights, if the average is evaluated."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *others: Optimizer) -> None:
         self.model, self.optimizer, self.optimizers = model, optimizer, (optimizer, *others)
@@ -41,6 +43,13 @@ class Learner:
             self.schedulers = [LambdaLR(each, _factor(schedule, steps)) for each in self.optimizers]
             self.parts |= {f"scheduler{number or ''}": each for number, each in enumerate(self.schedulers)}
 
+    def average(self, *, recalibrates: bool = False) -> Self:
+        """Evaluate DoG's average, for any method: that of all iterates, weighted towards the last."""
+        dog = optional("dog", "peers", "an average of the weights", "dog-optimizer")
+        self.averager = self.parts["averager"] = dog.PolynomialDecayAverager(self.model)
+        self.recalibrates = recalibrates
+        return self
+
     def step(self, loss: Tensor, clip: float | None = None) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -54,13 +63,16 @@ class Learner:
             optimizer.step()
         for scheduler in self.schedulers:
             scheduler.step()
+        if self.averager is not None:
+            self.averager.step()
 
     def train(self) -> None:
         self.model.train()
 
     def evaluated(self) -> nn.Module:
         """Return the model with the weights to evaluate, in evaluation mode."""
-        return self.model.eval()
+        model: nn.Module = self.model if self.averager is None else self.averager.averaged_model
+        return model.eval()
 
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
@@ -131,24 +143,6 @@ class Mechanic(Learner):
         if state["mechanic"]:
             own = dict(zip(self.model.parameters(), state["entries"], strict=True))
             self.optimizer.state["_mechanic"] = {**state["mechanic"], **own}  # type: ignore[index]
-
-
-class Averaged(Learner):
-    """DoG's average, for any method: that of all iterates, weighted towards the last, is evaluated."""
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, recalibrates: bool = False) -> None:
-        super().__init__(model, optimizer)
-        self.recalibrates = recalibrates
-        dog = optional("dog", "peers", "an average of the weights", "dog-optimizer")
-        self.averager = self.parts["averager"] = dog.PolynomialDecayAverager(model)
-
-    def step(self, loss: Tensor, clip: float | None = None) -> None:
-        super().step(loss, clip)
-        self.averager.step()
-
-    def evaluated(self) -> nn.Module:
-        averaged: nn.Module = self.averager.averaged_model
-        return averaged.eval()
 
 
 class ScheduleFree(Learner):

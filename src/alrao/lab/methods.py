@@ -19,7 +19,7 @@ from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, optional, unknown
 from .finder import find_rate
-from .learner import Averaged, Learner, Mechanic, ScheduleFree
+from .learner import Learner, Mechanic, ScheduleFree
 from .settings import Interval, MethodSpec, Settings
 from .tasks.task import Supervised, Task
 
@@ -97,7 +97,7 @@ def usual_methods() -> list[str]:
 def learner(net: nn.Module, settings: Settings, problem: Task) -> Learner:
     """Return the learner of the settings' method on a network. The settings must be resolved."""
     built = METHODS[settings.method.name].build(net, settings, problem)
-    return Averaged(built.model, built.optimizer, recalibrates=True) if settings.average else built
+    return built.average(recalibrates=True) if settings.average else built
 
 
 # How each is built.
@@ -160,6 +160,10 @@ def _plain(
         return kind(net, _imported(module, name)(net.parameters(), **options))
 
     return build
+
+
+def _dog(net: nn.Module, settings: Settings, problem: Task) -> Learner:
+    return _plain("dog", "DoG")(net, settings, problem).average()
 
 
 def _mechanic(net: nn.Module, settings: Settings, problem: Task) -> Learner:
@@ -239,7 +243,7 @@ METHODS: dict[str, Method] = {
     ),
     "dadapt-sgd": Method("D-Adapt SGD", "D-Adaptation of SGD", _plain("dadaptation", "DAdaptSGD")),
     "dog": Method(
-        "DoG", "DoG, with its polynomial averaging", _plain("dog", "DoG", kind=Averaged), momentum="never"
+        "DoG", "DoG, with its polynomial averaging", _dog, momentum="never"
     ),
     "schedulefree": Method(
         "Schedule-Free", "Schedule-Free AdamW",
