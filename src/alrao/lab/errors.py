@@ -17,7 +17,7 @@ class LabError(Exception):
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LabError:
     """Return the error for an unknown name, with the nearest known one."""
-    names = sorted(known)
+    names = sorted(set(known))
     close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)}"
     return LabError(f"unknown {kind} {name!r}: {hint}")
