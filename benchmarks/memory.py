@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 import alrao
 from alrao.lab.loop import Loop
 from alrao.lab.settings import Settings
-from alrao.lab.suite.runs import CONTENDERS, Contender
+from alrao.lab.suite.contenders import CONTENDERS, Contender
 from alrao.lab.suite.workloads import WORKLOADS
 
 VGG19 = [64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0]

@@ -20,8 +20,8 @@ from alrao.lab.render.cells import cells
 from alrao.lab.render.markdown import page
 from alrao.lab.render.terminal import TrainingBar, comparison_table
 from alrao.lab.resolve import resolve
-from alrao.lab.rl import LunarLander, Pendulum, Recipe
 from alrao.lab.rl.qlearning import Agent, Episodes, make_environment, play
+from alrao.lab.rl.tasks import LunarLander, Pendulum, Recipe
 from alrao.lab.run import run
 from alrao.lab.runset import Comparison
 from alrao.lab.seeds import seed_of

@@ -20,8 +20,9 @@ from alrao.lab.records import Record, find_runs
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.store import RunDirectory
+from alrao.lab.suite.contenders import CONTENDERS, Contender
 from alrao.lab.suite.page import dots, markdown, profile, table
-from alrao.lab.suite.runs import CONTENDERS, Contender, Search, Standings, every
+from alrao.lab.suite.runs import Search, Standings, every
 from alrao.lab.suite.workloads import ROWS, WORKLOADS, Workload
 from alrao.lab.table import frame
 from alrao.lab.tasks import get_task

@@ -15,7 +15,8 @@ from ..settings import Settings
 from ..spread import Spread
 from ..store import replace_file
 from ..suite import page
-from ..suite.runs import CONTENDERS, Search, Standings, every
+from ..suite.contenders import CONTENDERS
+from ..suite.runs import Search, Standings, every
 from ..suite.workloads import WORKLOADS
 from .options import FEW, Command, fail_if, options, pick, words_of
 

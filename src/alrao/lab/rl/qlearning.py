@@ -21,7 +21,7 @@ from ..learner import Learner
 from ..seeds import seed_of
 from ..settings import Settings
 from ..tasks.task import Learn
-from . import Recipe
+from .tasks import Recipe
 
 AT_ONCE = 10
 """Evaluation episodes played in parallel."""
@@ -97,6 +97,11 @@ class Agent(LikelihoodDQN):
         self.learner.train()
         set_random_seed(seed_of(settings.seed, "exploration") % 2**32)
         self.action_space.seed(seed_of(settings.seed, "actions"))
+
+    @property
+    def updates(self) -> int:
+        """The number of updates so far."""
+        return self._n_updates
 
     def _update_learning_rate(self, optimizers: Any) -> None:
         """Leave the rates to the learner and its schedule."""

@@ -16,7 +16,8 @@ from ..render.terminal import plain_table
 from ..report.figure import ALRAO, Figure, panels
 from ..settings import spelled
 from ..table import historical_note, spread, summary
-from .runs import Contender, Standings
+from .contenders import Contender
+from .runs import Standings
 from .workloads import Workload
 
 

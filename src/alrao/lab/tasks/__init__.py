@@ -23,8 +23,8 @@ TASKS = {
     "patches": ("tasks.tables", "Patches"),
     "finetune-digits": ("tasks.images", "FinetuneDigits"),
     "finetune-cifar10": ("tasks.images", "FinetuneCifar10"),
-    "pendulum": ("rl", "Pendulum"),
-    "lunarlander": ("rl", "LunarLander"),
+    "pendulum": ("rl.tasks", "Pendulum"),
+    "lunarlander": ("rl.tasks", "LunarLander"),
 }
 """Module and class of each task; imported on demand."""
 
