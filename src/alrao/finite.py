@@ -29,6 +29,8 @@ __all__ = [
     "is_finite",
     "keep_finite_",
     "largest",
+    "mask_gradients",
+    "mask_on_device",
     "moderate",
     "share_among",
     "usable",
@@ -160,13 +162,73 @@ def finite_module(module: nn.Module) -> bool:
 
 
 def in_range(tensors: list[Tensor]) -> bool:
-    """Return whether all gradients are finite, and so small that no update by them can overflow."""
+    """Return whether all tensors are finite, and so small that no update by them can overflow."""
     if not tensors:
         return True
     norms = torch._foreach_norm(tensors)
     if norms[0].is_cpu:  # faster there than one more operation
         return sum([norm.item() for norm in norms]) <= MOST
     return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
+
+
+def mask_gradients(grads: list[Tensor], *, suspect: bool = False) -> list[Tensor] | None:
+    """Return gradients with 0 where they are not :func:`usable`; None if none of their entries is.
+
+    Args:
+        grads: the gradients.
+        suspect: look at every entry, though all of them may be in range.
+    """
+    if not suspect and in_range(grads):
+        return grads
+    fits = [usable(grad) for grad in grads]
+    if not any(bool(each.any()) for each in fits):
+        return None
+    return [torch.where(each, grad, 0) for each, grad in zip(fits, grads, strict=True)]
+
+
+def mask_on_device(grads: list[Tensor], live: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one.
+
+    Args:
+        grads: the gradients.
+        live: 1, or 0 for gradients that must not be applied.
+
+    Returns:
+        The gradients, and ``live``; 0 if none of their entries is usable.
+    """
+    kinds: dict[torch.dtype, list[int]] = {}
+    for i, grad in enumerate(grads):
+        kinds.setdefault(grad.dtype, []).append(i)
+    # Compiled code computes the parts of a stack once, and not again for every entry of a gradient.
+    highest = torch.stack([live * (largest(dtype) + 1) - 1 for dtype in kinds]).unbind()  # -1: none passes
+    masked, found = list(grads), []
+    for places, most in zip(kinds.values(), highest, strict=True):
+        layouts = [_Layout(grads[i]) for i in places]
+        joined = torch.cat([layout.flat() for layout in layouts])
+        fits = joined.abs() <= most
+        found.append(fits.any())
+        parts = torch.where(fits, joined, 0).split([layout.grad.numel() for layout in layouts])
+        for i, part, layout in zip(places, parts, layouts, strict=True):
+            masked[i] = layout.restored(part)
+    return masked, live * torch.stack(found).any()
+
+
+class _Layout:
+    """The order of a tensor's entries in memory: operations on several tensors at once need the same one."""
+
+    def __init__(self, grad: Tensor) -> None:
+        self.grad = grad
+        self._axes = sorted(range(grad.ndim), key=grad.stride, reverse=True)
+
+    def flat(self) -> Tensor:
+        """Return the entries in that order, without a copy if they are next to each other."""
+        return self.grad.permute(self._axes).reshape(-1)
+
+    def restored(self, flat: Tensor) -> Tensor:
+        """Return what :meth:`flat` returned, or numbers in its place, in the shape of the tensor."""
+        axes = self._axes
+        ordered = flat.view([self.grad.shape[axis] for axis in axes])
+        return ordered.permute([axes.index(axis) for axis in range(len(axes))])
 
 
 def finite_gradient(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Nothing non-finite gets out, whatever the rates, the gradients or the batch."""
 
-from functools import cache
+import copy
+from functools import cache, partial
 from math import inf, log, nan
 from statistics import median
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from support.stepping import batches, deep_mlp, make
+from support.stepping import batches, deep_mlp, make, same
 from torch import nn
 
 import alrao
@@ -255,3 +256,43 @@ def test_a_batch_that_is_not_finite_without_batchnorm(bad):
         optimizer.step()
         assert bool(loss.isfinite())
         assert not_finite(model, optimizer) == []
+
+
+# One nan, after which torch's clipping makes every gradient nan.
+
+EVERY = {
+    "SGD": alrao.SGD,
+    "SGD with momentum": partial(alrao.SGD, momentum=0.9, weight_decay=0.01),
+    "Adam": alrao.Adam,
+    "AdamW": alrao.AdamW,
+    "Auto": alrao.Auto,
+    "PerFeature": partial(alrao.PerFeature, torch.optim.NAdam),
+}
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("apart", [False, True], ids=["one group", "the head in its own group"])
+@pytest.mark.parametrize("name", EVERY)
+def test_one_nan_in_a_batch_and_torchs_clipping_change_no_weight(name, apart, capturable):
+    model = alrao.Alrao(deep_mlp())
+    groups = [{"params": list(model.body_parameters())}, {"params": list(model.head.parameters())}]
+    optimizer = EVERY[name](model, params=groups if apart else None, capturable=capturable)
+    for step, (x, y) in enumerate(batches(6, 6)):
+        if step == 3:
+            x[4, 2] = nan
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        weights = [p.detach().clone() for p in model.parameters()]
+        states = [copy.deepcopy(optimizer.state[p]) for p in model.parameters()]
+        optimizer.step()
+        stays = [torch.equal(p, was) for p, was in zip(model.parameters(), weights, strict=True)]
+        assert all(stays) if step == 3 else not any(stays)
+        if step == 3:
+            assert all(bool(p.grad.isnan().all()) for p in model.parameters()), "or torch clips differently"
+            for p, was in zip(model.parameters(), states, strict=True):
+                counted = {"worth"} if capturable else set()  # Auto's search counts every batch there
+                for key in was.keys() - counted:
+                    assert same(optimizer.state[p][key], was[key]), key
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert all(bool(p.isfinite().all()) for p in model.collapse().parameters())

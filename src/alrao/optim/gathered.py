@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..finite import in_range, zero_unusable
+from ..finite import mask_gradients, mask_on_device
 from .blocks import Part
 from .feature_rates import GroupRates
-from .on_device import Gate
+from .on_device import DeviceUpdate, Gate
 from .update import GroupUpdate
 
 __all__ = ["Gathered"]
@@ -25,13 +25,11 @@ class Gathered:
     """
 
     def __init__(self, rates: GroupRates, state: Any, awake: slice | None) -> None:
-        params, grads, of_features, of_body = [], [], [], []
+        params, grads, of_features = [], [], []
         self.parts: list[Part] = []
         """What is updated of the head's parameters, if some copies sleep; it stands for them in the lists."""
         self.sparse: list[tuple[Tensor, Tensor, Any]] = []
         """Parameters with a sparse gradient, their gradients and rates; they are in no other list."""
-        self.masked = False
-        """Whether gradients were set to 0."""
         for p, rate, theirs in rates.entries:
             grad = p.grad
             if grad is None:
@@ -45,23 +43,23 @@ class Gathered:
             params.append(p)
             grads.append(grad)
             of_features.append(rate)
-            if not theirs:
-                of_body.append(grad)
         self.params = params
         self._grads, self._rates, self._constant = grads, of_features, rates.constant
-        self._of_body = of_body
 
-    def update(self, gate: bool | Gate, factor: Any) -> GroupUpdate:
+    def update(self, gate: bool | Gate, factor: Any) -> GroupUpdate | None:
         """Return the update of all of them, with 0 for gradients that must not be applied.
+
+        It is None, or on a device one that changes nothing, if none of the gradients is usable.
 
         Args:
             gate: what the step may do, or whether the loss was finite.
             factor: the group's ``lr``.
         """
-        grads = self._grads
         if isinstance(gate, Gate):
-            return gate.update(self.params, grads, self._rates, self._constant, factor)
-        if not (gate and in_range(self._of_body)):
-            self.masked = True
-            grads = [zero_unusable(grad) for grad in grads]
+            masked, live = mask_on_device(self._grads, gate.live)
+            pace = live * factor
+            return DeviceUpdate(self.params, masked, self._rates, self._constant, factor, live, pace)
+        grads = mask_gradients(self._grads, suspect=not gate)
+        if grads is None:
+            return None
         return GroupUpdate(self.params, grads, self._rates, self._constant, float(factor))

@@ -228,9 +228,9 @@ class AlraoOptimizer(RatedOptimizer):
         for p, grad, rate in found.sparse:
             grad = grad * gate.live if isinstance(gate, Gate) else grad
             self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
-        if not found.params:
+        update = found.update(gate, group["lr"]) if found.params else None
+        if update is None:
             return
-        update = found.update(gate, group["lr"])
         for part in found.parts:
             part.begin()
         for each in self._divided(update, group, gate, rates):
@@ -238,7 +238,7 @@ class AlraoOptimizer(RatedOptimizer):
         for part in found.parts:
             part.end(self._starts_as_weights)
         if found.parts and head.part != head.awake:
-            missed = missed_steps(self._sleep, self.state, rates, update.factor, masked=found.masked)
+            missed = missed_steps(self._sleep, self.state, rates, update.factor)
             for stands_for, part, each in missed:
                 part.begin(stands_for)
                 self._apply(self._standing_for(group, stands_for), each)

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..finite import in_range, keep_finite_, zero_unusable
+from ..finite import in_range, keep_finite_, mask_gradients, mask_on_device
 from ..rates import Rate, RateDistribution
 from ..shards import highest_of_shards, is_shard, local
 from ..shortcuts import capturable_anywhere, step_inside
@@ -206,8 +206,14 @@ class PerFeature(AlraoOptimizer):
             return
         params = [entry.param for entry in entries]
         grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
-        of_body = [grad for grad, entry in zip(grads, entries, strict=True) if not entry.of_copies]
-        constant, on_device = rates.constant, isinstance(gate, Gate)
+        if isinstance(gate, Gate):
+            usable, live = mask_on_device(grads, gate.live)
+        else:
+            found = mask_gradients(grads, suspect=not gate)
+            if found is None:
+                return
+            usable, live = found, None
+        constant, on_device = rates.constant, live is not None
         scales = constant is None or on_device
         inner = rates.inner
         (settings,) = inner.param_groups
@@ -223,12 +229,8 @@ class PerFeature(AlraoOptimizer):
         averages = self._averages(rates) if scales else []
         kept = Kept(inner) if on_device else None
         try:
-            if isinstance(gate, Gate):
-                for p, grad in zip(params, gate.masked(grads), strict=True):
-                    p.grad = grad
-            elif not (gate and in_range(of_body)):
-                for p, grad in zip(params, grads, strict=True):
-                    p.grad = zero_unusable(grad)
+            for p, grad in zip(params, usable, strict=True):
+                p.grad = grad
             _point(rates)
             with capturable_anywhere(type(inner)) if on_device else nullcontext():
                 step_inside(inner)
@@ -236,15 +238,15 @@ class PerFeature(AlraoOptimizer):
             for p, grad in zip(params, grads, strict=True):
                 p.grad = grad
         group.update({key: settings[key] for key in own})
-        if isinstance(gate, Gate):
-            factor = group["lr"] * gate.live / (group["base_lr"] if constant is None else constant)
-            _scale_on_device(entries, before, factor, gate.accepted)
+        if live is not None:
+            factor = group["lr"] * live / (group["base_lr"] if constant is None else constant)
+            _scale_on_device(entries, before, factor, live > 0)
         elif scales:
             _scale(entries, before, float(group["lr"]) / group["base_lr"])
         for p, state, average, mu in averages:
             state["ax"].copy_(average + (p - average) * mu)
-        if kept is not None and isinstance(gate, Gate):
-            kept.restore_unless(gate.accepted)
+        if kept is not None and live is not None:
+            kept.restore_unless(live > 0)
         self._collect(rates)
 
     def _averages(self, rates: _InnerGroup) -> list[tuple[Tensor, dict[str, Any], Tensor, Any]]:

@@ -236,7 +236,7 @@ def _steps_between_looks(highest: float, rate: float) -> int:
 
 
 def missed_steps(
-    sleep: Sleep, state: Any, rates: GroupRates, factor: float, *, masked: bool
+    sleep: Sleep, state: Any, rates: GroupRates, factor: float
 ) -> Iterator[tuple[int, Part, GroupUpdate]]:
     """Return the sleeping copies that took part: how many steps the step stands for, and the step."""
     head = sleep.head
@@ -249,5 +249,5 @@ def missed_steps(
                 continue
             part, stands_for = Part(state, p, (slice(j, j + 1),)), sleep.since[j]
             at = part.of(rate) * stands_for if isinstance(rate, Tensor) else rate
-            grad = zero_unusable(part.of(p.grad)) if masked else part.of(p.grad)
-            yield stands_for, part, GroupUpdate([part.param], [grad], [at], rates.constant, factor)
+            grads = [zero_unusable(part.of(p.grad))]
+            yield stands_for, part, GroupUpdate([part.param], grads, [at], rates.constant, factor)
