@@ -65,6 +65,26 @@ def test_the_same_holds_for_convolutions_with_batchnorm(name, options):
     assert same(dict(model.collapse().state_dict()), dict(plain.state_dict()))
 
 
+@pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
+@pytest.mark.parametrize(("name", "options"), SAME_AS_TORCH, ids=str)
+def test_a_warm_up_from_zero_is_torchs_to_the_bit(name, options, wrapped):
+    net = deep_mlp()
+    plain = copy.deepcopy(net)
+    model = alrao.Alrao(net, copies=1, keep_output=True) if wrapped else net
+    for trained, chosen in (
+        (model, getattr(alrao, name)(model, **options)),
+        (plain, getattr(torch.optim, name)(plain.parameters(), **options)),
+    ):
+        scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: min(1.0, step / 3))
+        for x, y in batches(6, 6):
+            chosen.zero_grad()
+            F.cross_entropy(trained(x), y).backward()
+            chosen.step()
+            scheduler.step()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p.view_as(q), q)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_maximize_the_log_likelihood_is_to_minimize_its_negative(optimizer):
     ends = []

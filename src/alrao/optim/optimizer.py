@@ -153,9 +153,6 @@ class AlraoOptimizer(RatedOptimizer):
                 refuse_sparse(group["params"])
         if type(self.state) is checkpoint.Unstepped:
             self.state = defaultdict(dict, self.state)
-            if evidence is None and all(group["lr"] == 0 for group in self.param_groups):
-                self._fill_state(gate)
-                return
         if isinstance(gate, Gate):
             self._refusals.note(gate.accepted)
         if self._factors is not None and not self._factors.look(self.param_groups):
@@ -193,15 +190,6 @@ class AlraoOptimizer(RatedOptimizer):
     def _may_sleep(self) -> bool:
         """Return whether copies may sleep now, in an optimizer that does not allow it always."""
         return True
-
-    def _fill_state(self, gate: bool | Gate) -> None:
-        """Make the state as the first step would, for torch's distributed checkpoints to load into."""
-        for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
-            with rates.of_this_process(self.state):
-                self._step_group(rates, group, gate)
-        for state in self.state.values():
-            if "step" in state:
-                state["step"] *= 0
 
     def _raise_refused(self) -> None:
         """Raise if the news has arrived that the loss of an earlier step was refused."""
