@@ -115,6 +115,64 @@ def test_all_at_once_is_the_same_as_one_by_one(optimizer, options):
     assert same(*ends)
 
 
+# Complex parameters.
+
+
+class Rotation(nn.Module):
+    """Weights in the frequency domain, as of a Fourier layer, and real ones."""
+
+    def __init__(self, dtype=torch.complex64):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6, dtype=dtype))
+        self.bias = nn.Parameter(torch.randn(4, dtype=dtype.to_real()))
+
+    def forward(self, x):
+        return (x.to(self.weight.dtype) @ self.weight.T).abs() + self.bias
+
+
+def fit(model, optimizer, steps=10):
+    dtype = model.bias.dtype
+    for x, y in batches(steps, 6):
+        optimizer.zero_grad()
+        F.mse_loss(model(x.to(dtype)), F.one_hot(y, 4).to(dtype)).backward()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:no feature rule for layers of type Rotation")
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize(("name", "options"), SAME_AS_TORCH, ids=str)
+def test_complex_weights_train_as_torchs_to_the_bit(name, options, foreach):
+    net = Rotation()
+    plain = copy.deepcopy(net)
+    fit(net, getattr(alrao, name)(net, foreach=foreach, **options))
+    fit(plain, getattr(torch.optim, name)(plain.parameters(), **options))
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.filterwarnings("ignore:no feature rule for layers of type Rotation")
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize(("name", "options"), SAME_AS_TORCH, ids=str)
+def test_every_complex_feature_trains_at_its_own_rate(name, options, capturable):
+    net = Rotation(torch.complex128)
+    optimizer = getattr(alrao, name)(net, **{**options, "lr": (1e-3, 1e-1), "capturable": capturable})
+    groups = []
+    apart = [[nn.Parameter(row.detach().clone()) for row in p] for p in (net.weight, net.bias)]
+    for p, rows in zip((net.weight, net.bias), apart, strict=True):
+        rates = optimizer.rates(p).flatten().tolist()
+        groups += [{"params": [row], "lr": lr} for row, lr in zip(rows, rates, strict=True)]
+    theirs = getattr(torch.optim, name)(groups, **options)
+    for _ in range(10):
+        for p, rows in zip((net.weight, net.bias), apart, strict=True):
+            p.grad = torch.randn_like(p)
+            for row, grad in zip(rows, p.grad, strict=True):
+                row.grad = grad.clone()
+        optimizer.step()
+        theirs.step()
+    for p, rows in zip((net.weight, net.bias), apart, strict=True):
+        torch.testing.assert_close(p, torch.stack(list(rows)))
+
+
 # Parameter groups.
 
 

@@ -13,7 +13,7 @@ from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
 from .on_device import counter
 from .optimizer import AlraoOptimizer
-from .update import GroupUpdate, root
+from .update import GroupUpdate, as_real, root
 
 __all__ = ["Adam", "AdamW"]
 
@@ -77,22 +77,24 @@ class Adam(AlraoOptimizer):
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        (beta1, beta2), params, grads = group["betas"], u.params, u.grads
+        for p in u.params:
+            self._new_state(p, group)
+        states: list[dict[str, Tensor]] = [self.state[p] for p in u.params]
+        if any(p.is_complex() for p in u.params):
+            u = u.of_real_numbers()
+        (beta1, beta2), grads = group["betas"], u.grads
         if group["weight_decay"] != 0:
             if self._decoupled:
                 u.shrink(group["weight_decay"])
             else:
                 grads = u.penalised(group["weight_decay"])
-        for p in params:
-            self._new_state(p, group)
-        states: list[dict[str, Tensor]] = [self.state[p] for p in params]
-        averages = [state["exp_avg"] for state in states]
-        squares = [state["exp_avg_sq"] for state in states]
+        averages = as_real([state["exp_avg"] for state in states])
+        squares = as_real([state["exp_avg_sq"] for state in states])
         u.mix_(averages, grads, 1 - beta1)
         u.scale_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         if group["amsgrad"]:
-            highest = [state["max_exp_avg_sq"] for state in states]
+            highest = as_real([state["max_exp_avg_sq"] for state in states])
             torch._foreach_maximum_(highest, squares)
             squares = highest
         steps = u.count([state["step"] for state in states])

@@ -64,8 +64,7 @@ def _uniform(count: int, seed: int) -> Tensor:
 
 def rate_dtype(parameter: Tensor) -> torch.dtype:
     """Return the type of a parameter's rates: real, and at least float32."""
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return torch.float64 if dtype.is_complex else dtype
+    return torch.promote_types(parameter.dtype, torch.float32).to_real()
 
 
 class Entry(NamedTuple):

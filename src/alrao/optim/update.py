@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..finite import alive, zero_nonfinite
 from ..shards import local
 
-__all__ = ["GroupUpdate", "rewind_", "rewind_if_", "root"]
+__all__ = ["GroupUpdate", "as_real", "rewind_", "rewind_if_", "root"]
 
 
 @dataclass
@@ -33,6 +33,14 @@ class GroupUpdate:
         """Return an update for each parameter: slower, with less memory at a time."""
         for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
             yield GroupUpdate([p], [grad], [rate], self.constant, self.factor)
+
+    def of_real_numbers(self) -> Self:
+        """Return the same update with complex parameters and gradients viewed as pairs of real numbers."""
+        rates = list(self.rates)
+        for i, p in enumerate(self.params):
+            if self.constant is None and p.is_complex():
+                rates[i] = rates[i][..., None]
+        return replace(self, params=as_real(self.params), grads=as_real(self.grads), rates=rates)
 
     def negate(self) -> None:
         """Maximize instead of minimizing."""
@@ -93,6 +101,11 @@ class GroupUpdate:
     def unbias(self, beta: float, steps: list[Any]) -> list[Any]:
         """Return what a running average must be divided by after some steps."""
         return [1 - beta**step for step in steps]
+
+
+def as_real(tensors: list[Tensor]) -> list[Tensor]:
+    """Return tensors, those of complex numbers viewed as pairs of real ones."""
+    return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
 
 
 def root(number: Any) -> Any:
