@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.needs import needs_compile
+from support.stepping import same, snapshot
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -160,3 +161,27 @@ def test_a_compiled_mixture_is_the_eager_one(size, failed):
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
     assert all(gradient.isfinite().all() for gradient in ours[:4])
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "plain"])
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "PerFeature"])
+def test_a_compiled_step_that_reads_numbers_does_what_the_step_itself_does(optimizer, wrapped):
+    """Without ``capturable``: graphs of parts of it would keep counts as constants."""
+    ends = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+        model = alrao.Alrao(net, 4) if wrapped else net
+        if optimizer == "PerFeature":
+            chosen = alrao.PerFeature(torch.optim.NAdam, model)
+        else:
+            chosen = OPTIMIZERS[optimizer](model)
+        step = torch.compile(chosen.step, backend="aot_eager") if compiled else chosen.step
+        generator = torch.Generator().manual_seed(2)
+        for _ in range(12):
+            x, y = torch.randn(10, 6, generator=generator), torch.randint(3, (10,), generator=generator)
+            chosen.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            step()
+        ends.append(snapshot(model, chosen))
+    assert same(*ends)

@@ -122,13 +122,25 @@ class AlraoOptimizer(RatedOptimizer):
             self.model.place_weights()
             with torch.enable_grad():
                 loss = closure()
+        # The compiler shows capturable=True in the groups, whatever is there.
+        if torch.compiler.is_compiling() and not self.defaults["capturable"]:
+            self._step_uncompiled()
+        else:
+            self._step_without_grad()
+        return loss
+
+    @torch.compiler.disable
+    def _step_uncompiled(self) -> None:
+        """Step outside of compiled code, which would keep numbers that are read on the host as constants."""
+        self._step_without_grad()
+
+    def _step_without_grad(self) -> None:
         records = torch.is_grad_enabled()
         torch.set_grad_enabled(False)  # no_grad() takes 4 µs longer, at each step
         try:
             self._step()
         finally:
             torch.set_grad_enabled(records)
-        return loss
 
     def _step(self) -> None:
         head = self.model.head
