@@ -173,6 +173,54 @@ def test_every_complex_feature_trains_at_its_own_rate(name, options, capturable)
         torch.testing.assert_close(p, torch.stack(list(rows)))
 
 
+# Weights of 16 bits.
+
+NARROW = [
+    (dtype, name, options)
+    for dtype in (torch.bfloat16, torch.float16)
+    for name, options in SAME_AS_TORCH
+    if name == "SGD" or dtype is torch.bfloat16  # 1e-8 is 0 in float16: torch's Adam divides by it
+]
+
+
+def fit_narrow(model, optimizer, first, last):
+    for x, y in list(batches(last, 6))[first:]:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.to(model[0].weight.dtype)).float(), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize(("dtype", "name", "options"), NARROW, ids=str)
+def test_narrow_weights_train_as_torchs_to_the_bit(dtype, name, options, foreach):
+    net = deep_mlp().to(dtype)
+    plain = copy.deepcopy(net)
+    fit_narrow(net, getattr(alrao, name)(net, foreach=foreach, **options), 0, 10)
+    fit_narrow(plain, getattr(torch.optim, name)(plain.parameters(), **options), 0, 10)
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("rate", [0.05, (1e-3, 1e-1)], ids=["one rate", "an interval"])
+@pytest.mark.parametrize(("dtype", "name", "options"), NARROW, ids=str)
+def test_a_resumed_run_of_narrow_weights_is_the_same_to_the_bit(dtype, name, options, rate, capturable):
+    def build():
+        torch.manual_seed(0)
+        net = deep_mlp().to(dtype)
+        return net, getattr(alrao, name)(net, **{**options, "lr": rate, "capturable": capturable})
+
+    net, optimizer = build()
+    fit_narrow(net, optimizer, 0, 5)
+    saved = snapshot(net, optimizer)
+    fit_narrow(net, optimizer, 5, 10)
+    resumed, of_resumed = build()
+    resumed.load_state_dict(saved[0])
+    of_resumed.load_state_dict(saved[1])
+    fit_narrow(resumed, of_resumed, 5, 10)
+    assert same(snapshot(resumed, of_resumed), snapshot(net, optimizer))
+
+
 # Parameter groups.
 
 

@@ -134,7 +134,7 @@ class SGD(AlraoOptimizer):
                 buffers.append(state["momentum_buffer"])
                 moved.append(grad)
             else:
-                state["momentum_buffer"] = grad.clone()
+                state["momentum_buffer"] = grad.to(p.dtype, copy=True)
         if buffers:
             u.scale_(buffers, group["momentum"])
             torch._foreach_add_(buffers, moved, alpha=1 - group["dampening"])

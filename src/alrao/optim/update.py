@@ -79,14 +79,14 @@ class GroupUpdate:
     def shrink(self, weight_decay: float) -> None:
         """Decay the weights in proportion to their rates, at most to zero."""
         if self.constant is not None:
-            torch._foreach_mul_(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
+            _multiply(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
             return
         decay = [(1 - rate * (self.factor * weight_decay)).clamp_(min=0) for rate in self.rates]
         torch._foreach_mul_(self.params, decay)
 
     def scale_(self, kept: list[Tensor], factor: float) -> None:
         """Multiply what is kept of earlier gradients by a factor."""
-        torch._foreach_mul_(kept, factor)
+        _multiply(kept, factor)
 
     def mix_(self, kept: list[Tensor], new: list[Tensor], part: float) -> None:
         """Move what is kept of earlier gradients a part of the way to new ones."""
@@ -101,6 +101,11 @@ class GroupUpdate:
     def unbias(self, beta: float, steps: list[Any]) -> list[Any]:
         """Return what a running average must be divided by after some steps."""
         return [1 - beta**step for step in steps]
+
+
+def _multiply(tensors: list[Tensor], factor: float) -> None:
+    for each in tensors:
+        each.mul_(factor)  # _foreach_mul_ rounds the factor first, to the type of a tensor
 
 
 def as_real(tensors: list[Tensor]) -> list[Tensor]:
