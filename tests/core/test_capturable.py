@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.reads import reads
+from support.reads import Launches, reads
+from support.stepping import batches
 from torch import nn, optim
 
 import alrao
@@ -302,3 +303,26 @@ def test_a_plain_network_searches_the_same_rates():
     one, other = run(False), run(True)
     assert_alike(one, other)
     assert one[1].interval() == pytest.approx(other[1].interval(), rel=1e-9)
+
+
+# Launches.
+
+
+def launches(optimizer, layers, **options):
+    """The operations of a step of a network of so many hidden layers."""
+    hidden = [layer for _ in range(layers) for layer in (nn.Linear(6, 6), nn.ReLU())]
+    model = alrao.Alrao(nn.Sequential(*hidden, nn.Linear(6, 3)), 4)
+    chosen = optimizer(model, capturable=True, **options)
+    for x, y in batches(2, 6):
+        chosen.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        with Launches() as counted:
+            chosen.step()
+    return counted.found.total()
+
+
+@pytest.mark.filterwarnings("ignore:lr=0.1 gives all 4 copies")
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.1}], ids=str)
+def test_an_operation_a_tensor_is_all_that_a_step_of_sgd_takes_for_its_rates(options):
+    assert launches(alrao.SGD, 16, lr=0.1, **options) == launches(alrao.SGD, 8, lr=0.1, **options)
+    assert launches(alrao.SGD, 16, **options) - launches(alrao.SGD, 8, **options) <= 16

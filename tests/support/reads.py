@@ -1,4 +1,4 @@
-"""Count whatever makes the host wait for a device, or sends numbers to it: shared by test files."""
+"""Count what makes the host wait for a device, and what it launches there: shared by test files."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -45,6 +45,27 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.name().removeprefix("aten::").partition(".")[0]
         if name in OPERATIONS:
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+VIEWS = (
+    "view", "permute", "t", "transpose", "unsqueeze", "squeeze", "expand", "slice", "select", "detach",
+    "alias", "as_strided", "split", "split_with_sizes", "unbind", "_reshape_alias", "view_as_real",
+)  # fmt: skip
+"""Operations that launch nothing on a device."""
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations inside, by their names, without views."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if name not in VIEWS:
             self.found[name] += 1
         return func(*args, **(kwargs or {}))
 

@@ -13,7 +13,7 @@ from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
 from .on_device import counter
 from .optimizer import AlraoOptimizer
-from .update import GroupUpdate, as_real, root
+from .update import GroupUpdate, as_real, roots
 
 __all__ = ["Adam", "AdamW"]
 
@@ -99,7 +99,7 @@ class Adam(AlraoOptimizer):
             squares = highest
         steps = u.count([state["step"] for state in states])
         denominators = list(torch._foreach_sqrt(squares))
-        torch._foreach_div_(denominators, [root(each) for each in u.unbias(beta2, steps)])
+        torch._foreach_div_(denominators, roots(u.unbias(beta2, steps)))
         torch._foreach_add_(denominators, group["eps"])
         u.move_ratio(averages, denominators, u.unbias(beta1, steps))
 

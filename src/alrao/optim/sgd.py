@@ -152,9 +152,12 @@ class SGD(AlraoOptimizer):
         buffers = [state["momentum_buffer"] for state in states]
         moved = grads
         if group["dampening"] != 0:  # not of the first gradient
-            parts = [1 - group["dampening"] * state["step"].clamp(max=1) for state in states]
+            steps = [state["step"] for state in states]
+            parts = list(torch._foreach_clamp_max(steps, 1.0))
+            torch._foreach_mul_(parts, -group["dampening"])
+            torch._foreach_add_(parts, 1.0)
             moved = list(torch._foreach_mul(grads, parts))
-            u.count([state["step"] for state in states])
+            u.count(steps)
         u.scale_(buffers, group["momentum"])
         torch._foreach_add_(buffers, moved)
         if group["nesterov"]:

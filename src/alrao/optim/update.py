@@ -13,7 +13,7 @@ from torch import Tensor
 from ..finite import alive, zero_nonfinite
 from ..shards import local
 
-__all__ = ["GroupUpdate", "as_real", "rewind_", "rewind_if_", "root"]
+__all__ = ["GroupUpdate", "as_real", "rewind_", "rewind_if_", "roots"]
 
 
 @dataclass
@@ -113,9 +113,11 @@ def as_real(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
 
 
-def root(number: Any) -> Any:
-    """Return the square root of a number, or of a tensor."""
-    return number.sqrt() if isinstance(number, Tensor) else sqrt(number)
+def roots(numbers: list[Any]) -> list[Any]:
+    """Return the square roots of numbers, or of tensors."""
+    if isinstance(numbers[0], Tensor):
+        return list(torch._foreach_sqrt(numbers))
+    return [sqrt(number) for number in numbers]
 
 
 def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:
