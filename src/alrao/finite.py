@@ -205,9 +205,11 @@ def mask_on_device(grads: list[Tensor], live: Tensor) -> tuple[list[Tensor], Ten
     for places, most in zip(kinds.values(), highest, strict=True):
         layouts = [_Layout(grads[i]) for i in places]
         joined = torch.cat([layout.flat() for layout in layouts])
-        fits = joined.abs() <= most
+        size = joined.abs() if joined.is_complex() else joined  # else nothing of that size is set aside
+        fits = (size <= most).logical_and_(size >= -most)
         found.append(fits.any())
-        parts = torch.where(fits, joined, 0).split([layout.grad.numel() for layout in layouts])
+        joined.masked_fill_(fits.logical_not_(), 0)
+        parts = joined.split([layout.grad.numel() for layout in layouts])
         for i, part, layout in zip(places, parts, layouts, strict=True):
             masked[i] = layout.restored(part)
     return masked, live * torch.stack(found).any()
