@@ -155,7 +155,7 @@ class Alrao(AveragedWrapper):
         if self._watch is not None and self.training and torch.is_grad_enabled():
             weight = next(head.parameters())
             if not self._watch.look(weight, head.evidence, head.loads):
-                self._watch = None
+                self.notice_step()
 
     def notice_optimizer(self) -> None:
         """Learn that an optimizer of alrao has been built for the model."""
@@ -165,6 +165,7 @@ class Alrao(AveragedWrapper):
     def notice_step(self) -> None:
         """Learn that an optimizer of alrao has stepped, as it must; see :class:`alrao.watch.StepWatch`."""
         if self._watch is not None:
+            self._watch.unfollow()
             self._watch = None
 
     def _first_forward(self, args: Any, kwargs: Any) -> Any:

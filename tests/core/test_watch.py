@@ -78,7 +78,7 @@ KINDS = {
     "SGD": alrao.SGD,
     "Adam": alrao.Adam,
     "Auto": alrao.Auto,
-    "PerFeature": lambda model: alrao.PerFeature(torch.optim.NAdam, model),
+    "PerFeature": lambda model, **options: alrao.PerFeature(torch.optim.NAdam, model, **options),
 }
 
 
@@ -206,6 +206,31 @@ def test_the_hook_is_there_only_while_a_model_has_no_optimizer():
     made_after = made()
     alrao.AdamW(made_after)
     assert len(hooks) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capturable", [False, True])
+def test_no_hook_outlives_a_model_and_its_optimizer(kind, capturable):
+    hooks = _global_optimizer_post_hooks
+    gc.collect()
+    alrao.SGD(made())
+    before = len(hooks)
+    model = made()
+    optimizer = KINDS[kind](model, **({"capturable": True} if capturable else {}))
+    assert len(hooks) == before, "from the moment at which the optimizer exists"
+    train(model, optimizer, 2)
+    del model, optimizer
+    gc.collect()
+    assert len(hooks) == before
+
+
+def test_no_hook_is_left_after_the_warning():
+    gc.collect()
+    alrao.SGD(made())
+    before = len(_global_optimizer_post_hooks)
+    model = made()
+    assert messages(lambda: train(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True)))
+    assert len(_global_optimizer_post_hooks) == before
 
 
 def test_fused_steps_of_another_network_are_not():
