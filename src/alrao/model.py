@@ -139,6 +139,8 @@ class Alrao(AveragedWrapper):
             spread = getattr(self.head, "spread", False)
             return _uncompiled(self.net, args, kwargs) if spread else self.net(*args, **kwargs)
         self.place_weights()  # ``training`` may have been set without a call of train()
+        if self.training:
+            self.finite_statistics.remember(reads=is_readable(self.head.evidence))
         if self._watch is not None:
             self._look_for_steps()
         if not self.training:

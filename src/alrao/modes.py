@@ -24,7 +24,7 @@ def follow(module: nn.Module, name: str, report: Callable[..., None]) -> None:
     Args:
         module: the module.
         name: the name of the method.
-        report: a bound method to call with the module and the arguments; its object is not kept alive.
+        report: a bound method to call with the module and the arguments, until its object is gone.
     """
     followed = module.__dict__.get(name)
     if not isinstance(followed, _Followed):
@@ -32,12 +32,16 @@ def follow(module: nn.Module, name: str, report: Callable[..., None]) -> None:
             if not isinstance(module.__dict__.get(each), _Pickled):
                 _Pickled(module, each)
         followed = _Followed(module, name)
-    followed.reports.append(weakref.WeakMethod(report))
+    of_module = weakref.ref(module)
+    followed.reports.append(weakref.WeakMethod(report, lambda _: unfollow(of_module(), name)))
 
 
-def unfollow(module: nn.Module, name: str, report: Callable[..., None]) -> None:
-    """End what :func:`follow` began; after the last of them the module is as it was before."""
-    own = module.__dict__
+def unfollow(module: nn.Module | None, name: str, report: Callable[..., None] | None = None) -> None:
+    """End what :func:`follow` began, as the end of the object does to which calls are reported.
+
+    After the last report the module is as it was before.
+    """
+    own = {} if module is None else module.__dict__
     if not isinstance(followed := own.get(name), _Followed):
         return
     followed.reports = [each for each in followed.reports if each() not in (None, report)]

@@ -190,7 +190,3 @@ class Plain:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_averager": None, "_stale": []}
-
-    def __del__(self) -> None:
-        if "_averager" in self.__dict__:
-            self._stop()
