@@ -165,6 +165,34 @@ def test_averages_of_the_weights_are_not():
     assert not messages(run)
 
 
+@pytest.mark.parametrize("way", ["load", "data", "in place"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_network_that_follows_is_not(kind, way):
+    model = made()
+    for target in (copy.deepcopy(model), made()):
+        optimizer = KINDS[kind](model)
+        target.load_state_dict(model.state_dict())
+
+        def run(target=target, optimizer=optimizer):
+            for _ in range(6):
+                values = target(torch.randn(6, 4)).detach()
+                assert values.isfinite().all()
+                train(model, optimizer, 1)
+                pairs = zip(target.parameters(), model.parameters(), strict=True)
+                if way == "load":
+                    target.load_state_dict(model.state_dict())
+                for p, q in pairs if way == "data" else ():
+                    p.data.copy_(0.3 * q.data + 0.7 * p.data)
+                with torch.no_grad():
+                    for p, q in pairs if way == "in place" else ():
+                        p.mul_(0.7).add_(q, alpha=0.3)
+
+        assert not messages(run)
+        x = torch.randn(6, 4)
+        target.load_state_dict(model.state_dict())
+        assert torch.equal(target(x).exp(), model(x).exp()), "with the posterior"
+
+
 def test_a_frozen_head_is_not():
     model = made()
 
