@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .modes import follow
+from .watch import version_of
+
 __all__ = [
     "HUGE",
     "TINY",
@@ -255,7 +258,8 @@ class FiniteStatistics:
     """Restores running statistics of normalisation layers that are not finite.
 
     Training forward passes store their batch's statistics in the layer, finite or not. :meth:`restore` puts
-    the last finite values back, entry by entry.
+    the last finite values back, entry by entry. Values that are loaded or reset are remembered at once, and
+    those that are changed by hand when :meth:`remember` is called before the next pass.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -263,11 +267,27 @@ class FiniteStatistics:
             module for module in net.modules() if isinstance(module, nn.modules.batchnorm._NormBase)
         ]
         self._last: list[Tensor] = []
+        self._seen: list[tuple[Tensor, int]] = []
+        self._follow()
         self.restore()
 
+    def _follow(self) -> None:
+        for layer in self._layers:
+            follow(layer, "_load_from_state_dict", self._changed)
+            follow(layer, "reset_running_stats", self._changed)
+
     def _running(self) -> list[Tensor]:
-        buffers = (buffer for layer in self._layers for buffer in (layer.running_mean, layer.running_var))
-        return [buffer for buffer in buffers if buffer is not None]
+        found = [layer._buffers for layer in self._layers]  # three times as fast as attributes
+        both = [buffers.get(name) for buffers in found for name in ("running_mean", "running_var")]
+        return [buffer for buffer in both if buffer is not None]
+
+    def _changed(self, *_: Any, **__: Any) -> None:
+        self.restore()
+
+    def remember(self, *, reads: bool = True) -> None:
+        """Remember the statistics before a training pass if anything but a pass has changed them."""
+        if self._layers and not _same(self._seen, _versions(self._running())):
+            self.restore(reads=reads)
 
     def restore(self, *, reads: bool = True) -> None:
         """Put back what was finite last, then remember what is finite now.
@@ -278,15 +298,42 @@ class FiniteStatistics:
         running = self._running() if self._layers else []
         if not running:
             return
-        if [last.device for last in self._last] != [now.device for now in running]:
-            self._last = [zero_nonfinite(now) for now in running]
-        elif not (reads and all(now.is_cpu for now in running)):
+        if [(last.device, last.dtype) for last in self._last] != [(now.device, now.dtype) for now in running]:
+            self._last = _moved(self._last, running)
+        if not (reads and all(now.is_cpu for now in running)):
             _restore_on_device(running, self._last)
-            return
-        elif not bool(torch.stack(torch._foreach_norm(running)).isfinite().all()):
-            for now, last in zip(running, self._last, strict=True):
-                keep_finite_(now, last)
-        torch._foreach_copy_(self._last, running)
+        else:
+            if not bool(torch.stack(torch._foreach_norm(running)).isfinite().all()):
+                for now, last in zip(running, self._last, strict=True):
+                    keep_finite_(now, last)
+            torch._foreach_copy_(self._last, running)
+        self._seen = [] if torch.compiler.is_compiling() else _versions(running)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._follow()
+
+
+def _versions(running: list[Tensor]) -> list[tuple[Tensor, int]]:
+    """Return statistics with torch's count of their changes; it leaves out those by forward passes."""
+    return [(now, 0 if now.is_inference() else version_of(now)) for now in running]
+
+
+def _same(seen: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bool:
+    pairs = zip(seen, now, strict=False)
+    return len(seen) == len(now) and all(a[0] is b[0] and a[1] == b[1] for a, b in pairs)
+
+
+def _moved(last: list[Tensor], running: list[Tensor]) -> list[Tensor]:
+    """Return remembered statistics as the present ones are: on their devices, and of their types."""
+    with torch.inference_mode(False):
+        if len(last) != len(running):
+            return [zero_nonfinite(now) for now in running]
+        pairs = zip(last, running, strict=True)
+        return [zero_nonfinite(now) if before.is_meta else before.to(now) for before, now in pairs]
 
 
 def _restore_on_device(running: list[Tensor], last: list[Tensor]) -> None:

@@ -139,6 +139,8 @@ class Alrao(AveragedWrapper):
             spread = getattr(self.head, "spread", False)
             return _uncompiled(self.net, args, kwargs) if spread else self.net(*args, **kwargs)
         self.place_weights()  # ``training`` may have been set without a call of train()
+        if self.training:
+            self.finite_statistics.remember(reads=is_readable(self.head.evidence))
         if self._watch is not None:
             self._look_for_steps()
         if not self.training:
@@ -155,7 +157,7 @@ class Alrao(AveragedWrapper):
         if self._watch is not None and self.training and torch.is_grad_enabled():
             weight = next(head.parameters())
             if not self._watch.look(weight, head.evidence, head.loads):
-                self._watch = None
+                self.notice_step()
 
     def notice_optimizer(self) -> None:
         """Learn that an optimizer of alrao has been built for the model."""
@@ -165,6 +167,7 @@ class Alrao(AveragedWrapper):
     def notice_step(self) -> None:
         """Learn that an optimizer of alrao has stepped, as it must; see :class:`alrao.watch.StepWatch`."""
         if self._watch is not None:
+            self._watch.unfollow()
             self._watch = None
 
     def _first_forward(self, args: Any, kwargs: Any) -> Any:

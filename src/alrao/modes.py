@@ -8,63 +8,111 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Followed"]
+__all__ = ["follow", "readers", "unfollow"]
+
+PICKLING = ("__getstate__", "__reduce_ex__")
+"""What :mod:`copy` and :mod:`pickle` call; they look for both in the object first."""
 
 
-class Followed:
-    """A method of one module, in the module's own ``__dict__``, that reports each call after it has returned.
+def follow(module: nn.Module, name: str, report: Callable[..., None]) -> None:
+    """Report each call of a method of one module, after it has returned.
 
     torch calls ``train`` of a module for its ``eval`` and for ``train`` of whatever contains it, and
     ``_load_from_state_dict`` for a load through any of them. Hooks would be slower, and ``torch.save(net)``
-    would save them. A copy or a pickle of the module has the method of its class instead, so loading it needs
-    nothing of alrao.
+    would save them. Copies and pickles of the module are those of one that nobody follows.
 
     Args:
         module: the module.
         name: the name of the method.
-        report: a bound method to call after it, with the module and the arguments; its object is not kept
-            alive.
+        report: a bound method to call with the module and the arguments, until its object is gone.
     """
+    followed = module.__dict__.get(name)
+    if not isinstance(followed, _Followed):
+        for each in PICKLING:
+            if not isinstance(module.__dict__.get(each), _Pickled):
+                _Pickled(module, each)
+        followed = _Followed(module, name)
+    of_module = weakref.ref(module)
+    followed.reports.append(weakref.WeakMethod(report, lambda _: unfollow(of_module(), name)))
 
-    def __init__(self, module: nn.Module, name: str, report: Callable[..., None]) -> None:
+
+def unfollow(module: nn.Module | None, name: str, report: Callable[..., None] | None = None) -> None:
+    """End what :func:`follow` began, as the end of the object does to which calls are reported.
+
+    After the last report the module is as it was before.
+    """
+    own = {} if module is None else module.__dict__
+    if not isinstance(followed := own.get(name), _Followed):
+        return
+    followed.reports = [each for each in followed.reports if each() not in (None, report)]
+    if not followed.reports:
+        followed.remove()
+    if not any(isinstance(each, _Followed) for each in own.values()):
+        for each in [each for each in own.values() if isinstance(each, _Pickled)]:
+            each.remove()
+
+
+def readers(module: nn.Module, name: str) -> list[Any]:
+    """Return the objects to which the calls of a method are reported."""
+    followed = module.__dict__.get(name)
+    reports: list[Any] = [each() for each in followed.reports] if isinstance(followed, _Followed) else []
+    return [report.__self__ for report in reports if report is not None]
+
+
+class _Method:
+    """A method in a module's own ``__dict__``, which precedes that of its class."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
         self._module = weakref.ref(module)
         self._name = name
-        self._report: Callable[[], Any] = weakref.WeakMethod(report)
-        self.former = module.__dict__.get(name)
-        """Another one on the same module, which is called too."""
+        self.former = module.__dict__.get(name)  # the user may have one there too
         module.__dict__[name] = self
 
-    @property
-    def reader(self) -> Any:
-        """The object to which calls are reported, if it still exists."""
-        report = self._report()
-        return None if report is None else report.__self__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the method returns, after the report."""
-        module = self._module()
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the method returns without this one."""
         if self.former is not None:
-            result = self.former(*args, **kwargs)
-        else:
-            result = getattr(type(module), self._name)(module, *args, **kwargs)
-        report = self._report()
-        if report is not None:
-            report(module, *args, **kwargs)
-        return result
+            return self.former(*args, **kwargs)
+        module = self._module()
+        return getattr(type(module), self._name)(module, *args, **kwargs)
 
     def __reduce__(self) -> Any:
-        return getattr, (self._module(), self._name)
+        return getattr, (self._module(), self._name)  # for a module that copies its ``__dict__`` itself
 
-    def stop(self) -> None:
-        """Report no more calls, and put back what was there before."""
-        self._report = _no_report
+    def remove(self) -> None:
+        """Put back what was there before."""
         module = self._module()
         if module is not None and module.__dict__.get(self._name) is self:
-            if self.former is None:
-                del module.__dict__[self._name]
-            else:
-                module.__dict__[self._name] = self.former
+            del module.__dict__[self._name]
+            module.__dict__.update(_plain({self._name: self}))
 
 
-def _no_report() -> Any:
-    return None
+class _Followed(_Method):
+    """A method that reports its calls."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__(module, name)
+        self.reports: list[weakref.WeakMethod[Callable[..., None]]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.call(*args, **kwargs)
+        for each in list(self.reports):
+            if (report := each()) is not None:
+                report(self._module(), *args, **kwargs)
+        return result
+
+
+class _Pickled(_Method):
+    """A method that returns what is to be pickled, without the methods of this file."""
+
+    def __call__(self, *args: Any) -> Any:
+        return _plain(self.call(*args))
+
+
+def _plain(state: Any) -> Any:
+    """Return a module's state without the methods of this file, and with the user's in their place."""
+    if type(state) is tuple:
+        return tuple(map(_plain, state))
+    if not isinstance(state, dict) or not any(isinstance(each, _Method) for each in state.values()):
+        return state
+    former = {key: each.former if isinstance(each, _Method) else each for key, each in state.items()}
+    return {key: each for key, each in former.items() if each is not None or state[key] is None}

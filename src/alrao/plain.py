@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .clipping import clip_grads_
 from .evidence import is_readable
 from .finite import FiniteStatistics
-from .modes import Followed
+from .modes import follow, readers, unfollow
 from .warn import warn
 from .watch import version_of
 
@@ -67,7 +67,7 @@ class Plain:
     """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model.
 
     There is no wrapper, so the mode is that of the modules: training if one of them is in training mode. An
-    optimizer that averages is told of ``train()`` and ``eval()`` by :class:`alrao.modes.Followed`. A module's
+    optimizer that averages is told of ``train()`` and ``eval()`` by :func:`alrao.modes.follow`. A module's
     ``training`` that is set without a call is seen before a closure, and warned of at a step.
 
     Args:
@@ -85,7 +85,6 @@ class Plain:
         self._seen = self.training
         self._stale: list[tuple[nn.Parameter, Tensor, int]] = []
         self._averager: weakref.ref[Any] | None = None
-        self._followed: list[Followed] = []
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters."""
@@ -115,11 +114,12 @@ class Plain:
         own = {p for group in optimizer.param_groups for p in group["params"]}
         self._stop()
         for module in self.modules:
-            _retire(module.__dict__.get("train"), own)
-        owners = [m for m in self.net.modules() if not own.isdisjoint(m.parameters(recurse=False))]
-        self._followed = [Followed(module, "train", self._mode_called) for module in self.modules]
-        if self.modules:
-            self._followed += [Followed(module, "_load_from_state_dict", self._loaded) for module in owners]
+            for other in readers(module, "train"):
+                other.retire(own)
+            follow(module, "train", self._mode_called)
+        for module in self.net.modules() if self.modules else ():
+            if not own.isdisjoint(module.parameters(recurse=False)):
+                follow(module, "_load_from_state_dict", self._loaded)
         self._averager = weakref.ref(optimizer)
         return self._averager
 
@@ -183,22 +183,10 @@ class Plain:
         """Do nothing: there are no copies that another optimizer may have trained."""
 
     def _stop(self) -> None:
-        for each in self._followed:
-            each.stop()
-        self._followed = []
+        for module in self.net.modules():
+            unfollow(module, "train", self._mode_called)
+            unfollow(module, "_load_from_state_dict", self._loaded)
         self._averager = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_averager": None, "_followed": [], "_stale": []}
-
-    def __del__(self) -> None:
-        if "_followed" in self.__dict__:
-            self._stop()
-
-
-def _retire(followed: Any, taken: set[nn.Parameter]) -> None:
-    """Let the networks that follow a module leave its weights to another optimizer."""
-    while isinstance(followed, Followed):
-        if isinstance(followed.reader, Plain):
-            followed.reader.retire(taken)
-        followed = followed.former
+        return {**self.__dict__, "_averager": None, "_stale": []}

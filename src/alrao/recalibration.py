@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .finite import keep_finite_
 from .trainable import find_alrao, unwrapped
 
 __all__ = ["recalibrate"]
@@ -63,10 +64,11 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | 
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        if not seen:
-            for buffer, value in before:
+        for buffer, value in before:
+            if not seen:
                 buffer.copy_(value)
-        inner.train(dict(modes)[inner])  # with the weights of that mode, and finite statistics
+            keep_finite_(buffer, value)
+        inner.train(dict(modes)[inner])  # with the weights of that mode
         for module, mode in modes:
             module.training = mode
     if not seen:

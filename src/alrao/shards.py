@@ -44,7 +44,13 @@ __all__ = [
 ]
 
 
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+FACTORS = -7046029254386353131, -4658895280553007687
+"""Those of the generator SplitMix64, which turn successive numbers into ones that look random."""
+
+PIECE = 1 << 22
+"""How many entries of a tensor are multiplied at a time."""
 
 
 def is_shard(x: Any) -> bool:
@@ -209,13 +215,33 @@ def whole_of(x: Tensor, kept: Any) -> Tensor:
 
 
 def fingerprint(parameter: Tensor) -> int:
-    """Return a number that is the same for the same bits, on every device, and hardly ever for others."""
+    """Return a number that is the same for the same bits in the same order, and hardly ever for others.
+
+    It is a sum of the bits of each entry times a number for its place, in integers: the same on every device
+    and for every way to shard the parameter.
+    """
     values = local(parameter).detach().contiguous()
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    return int(
-        sum_over_shards(values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64), parameter)
-    )
+    if values.element_size() in INTEGERS:
+        bits = values.view(INTEGERS[values.element_size()])
+    else:
+        bits = values.unsqueeze(-1).view(torch.int32)  # the low bits of float64 are often all 0
+    for axis in reversed(range(bits.ndim if bits.numel() else 0)):
+        factors = _factors(axis, bits.shape[axis], parameter)
+        pieces = bits.reshape(-1, len(factors)).split(max(1, PIECE // len(factors)))
+        bits = torch.cat([(piece * factors).sum(-1) for piece in pieces]).view(bits.shape[:-1])
+    return int(sum_over_shards(bits.sum(dtype=torch.int64), parameter))
+
+
+def _factors(axis: int, size: int, parameter: Tensor) -> Tensor:
+    """Return odd numbers for the places along an axis of this process's part of a parameter."""
+    inside = axis == parameter.ndim  # of an entry
+    places = torch.arange(size if inside else parameter.shape[axis], device=parameter.device)
+    if not inside:
+        shape = [-1 if each == axis else 1 for each in range(parameter.ndim)]
+        places = local(sharded_as(places.view(shape), parameter)).flatten()
+    x = (places + (axis + 1 << 40)) * FACTORS[0]
+    factors: Tensor = (x ^ x >> 31) * FACTORS[1] | 1
+    return factors
 
 
 # torch's fully_shard.

@@ -26,7 +26,8 @@ class StepWatch:
     """Counts changes of a head's weights between forward passes, until an optimizer of alrao steps.
 
     torch counts the changes of a tensor in place, so nothing is read from a device. Weights that are loaded,
-    or moved to another device or type, do not count. Fused optimizers of torch leave that count as it is;
+    or moved to another device or type, do not count, nor do those without a gradient, as of a target network
+    that follows the trained one. Fused optimizers of torch leave that count as it is;
     their steps are noticed by a hook, which is removed when an optimizer of alrao is built.
     """
 
@@ -70,7 +71,7 @@ class StepWatch:
         stepped, self._stepped = self._stepped, False
         if before is None or before[0] is not weight or before[1] is not leaf or before[2] != loads:
             self._changes = 0
-        elif before[3] != now[3] or stepped:
+        elif stepped or (before[3] != now[3] and (weight.grad is not None or leaf.grad is not None)):
             self._changes += 1
         if self._changes < CHANGES:
             return True

@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from .shards import plain_class
+
 __all__ = ["Wrapper", "copied_state", "unchanged_on_error"]
 
 SHARED = (
@@ -61,6 +63,34 @@ class Wrapper(nn.Module):
             forward.__signature__ = inner.replace(parameters=[this, *inner.parameters.values()])  # type: ignore[attr-defined]
         forward.__doc__ = self.net.forward.__doc__
         self.__dict__["forward"] = MethodType(forward, self)
+
+    # The class: isinstance() asks for the type of an object, and for its ``__class__`` if that does not fit.
+
+    @property
+    def __class__(self) -> Any:
+        """The class of the network, so that ``isinstance(model, Net)`` holds.
+
+        The type itself for a container, whose items Python looks for in the type, and for a network that is
+        nothing but its output layer, which is replaced.
+        """
+        net = self.__dict__.get("net")
+        if net is None or net is self.__dict__.get("head") or hasattr(net, "__getitem__"):
+            return type(self)
+        return plain_class(net)
+
+    @__class__.setter
+    def __class__(self, kind: type) -> None:
+        # A tool puts a class before the one that it sees, as fully_shard does: put it before the type.
+        bases = tuple(type(self) if base is self.__class__ else base for base in kind.__bases__)
+        own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+        vars(object)["__class__"].__set__(self, type(kind.__name__, bases, own))
+
+    def _get_name(self) -> str:
+        return type(self).__name__
+
+    def __reduce__(self) -> Any:
+        # By default pickle refuses an object whose ``__class__`` is not its type.
+        return object.__new__, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         left = {"forward", *SHARED}

@@ -244,3 +244,8 @@ def test_recalibration_with_numbers_that_are_not_finite_keeps_the_old_ones():
     mean = model.net[1].running_mean.clone()
     alrao.recalibrate(model, [torch.full((4, 4), torch.nan)])
     assert torch.equal(model.net[1].running_mean, mean)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    plain(torch.randn(16, 4))
+    mean = plain[1].running_mean.clone()
+    alrao.recalibrate(plain, [torch.full((4, 4), torch.nan)])
+    assert torch.equal(plain[1].running_mean, mean)

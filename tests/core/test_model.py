@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+import pickle
 import re
 
 import pytest
@@ -70,6 +71,63 @@ def test_forward_has_the_signature_of_the_network(how):
     model = copy.deepcopy(model) if how == "deepcopy" else model
     assert inspect.signature(model.forward) == expected
     assert list(expected.parameters) == ["x", "scale"]
+
+
+class Larger(Net):
+    pass
+
+
+CONVERTED = {
+    "the model": lambda model: model,
+    "a copy": copy.copy,
+    "a deep copy": copy.deepcopy,
+    **{
+        f"a pickle, protocol {protocol}": lambda model, protocol=protocol: pickle.loads(
+            pickle.dumps(model, protocol)
+        )
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    },
+    "inside DataParallel": lambda model: nn.DataParallel(model).module,
+    "compiled": lambda model: torch.compile(model, backend="eager")._orig_mod,
+    "moved": lambda model: model.double().float(),
+}
+
+
+@pytest.mark.parametrize("way", CONVERTED)
+def test_a_program_that_asks_for_the_class_of_its_network_finds_it(way):
+    model = CONVERTED[way](alrao.Alrao(Larger(), 3))
+    assert isinstance(model, Larger)
+    assert isinstance(model, Net)
+    assert isinstance(model, alrao.Alrao)
+    assert type(model) is alrao.Alrao
+    assert str(model).startswith("Alrao(")
+    assert model(torch.randn(2, 4)).shape == (2, 3)
+    assert not isinstance(model, nn.Linear)
+    collapsed = model.collapse()
+    assert type(collapsed) is Larger
+
+
+def test_a_container_whose_items_the_model_does_not_have_is_not_its_class():
+    model = alrao.Alrao(mlp(), 3)
+    assert not isinstance(model, nn.Sequential)
+    assert model.__class__ is alrao.Alrao
+    assert not isinstance(alrao.Alrao(nn.Linear(4, 3)), nn.Linear)
+    assert alrao.Alrao(nn.Linear(4, 3)).__class__ is alrao.Alrao
+
+
+def test_a_class_that_a_tool_puts_in_front_is_in_front_of_the_model():
+    model = alrao.Alrao(Net(), 3)
+
+    class Before:
+        extra = "new"
+
+    model.__class__ = type("BeforeNet", (Before, model.__class__), {"mark": 1})
+    assert model.extra == "new"
+    assert model.mark == 1
+    assert isinstance(model, Before)
+    assert isinstance(model, alrao.Alrao)
+    assert isinstance(model, Net)
+    assert model(torch.randn(2, 4)).shape == (2, 3)
 
 
 def test_forward_passes_keyword_arguments_on():

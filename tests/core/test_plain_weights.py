@@ -279,6 +279,76 @@ def test_a_copy_of_the_network_is_an_ordinary_network(mode):
         assert twin.eval() is twin
 
 
+class Stateful(nn.Sequential):
+    """A network that pickles itself in its own way, and in a slot beside its ``__dict__``."""
+
+    __slots__ = ("note",)
+
+    def __getstate__(self):
+        return self.__dict__
+
+
+class Slotted(nn.Sequential):
+    __slots__ = ("note",)
+
+
+def disabled(mode=True):
+    """In the place of ``train`` of a frozen part, as programs of vision and language have it."""
+
+
+def frozen_part():
+    net = small()
+    net.train = disabled
+    return net
+
+
+KINDS = {
+    "sequential": small,
+    "with BatchNorm": lambda: small(norm=True),
+    "own state": lambda: Stateful(*small()),
+    "slots": lambda: Slotted(*small()),
+    "traced": lambda: torch.fx.symbolic_trace(small()),
+    "own train": frozen_part,
+}
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda net: pickle.loads(pickle.dumps(net)),
+    "inside a module": lambda net: copy.deepcopy(nn.ModuleList([net]))[0],
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_have_what_a_copy_without_an_optimizer_has(kind, way):
+    net = KINDS[kind]()
+    before = [set(vars(module)) for module in net.modules()]
+    expected = [vars(module).keys() for module in COPIES[way](net).modules()]
+    optimizer = alrao.Auto(net, steps=20)
+    twin = COPIES[way](net)
+    assert [vars(module).keys() for module in twin.modules()] == expected
+    twin.eval()
+    assert net.training
+    train(net, optimizer)
+    y = weights(net)
+    nn.ModuleList([net]).eval()
+    assert equal(weights(net), y) == (kind == "own train"), "the network itself is followed as before"
+    del optimizer
+    gc.collect()
+    assert [vars(module).keys() for module in net.modules()] == before
+
+
+def test_a_saved_network_is_loaded_with_safe_globals():
+    """As pytorch/examples' word_language_model does: the file names the classes of the network only."""
+    net, _optimizer = trained(norm=True)
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.BatchNorm1d, nn.Tanh, set]):
+        twin = torch.load(file, weights_only=True)
+    assert equal(weights(twin), weights(net))
+
+
 def test_a_network_can_be_scripted_and_exported():
     net, _ = trained()
     x = torch.randn(3, 4)

@@ -128,6 +128,7 @@ def test_a_mixed_precision_policy(two):
         ("copies", ["heads of 2 and 3 copies", "copies=…"]),
         ("sharded_copies", ["heads of 2 and 3 copies", "copies=…"]),
         ("seeds", ["weights of processes 0 and 1 differ", "torch.manual_seed"]),
+        ("heads", ["weights of processes 0 and 1 differ", "torch.manual_seed"]),
         ("rates", ["different learning rates", "after torch.distributed is initialised"]),
         ("flattened", ["not the model's", "DeepSpeed", "fully_shard"]),
         ("older", ["FullyShardedDataParallel", "fully_shard"]),

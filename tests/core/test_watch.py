@@ -78,7 +78,7 @@ KINDS = {
     "SGD": alrao.SGD,
     "Adam": alrao.Adam,
     "Auto": alrao.Auto,
-    "PerFeature": lambda model: alrao.PerFeature(torch.optim.NAdam, model),
+    "PerFeature": lambda model, **options: alrao.PerFeature(torch.optim.NAdam, model, **options),
 }
 
 
@@ -165,6 +165,34 @@ def test_averages_of_the_weights_are_not():
     assert not messages(run)
 
 
+@pytest.mark.parametrize("way", ["load", "data", "in place"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_network_that_follows_is_not(kind, way):
+    model = made()
+    for target in (copy.deepcopy(model), made()):
+        optimizer = KINDS[kind](model)
+        target.load_state_dict(model.state_dict())
+
+        def run(target=target, optimizer=optimizer):
+            for _ in range(6):
+                values = target(torch.randn(6, 4)).detach()
+                assert values.isfinite().all()
+                train(model, optimizer, 1)
+                pairs = zip(target.parameters(), model.parameters(), strict=True)
+                if way == "load":
+                    target.load_state_dict(model.state_dict())
+                for p, q in pairs if way == "data" else ():
+                    p.data.copy_(0.3 * q.data + 0.7 * p.data)
+                with torch.no_grad():
+                    for p, q in pairs if way == "in place" else ():
+                        p.mul_(0.7).add_(q, alpha=0.3)
+
+        assert not messages(run)
+        x = torch.randn(6, 4)
+        target.load_state_dict(model.state_dict())
+        assert torch.equal(target(x).exp(), model(x).exp()), "with the posterior"
+
+
 def test_a_frozen_head_is_not():
     model = made()
 
@@ -206,6 +234,31 @@ def test_the_hook_is_there_only_while_a_model_has_no_optimizer():
     made_after = made()
     alrao.AdamW(made_after)
     assert len(hooks) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("capturable", [False, True])
+def test_no_hook_outlives_a_model_and_its_optimizer(kind, capturable):
+    hooks = _global_optimizer_post_hooks
+    gc.collect()
+    alrao.SGD(made())
+    before = len(hooks)
+    model = made()
+    optimizer = KINDS[kind](model, **({"capturable": True} if capturable else {}))
+    assert len(hooks) == before, "from the moment at which the optimizer exists"
+    train(model, optimizer, 2)
+    del model, optimizer
+    gc.collect()
+    assert len(hooks) == before
+
+
+def test_no_hook_is_left_after_the_warning():
+    gc.collect()
+    alrao.SGD(made())
+    before = len(_global_optimizer_post_hooks)
+    model = made()
+    assert messages(lambda: train(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True)))
+    assert len(_global_optimizer_post_hooks) == before
 
 
 def test_fused_steps_of_another_network_are_not():

@@ -17,6 +17,8 @@ GRAPH = import_graph.graph("core")
 LAB = import_graph.modules("lab")
 ORDER = [
     "warn",
+    "modes",
+    "watch",
     "shards",
     "shortcuts",
     "finite",
@@ -25,7 +27,6 @@ ORDER = [
     "known_layers",
     "features",
     "averaging",
-    "watch",
     "tensors",
     "heads",
     "copy_parallel",
@@ -37,7 +38,6 @@ ORDER += [
     "wrapper",
     "placement",
     "model",
-    "modes",
     "plain",
     "trainable",
     "optim",

@@ -223,6 +223,13 @@ def bad_input(rank, world):
         model = build(seed=rank)
         step(model, alrao.SGD(model))
 
+    def heads():
+        torch.manual_seed(0)
+        net = Net().double()
+        torch.manual_seed(rank)
+        model = alrao.Alrao(net, COPIES)
+        step(model, alrao.SGD(model))
+
     def rates():
         model = build()
         alone = [dist.new_group([each]) for each in range(world)][rank]
@@ -268,7 +275,20 @@ def bad_input(rank, world):
     def collapse():
         whole(build()).collapse()
 
-    bad = (copies, sharded_copies, seeds, rates, flattened, older, inside, muon, part, smaller, collapse)
+    bad = (
+        copies,
+        sharded_copies,
+        seeds,
+        heads,
+        rates,
+        flattened,
+        older,
+        inside,
+        muon,
+        part,
+        smaller,
+        collapse,
+    )
     return {do.__name__: message(do) for do in bad}
 
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 KEY = "alrao"
-VERSION = 3
+VERSION = 4
 """Of the format of ``state_dict()``, saved under :data:`KEY`."""
 
 
