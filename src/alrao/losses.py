@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import _reduction as _Reduction
 
 from .heads.members import bernoulli_nll, mixture_nll
-from .tensors import LogProbs, Members, Prediction
+from .tensors import LogProbs, Members, Prediction, members_of
 
 __all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy"]
 
@@ -30,7 +30,7 @@ def _check(name: str, likelihood: str, prediction: Tensor, target: Tensor) -> Me
             f"{name} got the log-probabilities of a classifier: use cross_entropy, or build the model with "
             f"Alrao(net, likelihood={likelihood!r})"
         )
-    members = prediction.members if isinstance(prediction, Prediction) else None
+    members = members_of(prediction) if isinstance(prediction, Prediction) else None
     if members is not None and members.likelihood != likelihood:
         raise TypeError(
             f"{name} is for likelihood={likelihood!r}, but the model has {members.likelihood!r}: build it "

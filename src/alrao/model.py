@@ -19,7 +19,9 @@ from .heads import AdaptiveHead, LinearHead, check_net, make_head
 from .output_layer import (
     OutputChangedError,
     Snapshot,
+    alike,
     check_collapsed,
+    check_copies,
     choose,
     names_of,
     tied_elsewhere,
@@ -169,7 +171,7 @@ class Alrao(AveragedWrapper):
 
     def _first_forward(self, args: Any, kwargs: Any) -> Any:
         """Return the output, after a look at what the network does with its output layer's outputs."""
-        start = Snapshot(self.net)
+        start = Snapshot(self.net, [*args, *kwargs.values()])
         try:
             return self._watched_forward(args, kwargs)
         except OutputChangedError as refusal:
@@ -179,10 +181,17 @@ class Alrao(AveragedWrapper):
             start.restore()
             self.head.spread = True
             try:
+                with alike(self.head):
+                    check_copies(self._watched_forward(args, kwargs), refusal.output, self.output_name)
+                start.restore()
+                self.head.spread = True
                 out = self._watched_forward(args, kwargs)
             except OutputChangedError:
                 self.head.spread = False
                 raise refusal from None
+            except Exception:
+                self.head.spread = False
+                raise
         warn(
             f"the output layer {self.output_name!r} is followed by {followed_by[0]}: each of the "
             f"{self.head.copies} copies goes through the rest of the network, which is exact but takes "

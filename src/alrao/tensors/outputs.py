@@ -67,17 +67,14 @@ class LogProbs(Marked):
                 result = func(*args, **kwargs)
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined(func, result, *args, **kwargs)
-                if func is _T.__setitem__:
-                    _write(*args)
-                elif not torch.compiler.is_compiling():
-                    trail.record(func, result)
+                if not _write(func, *args) and not torch.compiler.is_compiling():
+                    trail.record(func, args[0] if changes_values(func, kwargs) else result)
                 return result
             if func is _T.__deepcopy__:
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
             if changes_values(func, kwargs):
-                written = func is _T.__setitem__ and isinstance(args[2], LogProbs)
                 result = func(*args, **kwargs)
-                if not written or not _write(*args):
+                if not _write(func, *args):
                     source.axis = None
                     if not torch.compiler.is_compiling():
                         trail.record(func, source)
@@ -166,9 +163,12 @@ def _complete(x: LogProbs) -> LogProbs:
     return LogProbs.of(torch.where(x.rest, plain.log_softmax(x.axis), plain), x.axis)
 
 
-def _write(target: Tensor, index: Any, value: LogProbs) -> bool:
+def _write(func: Op, target: Any = None, *rest: Any) -> bool:
     """Mark a tensor into which log-probabilities were written, as in ``outputs[t] = out``."""
-    if not isinstance(target, Tensor) or torch.compiler.is_compiling() or value.axis is None:
+    if func not in (_T.__setitem__, _T.copy_) or torch.compiler.is_compiling():
+        return False
+    index, value = rest[:2] if func is _T.__setitem__ else (..., rest[0])
+    if not isinstance(target, Tensor) or not isinstance(value, LogProbs) or value.axis is None:
         return False
     axis = axis_of_written(target, index, value, value.axis) if value.rest is None else None
     if axis is None:
