@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from . import evidence as reports
 from .finite import finite_module
-from .heads import LinearHead
+from .heads import Head, LinearHead
 from .shards import plain_class
 from .tensors import (
     LazyLogProbs,
@@ -286,7 +286,7 @@ class OutputChangedError(ValueError):
 
 
 @contextmanager
-def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iterator[list[Any]]:
+def verify(net: nn.Module, head: Head, name: str, *, guessed: bool) -> Iterator[list[Any]]:
     """Watch one forward pass, and check the output that the caller appends to the list.
 
     The output layer was searched by the order of registration, which need not be the order of use.
@@ -323,7 +323,7 @@ def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iter
         try:
             if guessed or trail.places():
                 _check_output(result[0], head, name, produced, others, guessed=guessed)
-            _check_meaning(result[0], name)
+            _check_meaning(result[0], name, reads=reports.is_readable(head.evidence))
         except OutputChangedError as error:
             error.output = result[0]
             raise
@@ -336,20 +336,25 @@ def _tensors(out: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
 
 
-def _check_meaning(out: Any, name: str) -> None:
-    """Check that outputs that are marked as such still are: a view of them may have been changed in place."""
+def _check_meaning(out: Any, name: str, *, reads: bool) -> None:
+    """Check that outputs that are marked as such still are: a view of them may have been changed in place.
+
+    Args:
+        out: what the network returned.
+        name: the name of the output layer.
+        reads: whether a read on the host costs nothing.
+    """
     for tensor in _tensors(out):
-        if tensor.is_meta or isinstance(tensor, LazyLogProbs | FakeTensor) or tensor.numel() > MOST:
-            continue
-        if isinstance(tensor, Prediction):
-            members = members_of(tensor)
-            if members is None or isinstance(tensor, Spread):
-                continue  # see check_copies
+        members = members_of(tensor) if isinstance(tensor, Prediction) else None
+        if not reads or isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST:
+            continue  # check_copies looks at those of Spread
+        if members is not None:
             average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
             right = average(members.own.detach(), members.weights)
         elif isinstance(tensor, LogProbs) and tensor.axis is not None:
-            plain = tensor.detach().as_subclass(Tensor).log_softmax(tensor.axis)
-            right = plain if tensor.rest is None else torch.where(tensor.rest, tensor.detach(), plain)
+            right = tensor.detach().as_subclass(Tensor).log_softmax(tensor.axis)
+            if tensor.rest is not None:
+                right = torch.where(tensor.rest, tensor.detach(), right)
         else:
             continue
         if _differ(tensor, right):
@@ -400,7 +405,8 @@ def _different(name: str) -> str:
 def _differ(ours: Tensor, plain: Tensor) -> bool:
     """Return whether two outputs differ by more than rounding."""
     ours, plain = (tensor.detach().as_subclass(Tensor) for tensor in (ours, plain))
-    if not ours.is_floating_point() or not ours.numel() or ours.is_meta or isinstance(ours, FakeTensor):
+    known = ours.device.type != "meta" and not isinstance(ours, FakeTensor)
+    if not known or not ours.is_floating_point() or not ours.numel():
         return False
     eps = max(torch.finfo(ours.dtype).eps, torch.finfo(plain.dtype).eps)
     dtype = torch.promote_types(torch.promote_types(ours.dtype, plain.dtype), torch.float32)
