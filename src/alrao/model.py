@@ -31,7 +31,7 @@ from .placement import AveragedWrapper
 from .shards import refuse_copy
 from .tensors import trail
 from .warn import warn
-from .watch import StepWatch
+from .watch import StepWatch, ZeroWatch
 from .wrapper import copied_state, unchanged_on_error
 
 __all__ = ["Alrao"]
@@ -80,6 +80,8 @@ class Alrao(AveragedWrapper):
 
     _watch: StepWatch | None = None
     """Notices an optimizer of torch, until one of alrao has stepped."""
+    _zeros: ZeroWatch | None = None
+    """Notices that nothing trains the copies, until it has warned."""
 
     def __init__(
         self,
@@ -123,6 +125,7 @@ class Alrao(AveragedWrapper):
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
         self._watch = StepWatch()
+        self._zeros = ZeroWatch()
         self.finite_statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
@@ -168,6 +171,11 @@ class Alrao(AveragedWrapper):
         """Learn that an optimizer of alrao has stepped, as it must; see :class:`alrao.watch.StepWatch`."""
         if self._watch is not None:
             self._watch = None
+        head, zeros = self.head, self._zeros
+        if zeros is None or head.sharded or not is_readable(head.evidence):
+            return
+        if not zeros.look(head.parameters()):
+            self._zeros = None
 
     def _first_forward(self, args: Any, kwargs: Any) -> Any:
         """Return the output, after a look at what the network does with its output layer's outputs."""
@@ -206,11 +214,14 @@ class Alrao(AveragedWrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         self.finite_statistics.restore()
-        return {key: value for key, value in super().__getstate__().items() if key != "_watch"}
+        return {
+            key: value for key, value in super().__getstate__().items() if key not in ("_watch", "_zeros")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._watch = StepWatch()
+        self._zeros = ZeroWatch()
 
     def __setattr__(self, name: str, value: Any) -> None:
         head = self.__dict__.get("head")
