@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from . import evidence as reports
-from .finite import finite_module
+from .finite import alive, finite_module
 from .heads import Head, LinearHead
 from .shards import plain_class
 from .tensors import (
@@ -251,7 +251,7 @@ class Snapshot:
     """
 
     def __init__(self, net: nn.Module, inputs: list[Any]) -> None:
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
+        self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
         tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_inference()]
         self._inputs = [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in tensors]
         self._attributes = [(vars(module), dict(vars(module))) for module in net.modules()]
@@ -270,7 +270,7 @@ class Snapshot:
         for now, before in (*self._attributes, *objects):
             now.clear()
             now.update(before)
-        for buffer, values in self._buffers:
+        for buffer, values in self._saved:
             buffer.copy_(values)
         for tensor, version, values in self._inputs:
             if version_of(tensor) != version:
@@ -411,10 +411,10 @@ def _differ(ours: Tensor, plain: Tensor) -> bool:
     eps = max(torch.finfo(ours.dtype).eps, torch.finfo(plain.dtype).eps)
     dtype = torch.promote_types(torch.promote_types(ours.dtype, plain.dtype), torch.float32)
     ours, plain = ours.to(dtype), plain.to(dtype)
-    both = ours.isfinite() & plain.isfinite()
+    both = alive(ours) & alive(plain)
     scale = torch.where(both, plain.abs(), 0).amax() + 1
     apart = torch.where(both, ours - plain, 0).abs().amax()
-    return bool(apart > max(1e-3, 30 * eps) * scale) or not torch.equal(ours.isfinite(), plain.isfinite())
+    return bool(apart > max(1e-3, 30 * eps) * scale) or not torch.equal(alive(ours), alive(plain))
 
 
 def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:
