@@ -7,6 +7,7 @@ gradient, each copy its own, and the leaf the evidence. All three scale with any
 from __future__ import annotations
 
 from math import log, pi
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import _reduction as _Reduction
 
 from .heads.members import bernoulli_nll, mixture_nll
-from .tensors import LogProbs, Members, Prediction
+from .tensors import LogProbs, Members, Prediction, members_of
 
 __all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy"]
 
@@ -30,7 +31,7 @@ def _check(name: str, likelihood: str, prediction: Tensor, target: Tensor) -> Me
             f"{name} got the log-probabilities of a classifier: use cross_entropy, or build the model with "
             f"Alrao(net, likelihood={likelihood!r})"
         )
-    members = prediction.members if isinstance(prediction, Prediction) else None
+    members = members_of(prediction) if isinstance(prediction, Prediction) else None
     if members is not None and members.likelihood != likelihood:
         raise TypeError(
             f"{name} is for likelihood={likelihood!r}, but the model has {members.likelihood!r}: build it "
@@ -58,15 +59,17 @@ class MixtureMSELoss(_MixtureLoss):
     Each copy :math:`j` is a Normal around its prediction :math:`\mu_j`; the loss of a sample is that of the
     mixture, up to a constant,
 
-    .. math:: -\log \sum_j a_j \exp\left(-\tfrac{1}{2\sigma^2} \lVert y - \mu_j \rVert^2\right)
+    .. math:: L = -\log \sum_j a_j \exp\left(-\tfrac{1}{2\sigma^2} \lVert y - \mu_j \rVert^2\right)
 
-    with one mixture over all outputs of a sample. For a plain tensor, or with one copy, it is half the
-    squared error. The reduction is over the samples.
+    with one mixture over all :math:`d` outputs of a sample. The gradient is that of :math:`L`, whose weight
+    beside other losses is that of a likelihood. The value is in the units of a squared error,
+    :math:`\tfrac{2\sigma^2}{d} L`: for a plain tensor, or with one copy, that of
+    :class:`torch.nn.MSELoss`. The reduction is over the samples.
 
     Args:
         variance: :math:`\sigma^2`.
-        full: add the Normal's constant :math:`\tfrac{d}{2}\log(2\pi\sigma^2)`.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        full: return the negative log-likelihood itself, :math:`L + \tfrac{d}{2}\log(2\pi\sigma^2)`.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``; without one, a number for each sample.
 
     Example:
         >>> import torch, alrao
@@ -94,7 +97,12 @@ class MixtureMSELoss(_MixtureLoss):
             own, mixed = (self._log_likelihood(x, target, axis) for x in (members.own, members.mixed))
             at_0 = -self._log_likelihood(torch.zeros_like(target), target, axis)
             losses = mixture_nll(own, mixed, members, if_all_fail=at_0)
-        return _reduce(losses, self.reduction)
+        loss = _reduce(losses, self.reduction)
+        if self.full:
+            return loss
+        outputs = 1 if axis is None or self.reduction == "sum" else prediction.shape[axis]
+        shown: Tensor = _Shown.apply(loss, 2 * self.variance / outputs)
+        return shown
 
     def _log_likelihood(self, mean: Tensor, target: Tensor, axis: int | None) -> Tensor:
         scores = (mean - target).square() / (-2 * self.variance)
@@ -105,6 +113,18 @@ class MixtureMSELoss(_MixtureLoss):
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""
         return f"variance={self.variance}, full={self.full}, reduction={self.reduction!r}"
+
+
+class _Shown(torch.autograd.Function):
+    """A multiple of a loss, with the gradient of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, factor: float) -> Tensor:
+        return loss * factor
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g, None
 
 
 class MixtureBCELoss(_MixtureLoss):

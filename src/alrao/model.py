@@ -19,7 +19,9 @@ from .heads import AdaptiveHead, LinearHead, check_net, make_head
 from .output_layer import (
     OutputChangedError,
     Snapshot,
+    alike,
     check_collapsed,
+    check_copies,
     choose,
     names_of,
     tied_elsewhere,
@@ -29,7 +31,7 @@ from .placement import AveragedWrapper
 from .shards import refuse_copy
 from .tensors import trail
 from .warn import warn
-from .watch import StepWatch
+from .watch import StepWatch, ZeroWatch
 from .wrapper import copied_state, unchanged_on_error
 
 __all__ = ["Alrao"]
@@ -78,6 +80,8 @@ class Alrao(AveragedWrapper):
 
     _watch: StepWatch | None = None
     """Notices an optimizer of torch, until one of alrao has stepped."""
+    _zeros: ZeroWatch | None = None
+    """Notices that nothing trains the copies, until it has warned."""
 
     def __init__(
         self,
@@ -121,6 +125,7 @@ class Alrao(AveragedWrapper):
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
         self._watch = StepWatch()
+        self._zeros = ZeroWatch()
         self.finite_statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
@@ -169,10 +174,15 @@ class Alrao(AveragedWrapper):
         if self._watch is not None:
             self._watch.unfollow()
             self._watch = None
+        head, zeros = self.head, self._zeros
+        if zeros is None or head.sharded or not is_readable(head.evidence):
+            return
+        if not zeros.look(head.parameters()):
+            self._zeros = None
 
     def _first_forward(self, args: Any, kwargs: Any) -> Any:
         """Return the output, after a look at what the network does with its output layer's outputs."""
-        start = Snapshot(self.net)
+        start = Snapshot(self.net, [*args, *kwargs.values()])
         try:
             return self._watched_forward(args, kwargs)
         except OutputChangedError as refusal:
@@ -182,10 +192,17 @@ class Alrao(AveragedWrapper):
             start.restore()
             self.head.spread = True
             try:
+                with alike(self.head):
+                    check_copies(self._watched_forward(args, kwargs), refusal.output, self.output_name)
+                start.restore()
+                self.head.spread = True
                 out = self._watched_forward(args, kwargs)
             except OutputChangedError:
                 self.head.spread = False
                 raise refusal from None
+            except Exception:
+                self.head.spread = False
+                raise
         warn(
             f"the output layer {self.output_name!r} is followed by {followed_by[0]}: each of the "
             f"{self.head.copies} copies goes through the rest of the network, which is exact but takes "
@@ -200,11 +217,14 @@ class Alrao(AveragedWrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         self.finite_statistics.restore()
-        return {key: value for key, value in super().__getstate__().items() if key != "_watch"}
+        return {
+            key: value for key, value in super().__getstate__().items() if key not in ("_watch", "_zeros")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._watch = StepWatch()
+        self._zeros = ZeroWatch()
 
     def __setattr__(self, name: str, value: Any) -> None:
         head = self.__dict__.get("head")

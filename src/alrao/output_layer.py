@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from . import evidence as reports
-from .finite import finite_module
-from .heads import LinearHead
+from .finite import alive, finite_module
+from .heads import Head, LinearHead
 from .shards import plain_class
-from .tensors import LogProbs, Prediction, Spread, trail
+from .tensors import (
+    LazyLogProbs,
+    LogProbs,
+    Prediction,
+    Randomness,
+    Spread,
+    mean_of_copies,
+    members_of,
+    mixture_logit,
+    trail,
+)
 from .warn import warn
+from .watch import version_of
 
 __all__ = [
     "OutputChangedError",
     "Snapshot",
+    "alike",
     "candidates",
     "check_collapsed",
+    "check_copies",
     "choose",
     "declare_untied",
     "names_of",
     "tied_elsewhere",
     "verify",
 ]
+
+MOST = 2**22
+"""The largest output whose numbers are checked: those of a large head take much memory."""
 
 _HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
 
@@ -223,30 +240,53 @@ def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) 
 
 
 class Snapshot:
-    """What a forward pass changes: buffers, such as running statistics, and the state of random numbers."""
+    """What a forward pass may change, so that it can be repeated.
 
-    def __init__(self, net: nn.Module) -> None:
+    Buffers, such as running statistics; attributes of modules, such as the state of a recurrent network; the
+    arguments, such as a cache; and random numbers.
+
+    Args:
+        net: the network.
+        inputs: its arguments.
+    """
+
+    def __init__(self, net: nn.Module, inputs: list[Any]) -> None:
         self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
-        self._devices = [i for i in {p.device for p in net.parameters()} if i.type == "cuda"]
-        self._numbers = torch.get_rng_state()
-        self._cuda = [torch.cuda.get_rng_state(device) for device in self._devices]
+        tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_inference()]
+        self._inputs = [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in tensors]
+        self._attributes = [(vars(module), dict(vars(module))) for module in net.modules()]
+        self._attributes += [(module._buffers, dict(module._buffers)) for module in net.modules()]
+        self._objects = []
+        for x in inputs:
+            if hasattr(x, "__dict__") and not isinstance(x, Tensor | nn.Module):
+                with suppress(Exception):  # some things cannot be copied: they are what they are then
+                    self._objects.append((vars(x), copy.deepcopy(vars(x))))
+        self._numbers = Randomness(net.parameters())
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put it back."""
-        for buffer, before in self._saved:
-            buffer.copy_(before)
-        torch.set_rng_state(self._numbers)
-        for device, numbers in zip(self._devices, self._cuda, strict=True):
-            torch.cuda.set_rng_state(numbers, device)
+        objects = [(now, copy.deepcopy(before)) for now, before in self._objects]
+        for now, before in (*self._attributes, *objects):
+            now.clear()
+            now.update(before)
+        for buffer, values in self._saved:
+            buffer.copy_(values)
+        for tensor, version, values in self._inputs:
+            if version_of(tensor) != version:
+                tensor.copy_(values)
+        self._numbers.restore()
 
 
 class OutputChangedError(ValueError):
     """The network returns its output layer's outputs neither as they are nor in another shape only."""
 
+    output: Any = None
+    """What the network returned: torch's own results for one layer whose outputs are the mixture's."""
+
 
 @contextmanager
-def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iterator[list[Any]]:
+def verify(net: nn.Module, head: Head, name: str, *, guessed: bool) -> Iterator[list[Any]]:
     """Watch one forward pass, and check the output that the caller appends to the list.
 
     The output layer was searched by the order of registration, which need not be the order of use.
@@ -280,11 +320,101 @@ def verify(net: nn.Module, head: nn.Module, name: str, *, guessed: bool) -> Iter
                 f"{name!r}, taken for the output layer, was not used in this forward pass: {_HOW}, one of\n"
                 f"{listed(others)}"
             )
-        if guessed or trail.places():
-            _check_output(result[0], head, name, produced, others, guessed=guessed)
+        try:
+            if guessed or trail.places():
+                _check_output(result[0], head, name, produced, others, guessed=guessed)
+            _check_meaning(result[0], name, reads=reports.is_readable(head.evidence))
+        except OutputChangedError as error:
+            error.output = result[0]
+            raise
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
+
+
+def _check_meaning(out: Any, name: str, *, reads: bool) -> None:
+    """Check that outputs that are marked as such still are: a view of them may have been changed in place.
+
+    Args:
+        out: what the network returned.
+        name: the name of the output layer.
+        reads: whether a read on the host costs nothing.
+    """
+    for tensor in _tensors(out):
+        members = members_of(tensor) if isinstance(tensor, Prediction) else None
+        if not reads or isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST:
+            continue  # check_copies looks at those of Spread
+        if members is not None:
+            average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
+            right = average(members.own.detach(), members.weights)
+        elif isinstance(tensor, LogProbs) and tensor.axis is not None:
+            right = tensor.detach().as_subclass(Tensor).log_softmax(tensor.axis)
+            if tensor.rest is not None:
+                right = torch.where(tensor.rest, tensor.detach(), right)
+        else:
+            continue
+        if _differ(tensor, right):
+            raise OutputChangedError(_different(name))
+
+
+@contextmanager
+def alike(head: nn.Module) -> Iterator[None]:
+    """Let all copies of a head whose outputs are spread return the outputs of their mixture."""
+
+    def same(module: nn.Module, args: Any, out: Spread) -> Spread:
+        members, axis = out.members, out.axis
+        assert members is not None
+        assert axis is not None
+        mixture: Tensor = out.log_softmax(axis) if members.likelihood == "categorical" else out
+        copies = mixture.as_subclass(Tensor).expand_as(members.own)
+        return Spread.of(None, axis, members._replace(own=copies, mixed=copies))
+
+    handle = head.register_forward_hook(same, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def check_copies(out: Any, expected: Any, name: str) -> None:
+    """Check that copies that are alike give what a plain network gives.
+
+    Args:
+        out: what the network returned for copies that are alike.
+        expected: what it returned for one layer with their outputs.
+        name: the name of the output layer.
+    """
+    ours, plain = _tensors(out), _tensors(expected)
+    shapes = [tensor.shape for tensor in ours], [tensor.shape for tensor in plain]
+    if shapes[0] != shapes[1] or any(_differ(*pair) for pair in zip(ours, plain, strict=True)):
+        raise ValueError(_different(name))
+
+
+def _different(name: str) -> str:
+    return (
+        f"the network does something with the outputs of {name!r} that cannot be followed for its copies: "
+        "what it returns is not what the plain network returns. Change no view of the outputs in place, or "
+        "train the plain network, alrao.Auto(net)"
+    )
+
+
+def _differ(ours: Tensor, plain: Tensor) -> bool:
+    """Return whether two outputs differ by more than rounding."""
+    ours, plain = (tensor.detach().as_subclass(Tensor) for tensor in (ours, plain))
+    known = ours.device.type != "meta" and not isinstance(ours, FakeTensor)
+    if not known or not ours.is_floating_point() or not ours.numel():
+        return False
+    eps = max(torch.finfo(ours.dtype).eps, torch.finfo(plain.dtype).eps)
+    dtype = torch.promote_types(torch.promote_types(ours.dtype, plain.dtype), torch.float32)
+    ours, plain = ours.to(dtype), plain.to(dtype)
+    both = alive(ours) & alive(plain)
+    scale = torch.where(both, plain.abs(), 0).amax() + 1
+    apart = torch.where(both, ours - plain, 0).abs().amax()
+    return bool(apart > max(1e-3, 30 * eps) * scale) or not torch.equal(alive(ours), alive(plain))
 
 
 def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:
@@ -306,7 +436,7 @@ def _check_output(
     *,
     guessed: bool,
 ) -> None:
-    tensors = [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
+    tensors = _tensors(out)
     ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
     losses = [tensor for tensor in tensors if tensor.ndim == 0 and tensor.is_floating_point()]
     changed = bool(trail.places()) and not all(_is_likelihood(loss, head) for loss in losses)

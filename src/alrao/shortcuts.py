@@ -31,6 +31,7 @@ __all__ = [
     "profiler_is_on",
     "step_inside",
     "storage_is_shared",
+    "without_fallback_warning",
 ]
 
 P = ParamSpec("P")
@@ -123,6 +124,17 @@ def applied_as(kind: type[T], function: Any) -> Callable[..., T]:
 def inside_functional_transform() -> bool:
     """Return whether a transform of torch.func (grad, vmap, jvp) is active: torch has no public test."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def without_fallback_warning() -> Iterator[None]:
+    """Let ``torch.vmap`` take copies one by one where it must, without a warning that a user cannot heed."""
+    functorch: Any = torch._C._functorch
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 def _users(tensor: Tensor) -> int:

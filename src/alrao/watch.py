@@ -1,8 +1,9 @@
-"""Notice that another optimizer than alrao's trains the copies of a head."""
+"""Notice that another optimizer than alrao's trains the copies of a head, or that nothing does."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -13,13 +14,51 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .warn import warn
 
-__all__ = ["StepWatch", "version_of"]
+__all__ = ["StepWatch", "ZeroWatch", "version_of"]
 
 version_of = attrgetter("_version")
 """torch's count of the changes of a tensor in place."""
 
 CHANGES = 3
 """How many times the weights must have changed from one forward pass to the next: once may be by hand."""
+
+ZEROS = 10
+"""Steps in a row with a gradient of 0 after which the copies of a head are said not to train."""
+
+
+class ZeroWatch:
+    """Warns once of a head whose gradient is 0 in :data:`ZEROS` steps in a row.
+
+    It looks at every tenth gradient, and at each one after a 0, because a look takes time.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._zeros = 0
+
+    def look(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Return whether to look again, after a warning where one is due.
+
+        Args:
+            parameters: those of the head, at the end of a step.
+        """
+        self._steps += 1
+        if self._zeros == 0 and self._steps % ZEROS != 1:
+            return True
+        trained = [p for p in parameters if type(p) is nn.Parameter and p.grad is not None]
+        if not trained or any(bool(p.grad.any()) for p in trained if p.grad is not None):
+            self._zeros = 0
+            return True
+        self._zeros += 1
+        if self._zeros < ZEROS:
+            return True
+        warn(
+            f"the gradient of the copies of the head was 0 in {ZEROS} steps in a row, so they do not learn. "
+            "If the loss is not 0 as well, check that it is computed from the model's output, that no custom "
+            "torch.autograd.Function stands between the two, and that the copies are finite: lower the upper "
+            "end of the interval if they are not"
+        )
+        return False
 
 
 class StepWatch:

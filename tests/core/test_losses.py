@@ -28,8 +28,8 @@ def mixture(model, log_p):
     return -(log_p + log_a).logsumexp(0)
 
 
-def assert_two_passes(model, x, criterion, log_likelihoods, reduce):
-    """Compare with the definition.
+def assert_two_passes(model, x, criterion, log_likelihoods, reduce, shown=1.0):
+    """Compare with the definition; the value may be ``shown`` in other units.
 
     ``log_likelihoods`` takes one plain output to the observations' log-likelihoods, a list of tensors each
     with its importance; ``reduce`` takes the tensor of weighted losses to the loss.
@@ -46,7 +46,7 @@ def assert_two_passes(model, x, criterion, log_likelihoods, reduce):
     loss = criterion(model(x))
     loss.backward()
     close = {"rtol": 1e-11, "atol": 1e-13}
-    torch.testing.assert_close(loss.detach(), expected.detach(), **close)
+    torch.testing.assert_close(loss.detach(), shown * expected.detach(), **close)
     for parameter, grad in zip(model.body_parameters(), grads, strict=True):
         torch.testing.assert_close(parameter.grad, grad, **close)
     scores = []
@@ -101,7 +101,27 @@ def test_gaussian_is_one_mixture_over_the_joint_normal(reduction, variance, full
         lambda out: loss_of(out, TARGET),
         log_likelihoods,
         REDUCTIONS[reduction],
+        shown=1 if full else 2 * variance / (1 if reduction == "sum" else OUTPUTS),
     )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("variance", [1.0, 0.3])
+def test_its_value_is_the_squared_error(reduction, variance):
+    # A program that reports its criterion reports the same as with a plain network.
+    criterion, squared = alrao.MixtureMSELoss(variance=variance, reduction=reduction), nn.MSELoss
+    net = nn.Sequential(nn.Linear(INPUTS, 4), nn.Tanh(), nn.Linear(4, OUTPUTS)).double()
+    x = batch()
+    plain = net(x).detach()
+    expected = squared(reduction=reduction)(plain, TARGET)
+    torch.testing.assert_close(criterion(plain, TARGET), expected)
+    for copies in (1, 3):
+        out = alrao.Alrao(copy.deepcopy(net), copies, likelihood="gaussian", keep_output=True)(x)
+        torch.testing.assert_close(criterion(out, TARGET).detach(), expected)
+        torch.testing.assert_close(
+            criterion(out[:, 0], TARGET[:, 0]).detach(),
+            squared(reduction=reduction)(plain[:, 0], TARGET[:, 0]),
+        )
 
 
 @REDUCED
@@ -179,6 +199,7 @@ def test_a_single_output_may_be_squeezed(squeeze):
         lambda out: alrao.MixtureMSELoss()(SQUEEZES[squeeze](out), target),
         lambda out: [(-((out.squeeze(-1) - target) ** 2) / 2, 1.0)],
         torch.mean,
+        shown=2,
     )
 
 
@@ -199,6 +220,7 @@ def test_only_the_action_taken_trains_and_gives_evidence(choice):
         lambda out: alrao.MixtureMSELoss()(CHOICES[choice](out), target),
         lambda out: [(-((out[..., rows, ACTION] - target) ** 2) / 2, 1.0)],
         torch.mean,
+        shown=2,
     )
 
 

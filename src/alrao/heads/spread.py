@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import evidence as reports
 from ..finite import HUGE, alive_distributions, fail, share_among, zero_nonfinite
-from ..tensors import LogProbs, Members, Spread
+from ..tensors import LogProbs, Members, Spread, members_of
 from .mixture import refuse_second_derivative, wide
 
 __all__ = ["mixture_of_softmaxes"]
@@ -63,8 +63,9 @@ class _MixtureOfSoftmaxes(torch.autograd.Function):
 
 
 def _members(x: Spread) -> Members:
-    assert x.members is not None
-    return x.members
+    members = members_of(x)
+    assert members is not None
+    return members
 
 
 def _implicit(x: Tensor) -> int:

@@ -183,8 +183,8 @@ class LikelihoodDQN(DQN):
     r"""Vanilla deep Q-learning with a negative log-likelihood as loss, for any network and optimizer.
 
     A Normal of variance 1 predicts the Q-value of the action taken. The loss at the bootstrapped target
-    :math:`y = c\,r + \gamma \max_b Q_\text{target}(s', b)` is :class:`alrao.MixtureMSELoss`: half the squared
-    error for a plain network, the negative log-likelihood of the mixture for an Alrao model. Other actions
+    :math:`y = c\,r + \gamma \max_b Q_\text{target}(s', b)` is :class:`alrao.MixtureMSELoss`: the squared
+    error for a plain network, the mixture's loss for an Alrao model. Other actions
     have no target and contribute neither gradient nor evidence.
 
     ``DQN`` of Stable-Baselines3 differs: it clips the error (smooth L1) and the gradient, and it does not

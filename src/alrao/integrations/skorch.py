@@ -245,7 +245,7 @@ class AlraoNetBinaryClassifier(AlraoNet, NeuralNetBinaryClassifier):  # type: ig
 class AlraoNetRegressor(AlraoNet, NeuralNetRegressor):  # type: ignore[misc]
     """:class:`skorch.NeuralNetRegressor` without a learning rate to choose; see :class:`AlraoNet`.
 
-    The criterion is :class:`alrao.MixtureMSELoss`; with one copy it is half the squared error.
+    The criterion is :class:`alrao.MixtureMSELoss`; with one copy it is the squared error.
 
     Args:
         module: a network, as a class or an instance.

@@ -4,7 +4,8 @@ from . import trail
 from .lazy import LazyLogProbs
 from .means import mean_of_copies, mixture_logit
 from .outputs import LogProbs
-from .predictions import Members, Prediction
+from .predictions import Members, Prediction, members_of
+from .randomness import Randomness
 from .spread import Spread
 from .watched import watched
 
@@ -13,8 +14,10 @@ __all__ = [
     "LogProbs",
     "Members",
     "Prediction",
+    "Randomness",
     "Spread",
     "mean_of_copies",
+    "members_of",
     "mixture_logit",
     "trail",
     "watched",

@@ -3,8 +3,9 @@
 A classifier returns :class:`LogProbs`. Users pass them to ``cross_entropy`` or ``log_softmax`` like logits;
 neither is linear in log-probabilities, and on log-probabilities the log-softmax is the identity.
 
-Operations that only change the shape, or move whole rows of outputs, keep the type; all others return a plain
-tensor, and leave a note of where that was.
+Operations that only change the shape, or move whole rows of outputs, keep the type and its axis. Others leave
+a note of where that was. They return a plain tensor, or scores: functions of log-probabilities, without an
+axis, which :mod:`.arithmetic` follows to find a loss that is no likelihood.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction as _Reduction
+from torch.utils import _pytree as pytree
 
 from . import trail
+from .arithmetic import Outcome, outcome
 from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values, whole
 from .marked import Marked
 from .rows import FLAT, PACK, ROWS, axis_of_written, rows_after, selects_rows
@@ -33,6 +36,8 @@ class LogProbs(Marked):
 
     flat: int | None = None
     """The number of classes, if the rows stand behind each other without an axis of the classes."""
+    shifted: bool = False
+    """Whether something was added to scores, which are on no axis; see :mod:`.arithmetic`."""
     rest: Tensor | None = None
     """Where other numbers stand beside the log-probabilities: rows of padding, rows not written yet."""
 
@@ -63,40 +68,28 @@ class LogProbs(Marked):
                 if not torch.compiler.is_compiling() and source.rest is not None:
                     source = _complete(source)
                 return route(source, *args[1:], **kwargs)
-            if not isinstance(source, LogProbs):
-                result = func(*args, **kwargs)
-                if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
-                    return _joined(func, result, *args, **kwargs)
-                if func is _T.__setitem__:
-                    _write(*args)
-                elif not torch.compiler.is_compiling():
-                    trail.record(func, result)
-                return result
-            if func is _T.__deepcopy__:
+            if func is _T.__deepcopy__ and isinstance(source, LogProbs):
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
-            if changes_values(func, kwargs):
-                written = func is _T.__setitem__ and isinstance(args[2], LogProbs)
-                result = func(*args, **kwargs)
-                if not written or not _write(*args):
-                    source.axis = None
-                    if not torch.compiler.is_compiling():
-                        trail.record(func, source)
-                return result
-            result = func(*args, **kwargs)
+            if not isinstance(source, LogProbs) or changes_values(func, kwargs):
+                return _computed(func, args, kwargs)
             if source.axis is None:
-                flat = not torch.compiler.is_compiling() and source.flat is not None and func in KEEP
-                return _unflattened(source, result) if flat else result
-            if isinstance(result, Tensor) and (
-                func in KEEP or func in GATHER or func in ROWS or func in FLAT
-            ):
-                return cls._after(func, source, args[1:], kwargs, result)
+                if torch.compiler.is_compiling() or source.flat is None or func not in KEEP:
+                    return _computed(func, args, kwargs)
+                return _unflattened(source, func(*args, **kwargs))
             if func in SPLIT:
+                result = func(*args, **kwargs)
                 return type(result)([cls._after(func, source, args[1:], kwargs, part) for part in result])
             if func is PACK:
+                result = func(*args, **kwargs)
                 return (cls._after(func, source, args[1:], kwargs, result[0]), *result[1:])
-            if func not in _LINEAR and not torch.compiler.is_compiling():
-                trail.record(func, result)
-            return result
+            if func in KEEP or func in GATHER or func in ROWS or func in FLAT:
+                result = func(*args, **kwargs)
+                return (
+                    cls._after(func, source, args[1:], kwargs, result)
+                    if isinstance(result, Tensor)
+                    else result
+                )
+            return _computed(func, args, kwargs)
 
     @classmethod
     def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> Tensor:
@@ -122,9 +115,7 @@ class LogProbs(Marked):
             elif not whole(func, source, axis, args, kwargs):
                 new = None
         if new is None:
-            if not torch.compiler.is_compiling():
-                trail.record(func, result)
-            return result
+            return _lost(func, result)
         marked = cls.of(result, new)
         if torch.compiler.is_compiling():
             return marked
@@ -143,8 +134,74 @@ def _unflattened(source: LogProbs, result: Tensor) -> Tensor:
     """Mark rows that were flat and have an axis of the classes again."""
     if result.numel() == source.numel() and result.ndim > 1 and result.shape[-1] == source.flat:
         return LogProbs.of(result, result.ndim - 1)
-    trail.record(_T.flatten, result)
-    return result
+    return _lost(_T.flatten, result)
+
+
+def _lost(func: Op, result: Tensor) -> Tensor:
+    """Return the result of a change of shape after which the classes are on no axis."""
+    if torch.compiler.is_compiling():
+        return result
+    trail.record(func, result)
+    return _as_scores(result, shifted=False)
+
+
+def _as_scores(result: Tensor, *, shifted: bool) -> Tensor:
+    """Mark a function of log-probabilities, if it is to be differentiated; see :mod:`.arithmetic`."""
+    if not (result.is_floating_point() and result.requires_grad and torch.is_grad_enabled()):
+        return result
+    marked = LogProbs.of(result, None)
+    marked.shifted = shifted
+    return marked
+
+
+def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of any other operation than a change of the shape of log-probabilities."""
+    if torch.compiler.is_compiling():
+        result = func(*args, **kwargs)
+        if changes_values(func, kwargs) and isinstance(args[0], LogProbs):
+            args[0].axis = None
+        return _joined(func, result, *args, **kwargs) if func in (torch.cat, torch.stack) else result
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, LogProbs)]
+    scores = [leaves[i] for i in places]
+    target = leaves[0] if changes_values(func, kwargs) and isinstance(leaves[0], Tensor) else None
+    new = Outcome.PLAIN
+    if torch.is_grad_enabled() and getattr(func, "__name__", "") not in _NO_ARITHMETIC:
+        new = outcome(func, scores, any(score.shifted for score in scores), leaves)
+    fresh = any(score.axis is not None or score.flat is not None for score in scores)
+    if new is Outcome.REFUSED:
+        for i in places:
+            leaves[i] = _Refused.apply(leaves[i].as_subclass(Tensor))
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
+    result = func(*args, **kwargs)
+    if target is None:
+        if func in (torch.cat, torch.stack):
+            joined = _joined(func, result, *args, **kwargs)
+            if isinstance(joined, LogProbs):
+                return joined
+        if fresh:
+            trail.record(func, result)
+        whole = isinstance(result, Tensor) and result.ndim == 0 and scores[0].ndim > 0
+        if whole or new in (Outcome.PLAIN, Outcome.REFUSED):
+            return result  # a sum over all is no score of an observation any more
+        shifted = new is Outcome.SHIFTED
+        parts, structure = pytree.tree_flatten(result)
+        parts = [_as_scores(part, shifted=shifted) if isinstance(part, Tensor) else part for part in parts]
+        return pytree.tree_unflatten(parts, structure)
+    if _write(func, *args):
+        return result
+    if target is not leaves[0]:
+        target.copy_(leaves[0])
+    if fresh:
+        trail.record(func, target)
+    if target.requires_grad and not isinstance(target, LogProbs):
+        target.__class__ = LogProbs
+    if isinstance(target, LogProbs):
+        target.axis, target.flat, target.shifted = None, None, new is Outcome.SHIFTED
+    return target
+
+
+_NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
 def _rest_after(func: Op, source: LogProbs, args: Any, kwargs: Any, result: Tensor) -> Tensor:
@@ -166,9 +223,12 @@ def _complete(x: LogProbs) -> LogProbs:
     return LogProbs.of(torch.where(x.rest, plain.log_softmax(x.axis), plain), x.axis)
 
 
-def _write(target: Tensor, index: Any, value: LogProbs) -> bool:
+def _write(func: Op, target: Any = None, *rest: Any) -> bool:
     """Mark a tensor into which log-probabilities were written, as in ``outputs[t] = out``."""
-    if not isinstance(target, Tensor) or torch.compiler.is_compiling() or value.axis is None:
+    if func not in (_T.__setitem__, _T.copy_) or torch.compiler.is_compiling():
+        return False
+    index, value = rest[:2] if func is _T.__setitem__ else (..., rest[0])
+    if not isinstance(target, Tensor) or not isinstance(value, LogProbs) or value.axis is None:
         return False
     axis = axis_of_written(target, index, value, value.axis) if value.rest is None else None
     if axis is None:
@@ -190,7 +250,6 @@ def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> T
     axis = axes.pop()
     new = joined_axis(func, result, dim, axis) if not axes else None
     if new is None:
-        trail.record(func, result)
         return result
     marked = LogProbs.of(result, new)
     if any(part.rest is not None for part in tensors):
@@ -237,7 +296,8 @@ def _logsumexp(x: LogProbs, dim: Any, keepdim: bool = False, **kwargs: Any) -> T
     dims = [dim] if isinstance(dim, int) else list(dim)
     if [d % x.ndim for d in dims] != [x.axis]:
         return torch.logsumexp(plain, dim, keepdim, **kwargs)
-    return torch.zeros_like(plain.select(x.axis, 0).unsqueeze(x.axis) if keepdim else plain.select(x.axis, 0))
+    some = plain.select(x.axis, 0)
+    return LogProbs.of(torch.zeros_like(some.unsqueeze(x.axis) if keepdim else some), None)
 
 
 def _cross_entropy(
@@ -298,18 +358,17 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
+        if g.numel() == 1:  # which cannot have both signs
+            raise RuntimeError(
+                "the loss is not a negative log-likelihood of the model's output: use cross_entropy or "
+                "nll_loss, or train the plain network, alrao.Auto(net)"
+            )
         signs = torch.ones_like(g)
-        signs.view(-1)[::2] = -1
-        return g.abs() * signs
-
-
-def _refused(loss: Op) -> Op:
-    """Return a loss of numbers, not of probabilities, that can be computed but not trained with."""
-    return lambda x, *args, **kwargs: loss(_Refused.apply(x.as_subclass(Tensor)), *args, **kwargs)
+        signs.view(-1)[1::2] = -1
+        return (g.abs() + g.abs().mean()) * signs  # none is 0, so that both signs are there
 
 
 _ROUTES: dict[Op, Op] = {
-    **{loss: _refused(loss) for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)},
     F.cross_entropy: _cross_entropy,
     F.log_softmax: _log_softmax,
     torch.log_softmax: _log_softmax,
@@ -321,9 +380,5 @@ _ROUTES: dict[Op, Op] = {
     torch.special.logsumexp: _logsumexp,
     _T.logsumexp: _logsumexp,
 }
-_LINEAR: set[Op] = {F.nll_loss}
-"""Losses of log-probabilities."""
-
-
 # Saved outputs can be loaded with torch's default, weights_only=True.
 torch.serialization.add_safe_globals([LogProbs])

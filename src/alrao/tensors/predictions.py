@@ -14,7 +14,7 @@ from .marked import Marked
 from .outputs import joined_axis
 from .rows import ROWS, rows_after
 
-__all__ = ["BASE", "Members", "Prediction", "announce"]
+__all__ = ["BASE", "Members", "Prediction", "announce", "members_of"]
 
 _T = torch.Tensor
 
@@ -77,6 +77,8 @@ class Prediction(Marked):
             if not isinstance(source, Prediction):
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined_predictions(func, result, *args, **kwargs)
+                if not torch.compiler.is_compiling():
+                    trail.record(func, source if changes_values(func, kwargs) else result)
                 return result
             if changes_values(func, kwargs):
                 source.members = None
@@ -92,6 +94,29 @@ class Prediction(Marked):
             if not torch.compiler.is_compiling():
                 trail.record(func, result)
             return result
+
+
+def members_of(prediction: Prediction) -> Members | None:
+    """Return the members behind a prediction.
+
+    Raises:
+        RuntimeError: they have lost their graph, so that a loss would train nothing.
+    """
+    members = prediction.members
+    if members is None or torch.compiler.is_compiling():
+        return members
+    if members.own.grad_fn is not None or members.mixed.grad_fn is not None:
+        return members
+    with torch._C.DisableTorchFunctionSubclass():
+        trains = prediction.requires_grad
+    if trains:
+        raise RuntimeError(
+            "no gradient would reach the copies of the head: their outputs went through a custom "
+            "torch.autograd.Function, or the output layer is inside torch.utils.checkpoint with "
+            "use_reentrant=True. Pass use_reentrant=False, write the function as torch operations, or train "
+            "the plain network, alrao.Auto(net)"
+        )
+    return members
 
 
 def announce(source: Any, hook: Any) -> None:
@@ -110,7 +135,7 @@ def _follow(
     func: Op, source: Prediction, args: Any, kwargs: Any, result: Tensor, part: int | None = None
 ) -> Tensor:
     """Return the result of a change of shape, with the copies' outputs in the same shape."""
-    axis, members = source.axis, source.members
+    axis, members = source.axis, members_of(source)
     assert members is not None
 
     def one(member: Tensor) -> Tensor:

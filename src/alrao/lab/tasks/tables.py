@@ -212,9 +212,9 @@ class Rows(InMemory):
 class Numbers(Rows):
     r"""A Normal distribution of variance 1 around the network's output, for the standardised target.
 
-    Trained on :math:`-\log p(y)` up to its constant: half the squared error of a plain network, the mixture's
-    loss of an Alrao model. Measured, for both, by the mean squared error of the prediction and by
-    :math:`R^2 = 1 - \mathrm{mse} / \mathrm{var}(y)`.
+    Trained with the gradient of :math:`-\log p(y)`: for a plain network that of half the squared error, for
+    an Alrao model that of the mixture's loss. Measured, for both, by the mean squared error of the prediction
+    and by :math:`R^2 = 1 - \mathrm{mse} / \mathrm{var}(y)`.
     """
 
     likelihood = "gaussian"
