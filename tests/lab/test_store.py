@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_when_the_file_is_flushed(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store.os, "fsync", full)
-    with pytest.raises(LabError, match=r"config\.json could not be written: No space left"):
+    with pytest.raises(LabError, match=r"\.owner could not be written: No space left"):
         tiny(tmp_path)
     assert not list(tmp_path.rglob("*.json*"))
 

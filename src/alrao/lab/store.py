@@ -8,13 +8,14 @@ feature). Each file is replaced as a whole: written beside, flushed to the disk,
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import platform
 import re
 import secrets
 import signal
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,9 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from filelock import FileLock, Timeout
 
 from .errors import LabError
-from .lease import Lease
 
 
 def replace_file(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -140,37 +141,57 @@ class RunDirectory(Run):
     def __init__(self, path: Path, *, held_elsewhere: bool = False) -> None:
         super().__init__(path)
         self.held_elsewhere = held_elsewhere
-        self._lease: Lease | None = None
+        self._owner = path / ".owner"
+        self._name = ""
 
     @contextmanager
     def locked(self, wait: float = 0.0) -> Iterator[None]:
-        """Hold the run against the processes of every host, or raise BusyError after ``wait`` seconds."""
+        """Hold the run, or raise BusyError after ``wait`` seconds.
+
+        The lock is the operating system's: it ends with the process, and no file that is left behind keeps a
+        run. The file ``.owner`` names the process for the messages of others, and shows a holder whose lock
+        was lost that another has taken over: a file server may release the locks of a host that it does not
+        reach, and hosts do not exclude one another where the file system locks for each host alone.
+        """
         if self.held_elsewhere:
             yield
             return
+        lock = FileLock(self.path / ".lock", timeout=wait, poll_interval=0.5, fallback_to_soft=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lease, end = Lease(self.path), time.monotonic() + wait
-            while not lease.take():
-                if time.monotonic() >= end:
-                    raise BusyError(
-                        f"{lease.owner} is working on the run {self.path}: wait for it, or stop it"
-                    )
-                time.sleep(0.5)
+            lock.acquire()
+        except Timeout:
+            owner = (self._read_owner() or "another process").partition("\n")[0]
+            raise BusyError(f"{owner} is working on the run {self.path}: wait for it, or stop it") from None
         except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise LabError(
+                    f"the file system of {self.path} has no locks ({error.strerror}): "
+                    "give --out a directory on one that has"
+                ) from error
             raise unwritable(self.path, error) from error
-        self._lease = lease
         try:
             for leftover in self.path.glob(".*-*"):  # of writes that were cut off
                 leftover.unlink(missing_ok=True)
+            name = f"process {os.getpid()} on {platform.node()}\n{secrets.token_hex(8)}\n"
+            replace_file(self._owner, name.encode())
+            self._name = name
             yield
         finally:
-            self._lease = None
-            lease.release()
+            self._name = ""
+            lock.release()
+
+    def _read_owner(self) -> str | None:
+        with suppress(OSError):
+            return self._owner.read_text("utf-8", errors="replace")
+        return None
 
     def _replace(self, name: str, content: bytes | Callable[[BinaryIO], object]) -> None:
-        if self._lease is not None:
-            self._lease.check()
+        if self._name and self._read_owner() != self._name:
+            raise LabError(
+                f"another process took over {self.path}, or the directory was removed: "
+                "run the same command to resume"
+            )
         if not self.held_elsewhere:
             replace_file(self.path / name, content)
 
