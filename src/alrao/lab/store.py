@@ -19,6 +19,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,7 +83,36 @@ def encode(value: Any, indent: int | None = None) -> bytes:
 
 def decode(text: str) -> Any:
     """Read JSON, with None for the nan and infinity that some programs write."""
-    return json.loads(text, parse_constant=lambda _: None)
+    found = json.loads(text, parse_constant=lambda _: None)
+    if "\\ud" in text or "\\uD" in text:  # half of a character, maybe, which could not be written again
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+PARTS = ("train", "valid", "test")
+DEVIATION = "±"
+"""Ends the name of a column of deviations, and is in no name of a measure."""
+
+
+def _is_line(entry: Any) -> bool:
+    """Whether this may be the line of an epoch; one of an earlier version may lack some of its parts."""
+    if not isinstance(entry, dict):
+        return False
+    parts = [entry.get(part, {}) for part in PARTS]
+    if not all(isinstance(part, dict) for part in parts):
+        return False
+    values = [entry.get("epoch"), entry.get("step"), *(value for part in parts for value in part.values())]
+    return all(value is None or number(value) is not None for value in values)
 
 
 class BusyError(LabError):
@@ -94,6 +124,8 @@ class Run:
 
     historical = False
     """Whether the run was kept before runs recorded a clean commit."""
+    remedy = "delete the run's directory to run it again"
+    """Of a file that is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,7 +135,11 @@ class Run:
 
     @abstractmethod
     def read(self, name: str) -> Any:
-        """Return what a file of the run holds: its config, result, metrics or features."""
+        """Return what the config, the result or the features hold, whatever it is; None without them."""
+
+    @abstractmethod
+    def entries(self) -> Iterable[Any]:
+        """Return what the lines of the epochs hold, whatever it is; a ValueError ends them."""
 
     @property
     def name(self) -> str:
@@ -113,23 +149,69 @@ class Run:
     @property
     def config(self) -> dict[str, Any] | None:
         """What defines the run, or None before it has begun."""
-        return self.read("config")
+        return self._object("config")
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result, or None while the run has not ended."""
-        return self.read("result")
+        """The result with every field that is shown, or None while the run has not ended."""
+        found = self._object("result")
+        if found is None:
+            return None
+        named, status = found.get("measures"), found.get("status")
+        measures = list(dict.fromkeys(map(str, named))) if isinstance(named, list) else []
+        if not measures or DEVIATION in "".join(measures) or not isinstance(status, str):
+            raise self.damaged("result.json", "it lacks the measures or the status")
+        parts: dict[str, dict[str, float | None]] = {}
+        for part in PARTS:
+            given: Any = found.get(part)
+            values = given.items() if isinstance(given, dict) else ()
+            numbers = {name: number(value) for name, value in values if DEVIATION not in name}
+            parts[part] = dict.fromkeys(measures) | numbers
+        finished = status == "finished" and parts["valid"][measures[0]] is not None
+        counts = {name: number(found.get(name)) for name in ("diverged_at", "best_epoch", "steps")}
+        rates = found.get("copy_rates")
+        return {
+            **found,
+            **parts,
+            **{name: None if count is None else int(count) for name, count in counts.items()},
+            "measures": measures,
+            "status": "finished" if finished else "diverged",
+            "seconds": number(found.get("seconds")) or 0.0,
+            "copy_rates": rates if isinstance(rates, list) else None,
+        }
 
     def features(self) -> list[dict[str, Any]]:
         """Return what became of the features of each layer, where that was recorded."""
-        return self.read("features") or []
+        found = self.read("features")
+        layers = found.get("layers") if isinstance(found, dict) else found
+        if found is not None and not isinstance(layers, list):
+            raise self.damaged("features.json", "it holds no layers")
+        return layers or []
 
     def metrics(self) -> list[dict[str, Any]]:
         return self.readable_metrics()[0]
 
     def readable_metrics(self) -> tuple[list[dict[str, Any]], bool]:
-        """Return the lines that can be read, and whether these are all."""
-        return self.read("metrics"), True
+        """Return the lines of the epochs up to the first that cannot be read, and whether these are all."""
+        lines: list[dict[str, Any]] = []
+        try:
+            for entry in self.entries():
+                if not _is_line(entry):
+                    return lines, False
+                lines.append(entry)
+        except (ValueError, RecursionError):
+            return lines, False
+        return lines, True
+
+    def damaged(self, name: str, why: object) -> LabError:
+        """Return the error for a file of the run that cannot be used."""
+        return LabError(f"{self.path / name} is damaged ({why}): {self.remedy}")
+
+    def _object(self, name: str) -> dict[str, Any] | None:
+        found = self.read(name)
+        if found is None or isinstance(found, dict):
+            return found
+        raise self.damaged(f"{name}.json", "it holds no object")
 
 
 class RunDirectory(Run):
@@ -209,24 +291,14 @@ class RunDirectory(Run):
             raise LabError(f"{self.path / file} could not be read: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
             raise self.damaged(file, error) from None
-        if not isinstance(found, dict):
-            raise self.damaged(file, "it holds no object")
-        return found["layers"] if name == "features" and "layers" in found else found
+        if found is None:
+            raise self.damaged(file, "it holds nothing")
+        return found
 
-    def readable_metrics(self) -> tuple[list[dict[str, Any]], bool]:
-        lines: list[dict[str, Any]] = []
-        try:
-            with (self.path / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    entry = decode(line)
-                    if not isinstance(entry, dict):
-                        return lines, False
-                    lines.append(entry)
-        except (ValueError, RecursionError):
-            return lines, False
-        except OSError:  # there is none yet
-            pass
-        return lines, True
+    def entries(self) -> Iterator[Any]:
+        path = self.path / "metrics.jsonl"
+        with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:  # there are none yet
+            yield from map(decode, file)
 
     def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
         """Return the lines of the epochs so far; one that cannot be read ends the list.
@@ -238,10 +310,6 @@ class RunDirectory(Run):
             why = f"{epochs} epochs are done, and it can be read up to {len(lines)}"
             raise self.damaged("metrics.jsonl", why)
         return lines[:epochs]
-
-    def damaged(self, name: str, why: object) -> LabError:
-        """Return the error for a file of the run that cannot be used."""
-        return LabError(f"{self.path / name} is damaged ({why}): delete the run's directory to run it again")
 
     def write(self, name: str, value: Any) -> None:
         """Store the ``config``, the ``features`` of each layer, or the ``result``, which ends the run."""
