@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from alrao.lab import provenance
 from alrao.lab import run as runs
@@ -68,7 +69,9 @@ ERRORS = [
     ("train digits --epochs -3", "--epochs must be positive, got -3"),
     ("train digits --method alrao --copies 0", "--copies must be positive"),
     ("train digits --batch 0", "--batch must be positive"),
-    ("train digits --threads 0", "--threads must be positive"),
+    ("train digits --threads 0", "--threads must be between 1 and 1024, got 0"),
+    ("train digits --threads 100000", "--threads must be between 1 and 1024, got 100000"),
+    ("train digits --width 1e9", "--width must be positive and at most 1000, got 1000000000.0"),
     ("train digits --patience 0", "--patience must be positive"),
     ("train digits --clip 0", "--clip must be positive"),
     ("train digits --clip nan", "--clip must be a finite number"),
@@ -289,6 +292,20 @@ def test_interruption(alrao, monkeypatch):
     said = alrao("train", "digits", *TINY)
     assert said.code == 130
     assert said.err.strip() == "interrupted: run the same command to resume"
+
+
+def test_a_network_that_does_not_fit_into_memory(alrao, monkeypatch):
+    monkeypatch.setattr(runs, "train", lambda *_: torch.empty(2**57))
+    said = alrao("train", "digits", *TINY)
+    assert said.code == 2
+    assert re.fullmatch(
+        r"alrao: the memory of cpu is too small for this run \(.*can't allocate memory.*\): "
+        r"choose a smaller --width, --batch or --copies, or another --model\n",
+        said.err,
+    )
+    monkeypatch.setattr(runs, "train", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        alrao("train", "digits", *TINY)
 
 
 def test_another_process_holds_the_run(alrao, tmp_path):

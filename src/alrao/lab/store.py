@@ -16,6 +16,7 @@ import re
 import secrets
 import signal
 import threading
+import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -336,9 +337,13 @@ class RunDirectory(Run):
         if not path.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+            with zipfile.ZipFile(path) as archive:
+                if (name := archive.testzip()) is not None:  # which torch does not ask
+                    raise ValueError(f"the checksum of {name} does not match")
+            state = torch.load(path, map_location=device, weights_only=True)
+            if not isinstance(state, dict):
+                raise TypeError(f"it holds a {type(state).__name__}")
         except Exception as error:
-            raise LabError(
-                f"{path} is damaged ({type(error).__name__}): delete it to start the run again"
-            ) from error
+            reason = error if type(error) in (TypeError, ValueError) else type(error).__name__
+            raise LabError(f"{path} is damaged ({reason}): delete it to start the run again") from error
         return state
