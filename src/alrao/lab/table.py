@@ -104,7 +104,7 @@ def spread(row: Any, column: str, digits: int = 3, scale: float = 1.0) -> str:
     mean, deviation = (scale * row.get(name, nan) for name in (column, f"{column} ±"))
     if isnan(mean):
         return "–"
-    return f"{mean:.{digits}f}" + ("" if isnan(deviation) else f" ± {deviation:.{digits}f}")
+    return f"{mean:z.{digits}f}" + ("" if isnan(deviation) else f" ± {deviation:.{digits}f}")
 
 
 def historical_note(runs: pd.DataFrame) -> str:

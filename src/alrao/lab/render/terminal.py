@@ -22,7 +22,7 @@ from ..settings import spelled
 from ..spread import Spread
 from ..store import PARTS
 from ..table import Experiment
-from .cells import columns, measure_text, shown, value_text
+from .cells import columns, measure_text, not_below_zero, shown
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -89,7 +89,8 @@ class TrainingBar(Progress):
             self._last = loop.lines[-1]
             self.epoch(self._last)
         if self.console.is_terminal and not self.finished:
-            state = loop.problem.status(loop.mean_loss)
+            loss = loop.mean_loss
+            state = loop.problem.status(None if loss is None else not_below_zero(loss))
             if isinstance(loop.learner.model, alrao.Alrao):
                 low, *_, high = loop.learner.rates or [0.0, 0.0]
                 state += f"  {low:.3g} |{posterior_bar(loop.learner.model.posterior)}| {high:.3g}"
@@ -98,7 +99,7 @@ class TrainingBar(Progress):
 
     def epoch(self, line: dict[str, Any]) -> None:
         parts = {part: line.get(part, {}).items() for part in PARTS}
-        said = [f"{part} " + ", ".join(value_text(*item) for item in items) for part, items in parts.items()]
+        said = [f"{part} {', '.join(measure_text(*item) for item in items)}" for part, items in parts.items()]
         self.console.print("  ".join([f"epoch {line['epoch']:>3}", *said]), highlight=False)
 
 
