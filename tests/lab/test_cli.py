@@ -312,6 +312,12 @@ def test_a_network_that_does_not_fit_into_memory(alrao, monkeypatch):
         r"choose a smaller --width, --batch or --copies, or another --model\n",
         said.err,
     )
+
+    def bare(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(runs, "train", bare)
+    assert "too small for this run (MemoryError): choose" in alrao("train", "digits", *TINY).err
     monkeypatch.setattr(runs, "train", lambda *_: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError, match="size"):
         alrao("train", "digits", *TINY)

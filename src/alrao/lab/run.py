@@ -87,8 +87,9 @@ def run(
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _lacks_memory(error):
             raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise LabError(
-            f"the memory of {team.device} is too small for this run ({str(error).splitlines()[0]}): "
+            f"the memory of {team.device} is too small for this run ({reason}): "
             "choose a smaller --width, --batch or --copies, or another --model"
         ) from error
     finally:
