@@ -154,12 +154,12 @@ class Record:
     settings: Settings
     about: dict[str, Any]
     """What the data is."""
-    data: str
-    """The same in one line, which is equal for runs on the same data."""
     result: dict[str, Any]
     """Empty while the run has not ended."""
     lines: list[dict[str, Any]]
     """Of each epoch: ``epoch``, ``step``, the measures of ``train``, ``valid``, ``test``, ``posterior``."""
+    data: str = ""
+    """What the data is, in one line, which is equal for runs on the same data."""
 
     @property
     def ended(self) -> bool:
@@ -225,7 +225,7 @@ def _record(run: Run, notes: list[str]) -> Record:
         notes.append(f"{why}: in the curves, not in the tables")
     given = config.get("data")
     about = given if isinstance(given, dict) else {}
-    return Record(run, settings, about, json.dumps(about, sort_keys=True), result, lines)
+    return Record(run, settings, about, result, lines, json.dumps(about, sort_keys=True))
 
 
 def _settings(found: Any) -> Settings:
