@@ -1,9 +1,12 @@
 """The command line: its output, its help, and its errors in one line."""
 
 import dataclasses
+import html
 import os
 import platform
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +15,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from alrao.lab import provenance
 from alrao.lab import run as runs
 from alrao.lab.cli import main
 from alrao.lab.cli.app import cli
-from alrao.lab.methods import METHODS
+from alrao.lab.methods import METHODS, usual_methods
 from alrao.lab.records import find_runs
+from alrao.lab.render.cells import measure_text
 from alrao.lab.render.terminal import out
 from alrao.lab.settings import Settings
+from alrao.lab.table import spread
 from alrao.lab.tasks import TASKS, get_task
 
 TINY = ("--epochs", "1", "--train-size", "64")
@@ -68,7 +74,9 @@ ERRORS = [
     ("train digits --epochs -3", "--epochs must be positive, got -3"),
     ("train digits --method alrao --copies 0", "--copies must be positive"),
     ("train digits --batch 0", "--batch must be positive"),
-    ("train digits --threads 0", "--threads must be positive"),
+    ("train digits --threads 0", "--threads must be between 1 and 1024, got 0"),
+    ("train digits --threads 100000", "--threads must be between 1 and 1024, got 100000"),
+    ("train digits --width 1e9", "--width must be positive and at most 1000, got 1000000000.0"),
     ("train digits --patience 0", "--patience must be positive"),
     ("train digits --clip 0", "--clip must be positive"),
     ("train digits --clip nan", "--clip must be a finite number"),
@@ -175,7 +183,11 @@ def test_train(alrao, tmp_path):
     said = alrao("train", "digits", *TINY)
     assert said.code == 0
     assert said.err == ""
-    assert re.search(r"^epoch +1  train \S+  valid \S+, \S+ %  test \S+, \S+ %$", said.out, re.MULTILINE)
+    assert re.search(
+        r"^epoch +1  train loss \S+  valid loss \S+, accuracy \S+ %  test loss \S+, accuracy \S+ %$",
+        said.out,
+        re.MULTILINE,
+    )
     assert "test, at the best epoch on validation (1): loss" in said.out
     [directory] = find_runs([tmp_path / "runs"])
     assert said.out.endswith(f"run: {directory.path.relative_to(tmp_path)}\n")
@@ -291,6 +303,61 @@ def test_interruption(alrao, monkeypatch):
     assert said.err.strip() == "interrupted: run the same command to resume"
 
 
+def test_a_network_that_does_not_fit_into_memory(alrao, monkeypatch):
+    monkeypatch.setattr(runs, "train", lambda *_: torch.empty(2**57))
+    said = alrao("train", "digits", *TINY)
+    assert said.code == 2
+    assert re.fullmatch(
+        r"alrao: the memory of cpu is too small for this run \(.*can't allocate memory.*\): "
+        r"choose a smaller --width, --batch or --copies, or another --model\n",
+        said.err,
+    )
+
+    def bare(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(runs, "train", bare)
+    assert "too small for this run (MemoryError): choose" in alrao("train", "digits", *TINY).err
+    monkeypatch.setattr(runs, "train", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        alrao("train", "digits", *TINY)
+
+
+def test_help_names_the_methods_that_compare_runs(alrao):
+    line = re.search(r"alrao compare digits +(.*)", alrao("--help").out)[1]
+    named = [method for method in ("Auto", "SGD", "Adam", "Alrao") if method in line.split()]
+    assert [name.lower() for name in named] == usual_methods()[:3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("loss", -2.794e-08, "loss 0"), ("loss", 0.01234567, "loss 0.01235"), ("loss", 1e-9, "loss 1e-09"),
+        ("return", -151.28, "return -151.3"), ("r2", -0.01, "r2 -0.01"), ("accuracy", 0.5, "accuracy 50.0 %"),
+        ("loss", None, "loss –"),
+    ],
+)  # fmt: skip
+def test_measures_have_their_names_and_no_loss_is_negative_by_rounding(name, value, text):
+    assert measure_text(name, value) == text
+    assert spread({"test loss": -2.794e-08}, "test loss") == "0.000"
+
+
+def test_the_command_of_a_figure_names_the_data(alrao, tmp_path):
+    """It is run again as it is written."""
+    (tmp_path / "my data.csv").write_text(
+        "a,b,c\n" + "".join(f"{i % 7},{i % 5},{i % 11}\n" for i in range(80))
+    )
+    words = ("regression", "--data", "my data.csv", "--target", "c", "--epochs", "1")
+    said = alrao("compare", *words, "--methods", "adam", "--seeds", "1")
+    assert said.code == 0, said.err
+    text = (tmp_path / "runs" / "report-regression.html").read_text("utf-8")
+    command = html.unescape(re.search(r"Made by <code>(.*?)</code>", text)[1])
+    _, *words = shlex.split(command)
+    assert {"--data", "my data.csv"} <= set(words)
+    shutil.rmtree(tmp_path / "runs")
+    assert alrao(*words).code == 0
+
+
 def test_another_process_holds_the_run(alrao, tmp_path):
     from alrao.lab.store import RunDirectory
 
@@ -324,6 +391,25 @@ def test_ctrl_c(tmp_path):
     finally:
         process.kill()
     assert (process.returncode, errors.strip()) == (130, "interrupted: run the same command to resume")
+
+
+def test_ctrl_c_during_the_imports(tmp_path):
+    code = """
+import sys
+from alrao.lab.cli import main
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("package", ["click", "filelock"])

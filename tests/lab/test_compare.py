@@ -141,7 +141,7 @@ def test_a_run_that_fails_is_reported_and_the_others_are_kept(tmp_path, told, mo
     comparison = compared(tmp_path, "adam,sgd@0.1,alrao")
     comparison.run(tell=tell)
     said = {name: why for name, _, why in seen}
-    assert said["adam"].endswith(str(error))
+    assert str(error) in said["adam"]
     assert said["sgd@0.1"] is said["alrao"] is None
     assert list(comparison.failed.values()) == [said["adam"]]
     group, left_out = grouped(comparison)

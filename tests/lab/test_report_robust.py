@@ -101,7 +101,7 @@ def test_a_half_written_line(root, tmp_path, tail):
         ("config.json", '{"settings": {"task": "digits", "method": 3, "seed": 0}}', "the run's method"),
         ("config.json", "\xff\xfe", "left out"),
         ("result.json", "{", "its result is left out: result.json is damaged"),
-        ("result.json", '{"status": "finished"}', "its result is left out: result.json lacks the measures"),
+        ("result.json", '{"status": "finished"}', "its result is left out: result.json is damaged (it"),
         ("features.json", "{", "its features are left out"),
         ("features.json", "3", "its features are left out"),
     ],

@@ -170,7 +170,7 @@ def test_seeds_differ_and_repeat(tmp_path):
 
 def test_a_run_that_diverges(tmp_path, monkeypatch):
     monkeypatch.setattr(Pendulum, "recipe", replace(Pendulum.recipe, reward_scale=100.0))
-    result = run(settings(method="sgd@10"), [tmp_path]).result
+    result = run(settings(method="sgd@10"), [tmp_path]).read("result")
     assert result["status"] == "diverged"
     assert 50 < result["diverged_at"] <= STEPS
     assert result["test"] is None
@@ -225,7 +225,7 @@ def test_lines_for_reading(tmp_path, capsys):
         run(settings(epochs=2), [tmp_path], bar)
     said = capsys.readouterr().out
     assert "epoch   1" in said
-    assert "test –" in said
+    assert "test return –" in said
 
 
 # Episodes.

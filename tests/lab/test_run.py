@@ -32,7 +32,7 @@ def all_files_are_strict_json(directory):
 def test_result_and_metrics_of_a_run(tmp_path):
     seen = []
     directory = tiny(tmp_path, lambda loop: seen.append((loop.progress.epoch, loop.step, len(loop.lines))))
-    result, lines = directory.result, directory.metrics()
+    result, lines = directory.read("result"), directory.metrics()
     best = min(lines, key=lambda line: line["valid"]["loss"])
     assert result["status"] == "finished"
     assert result["diverged_at"] is None
@@ -79,7 +79,7 @@ def test_features_and_their_movement(tmp_path):
 
 def test_the_step_of_a_divergence(tmp_path):
     directory = tiny(tmp_path, method="sgd@1e30")
-    result = directory.result
+    result = directory.read("result")
     assert result["status"] == "diverged"
     assert result["diverged_at"] == 2
     assert result["test"] is None

@@ -3,6 +3,8 @@
 import dataclasses
 import errno
 import os
+import random
+import re
 import resource
 import signal
 import stat
@@ -80,7 +82,7 @@ def test_a_disk_that_is_full_when_the_file_is_flushed(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store.os, "fsync", full)
-    with pytest.raises(LabError, match=r"config\.json could not be written: No space left"):
+    with pytest.raises(LabError, match=r"\.owner could not be written: No space left"):
         tiny(tmp_path)
     assert not list(tmp_path.rglob("*.json*"))
 
@@ -116,14 +118,15 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
         tiny(tmp_path)
 
 
-def test_a_config_that_lacks_the_threads(tmp_path):
+@pytest.mark.parametrize("content", ["{}", '{"threads": 100000}', '{"threads": "1"}'])
+def test_a_config_that_lacks_the_threads(tmp_path, content):
     directory = interrupted(tmp_path)
-    (directory.path / "config.json").write_text("{}")
+    (directory.path / "config.json").write_text(content)
     with pytest.raises(LabError, match=r"config\.json is damaged \(it names no number of threads\)"):
         tiny(tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["empty", "half", "text", "other", "keys", "shapes"])
+@pytest.mark.parametrize("damage", ["empty", "half", "text", "list", "tensor", "inside", "keys", "shapes"])
 def test_a_damaged_checkpoint_is_named_and_can_be_deleted(tmp_path, damage):
     directory = interrupted(tmp_path)
     path = directory.path / "checkpoint.pt"
@@ -134,11 +137,39 @@ def test_a_damaged_checkpoint_is_named_and_can_be_deleted(tmp_path, damage):
         weights = state["learner"]["model"]
         torch.save({**state, "learner": {"model": {n: w[..., :1] for n, w in weights.items()}}}, path)
     else:
-        torch.save([1] if damage == "other" else {**state, "progress": {"epochs": 2}}, path)
+        whole = {"list": [1], "tensor": torch.ones(3), "keys": {**state, "progress": {"epochs": 2}}}
+        torch.save({**whole, "inside": {**state, "learner": torch.ones(3)}}[damage], path)
     with pytest.raises(LabError, match=r"checkpoint\.pt is .*: delete it to start the run again"):
         tiny(tmp_path)
     path.unlink()
     assert outcome(tiny(tmp_path)) == outcome(tiny(tmp_path / "b"))
+
+
+def flat(value):
+    """A state without tensors: what they hold, to the bit."""
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.shape, value.numpy().tobytes())
+    if isinstance(value, dict):
+        return {key: flat(item) for key, item in value.items()}
+    return [flat(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_flipped_bits_in_a_checkpoint_are_noticed(tmp_path):
+    """Each either changes nothing that is loaded, or is named."""
+    directory = interrupted(tmp_path, method="adam")
+    path = directory.path / "checkpoint.pt"
+    content, good = path.read_bytes(), flat(directory.load(CPU))
+    generator, said = random.Random(0), []
+    for _ in range(300):
+        flipped = bytearray(content)
+        flipped[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            assert flat(directory.load(CPU)) == good
+        except LabError as error:
+            said.append(str(error))
+    assert len(said) > 200
+    assert all(re.search(r"checkpoint\.pt is damaged .*: delete it to start", sentence) for sentence in said)
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"epoch"', b"[]\n", b"\xff\n"])

@@ -233,7 +233,7 @@ def test_runs_that_cannot_be_understood_are_left_out(make, config, result, messa
     [
         ("result.json", None, "not finished (epoch 0 of 2): in the curves, not in the tables"),
         ("result.json", "{", "its result is left out: result.json is damaged"),
-        ("result.json", "{}", "result.json lacks the measures or the status"),
+        ("result.json", "{}", "result.json is damaged (it lacks the measures or the status)"),
         ("config.json", "[", "config.json is damaged"),
         ("config.json", "{}", "config.json has no settings"),
         ("config.json", '{"settings": 3}', "config.json has no settings"),

@@ -293,8 +293,8 @@ def test_the_command_interrupted(tmp_path, number):
         if number == signal.SIGINT:
             os.killpg(begun.pid, number)
         else:
-            [lock] = tmp_path.rglob(".lock.*")
-            os.kill(int(lock.read_text().split()[0]), number)
+            [owner] = tmp_path.rglob(".owner")
+            os.kill(int(owner.read_text().split()[1]), number)
         _, errors = begun.communicate(timeout=200)
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
-from alrao.lab.errors import LabError
+from alrao.lab.errors import LabError, optional
 from alrao.lab.resolve import resolve
 from alrao.lab.settings import Settings
 from alrao.lab.tasks.images import digits_cnn
@@ -172,7 +172,7 @@ def test_digits_cnn():
 
 @pytest.mark.parametrize("width", [0, -1.0, float("nan"), float("inf")])
 def test_a_width_is_positive(width):
-    with pytest.raises(LabError, match=r"--width must be (positive|a finite number), got"):
+    with pytest.raises(LabError, match=r"--width must be (positive and at most 1000|a finite number), got"):
         resolve(Settings(task="cifar10", width=width))
 
 
@@ -300,6 +300,24 @@ def test_torchvision_may_be_missing(monkeypatch):
     monkeypatch.delitem(sys.modules, "alrao.lab.zoo.vision", raising=False)
     with pytest.raises(LabError, match=r"torchvision, which is not installed: pip install 'alrao\[lab\]'"):
         importlib.import_module("alrao.lab.zoo.vision")
+
+
+def test_a_package_that_is_installed_and_does_not_load_is_not_called_missing(monkeypatch, tmp_path):
+    """torchvision without its operators, or a package that lacks one of its own: the cause is named."""
+    monkeypatch.syspath_prepend(tmp_path)
+    bodies = {
+        "operators": "raise RuntimeError('operator torchvision::nms does not exist')",
+        "inside": "import a_package_that_nobody_has",
+        "half": "from math import no_such_name",
+    }
+    for name, body in bodies.items():
+        (tmp_path / f"broken_{name}.py").write_text(body)
+        message = rf"this task needs the package broken_{name}, which is installed and cannot be imported \("
+        with pytest.raises(LabError, match=message) as caught:
+            optional(f"broken_{name}", "lab", "this task")
+        assert "pip install" not in str(caught.value)
+    with pytest.raises(LabError, match=r"not installed: pip install 'alrao\[lab\]'"):
+        optional("a_package_that_nobody_has.part", "lab", "this task", "its-other-name")
 
 
 @pytest.mark.slow

@@ -32,7 +32,15 @@ def missing(package: str, extra: str, purpose: str) -> LabError:
 
 def optional(module: str, extra: str, purpose: str, package: str | None = None) -> Any:
     """Import a module of an optional package; ``package`` is its name if the module has another."""
+    package = package or module
     try:
         return import_module(module)
-    except ImportError:
-        raise missing(package or module, extra, purpose) from None
+    except Exception as error:  # an installed package may raise anything, such as torchvision's RuntimeError
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent and absent.partition(".")[0] in (package, module.partition(".")[0]):
+            raise missing(package, extra, purpose) from None
+        reason = str(error).partition("\n")[0]
+        raise LabError(
+            f"{purpose} needs the package {package}, which is installed and cannot be imported "
+            f"({type(error).__name__}: {reason}): install a version of it that fits the other packages"
+        ) from error

@@ -19,7 +19,7 @@ from .errors import LabError
 from .methods import learner
 from .provenance import provenance
 from .recording import EventFiles, Movement
-from .settings import Settings
+from .settings import THREADS, Settings
 from .store import RunDirectory
 from .tasks.task import Measures, Supervised, Task
 from .team import Team
@@ -54,7 +54,7 @@ def train(
         config |= {"processes": team.size} if team.size > 1 else {}
         directory.write("config", config)
     threads = config.get("threads")
-    if not isinstance(threads, int) or threads < 1:
+    if not isinstance(threads, int) or not THREADS[1](threads):
         raise directory.damaged("config.json", "it names no number of threads")
     torch.set_num_threads(threads)  # another number would change the last bits
     Loop(problem, settings, directory, team, watch).run()
@@ -220,7 +220,7 @@ class Loop:
                 if kind in ("cpu", self.team.device.type):
                     module = torch if kind == "cpu" else getattr(torch, kind)
                     module.set_rng_state(state.cpu())
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except Exception as error:  # of whatever the file holds
             raise LabError(
                 f"{self.directory.path / 'checkpoint.pt'} is not of this run or of this version "
                 f"({type(error).__name__}): delete it to start the run again"

@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache
-from math import isfinite
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from .errors import LabError
 from .provenance import unclean
 from .settings import FIELDS, Settings
-from .store import Run, RunDirectory, encode, file_name, replace_file
+from .store import PARTS, Run, RunDirectory, decode, encode, file_name, number, replace_file
 
 SUFFIX = ".jsonl.xz"
-PARTS = ("train", "valid", "test")
+LIMIT = 2**28
+"""Bytes of a file of results, unpacked, and of memory for unpacking it."""
 NEEDED = {"task": str, "method": str | dict, "seed": int}
 FORMER = ("zoom", "body_lr", "normalise")
 """Settings that runs of earlier versions may have."""
@@ -33,32 +34,67 @@ class KeptRun(Run):
     """A run of a file of results."""
 
     ended = True
+    remedy = "restore its file from version control"
 
     def __init__(self, file: Path, row: Row) -> None:
         super().__init__(file / row["run"])
         self.row = row
-        self.historical = bool(row["historical"])
+        self.historical = bool(row.get("historical"))
 
     def read(self, name: str) -> Any:
-        return self.row[name]
+        return self.row.get(name)
+
+    def entries(self) -> list[Any]:
+        found = self.row.get("metrics")
+        return found if isinstance(found, list) else [None]
 
 
-def read_rows(path: Path) -> Mapping[str, Row]:
-    """Return the rows of a file by the names of their runs; none where there is no file."""
+def read_rows(path: Path, left_out: list[str] | None = None) -> Mapping[str, Row]:
+    """Return the rows of a file by the names of their runs; none where there is no file.
+
+    A row that cannot be read is a sentence in ``left_out``, or raises.
+    """
     try:
         state = path.stat()
     except FileNotFoundError:
         return {}
-    return _rows(path, state.st_mtime_ns, state.st_size)
+    rows, damaged = _rows(path, state.st_mtime_ns, state.st_size)
+    if left_out is not None:
+        left_out += damaged
+    elif damaged:
+        raise LabError(damaged[0])
+    return rows
 
 
 @lru_cache(maxsize=64)  # a comparison looks every run up; a file that changes has another time
-def _rows(path: Path, time: int, size: int) -> Mapping[str, Row]:
+def _rows(path: Path, time: int, size: int) -> tuple[Mapping[str, Row], list[str]]:
+    rows, damaged = {}, []
+    for count, line in enumerate(BytesIO(_unpacked(path)), 1):
+        try:
+            row = decode(line.decode())
+            if not isinstance(row, dict) or not isinstance(row.get("run"), str):
+                raise ValueError("it names no run")
+            rows[row["run"]] = row
+        except (ValueError, RecursionError) as error:
+            damaged.append(f"{path} is damaged (line {count}: {error}): restore it from version control")
+    return rows, damaged
+
+
+def _unpacked(path: Path) -> bytes:
+    content = b""
     try:
-        with lzma.open(path, "rt", encoding="utf-8") as file:
-            return {row["run"]: row for row in map(json.loads, file)}
-    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
+        packed = path.read_bytes()
+        while packed or not content:  # files that were joined are several streams
+            stream = lzma.LZMADecompressor(memlimit=LIMIT)
+            content += stream.decompress(packed, LIMIT - len(content))
+            if len(content) == LIMIT:
+                raise LabError(f"{path} unpacks to more than {LIMIT >> 20} MB: it is no file of results")
+            if not stream.eof:
+                raise EOFError("it is cut off")
+            packed = stream.unused_data
+    except (OSError, EOFError, lzma.LZMAError) as error:
         raise LabError(f"{path} is damaged ({error}): restore it from version control") from None
+    return content
 
 
 def write_rows(path: Path, rows: Mapping[str, Row]) -> None:
@@ -78,14 +114,14 @@ def find_runs(roots: Iterable[Path], left_out: list[str] | None = None) -> Itera
     A run that is there several times comes once, finished if it is so anywhere: its name, with that of its
     task and of its network, identifies it.
 
-    A file that cannot be read is a sentence in ``left_out``, or raises.
+    A file or a row that cannot be read is a sentence in ``left_out``, or raises.
     """
     found: dict[str, Run] = {}
     for root in roots:
         runs: list[Run] = [RunDirectory(path.parent) for path in sorted(root.rglob("config.json"))]
         for file in _files_in(root):
             try:
-                runs += [KeptRun(file, row) for row in read_rows(file).values()]
+                runs += [KeptRun(file, row) for row in read_rows(file, left_out).values()]
             except LabError as error:
                 if left_out is None:
                     raise
@@ -122,6 +158,8 @@ class Record:
     """Empty while the run has not ended."""
     lines: list[dict[str, Any]]
     """Of each epoch: ``epoch``, ``step``, the measures of ``train``, ``valid``, ``test``, ``posterior``."""
+    data: str = ""
+    """What the data is, in one line, which is equal for runs on the same data."""
 
     @property
     def ended(self) -> bool:
@@ -180,14 +218,14 @@ def _record(run: Run, notes: list[str]) -> Record:
     result: dict[str, Any] = {}
     why = f"not finished (epoch {len(lines)} of {settings.epochs or '?'})"
     try:
-        if (ended := run.result) is not None:
-            result = _result(ended)
+        result = run.result or {}
     except LabError as error:
         why = f"its result is left out: {error}"
     if not result:
         notes.append(f"{why}: in the curves, not in the tables")
-    about = config.get("data")
-    return Record(run, settings, about if isinstance(about, dict) else {}, result, lines)
+    given = config.get("data")
+    about = given if isinstance(given, dict) else {}
+    return Record(run, settings, about, result, lines, json.dumps(about, sort_keys=True))
 
 
 def _settings(found: Any) -> Settings:
@@ -207,42 +245,21 @@ def _settings(found: Any) -> Settings:
         if value is not None:
             former.append(f"{name} {value}")
     settings = Settings(**(known | {"former": " ".join(former)} if former else known))
-    hash(settings)  # a list or an object is no value: a TypeError
+    _require_types(settings)
     return settings
 
 
-def _number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def _result(found: dict[str, Any]) -> dict[str, Any]:
-    """The result with every field that the tables need."""
-    measures = found.get("measures")
-    if not isinstance(measures, list) or not measures or not isinstance(found.get("status"), str):
-        raise LabError("result.json lacks the measures or the status (another version's?)")
-    measures = [str(measure) for measure in measures]
-    parts: dict[str, Any] = {}
-    for part in PARTS:
-        given = found.get(part)
-        numbers = {str(name): _number(given[name]) for name in given} if isinstance(given, dict) else {}
-        parts[part] = dict.fromkeys(measures) | numbers
-    finished = found["status"] == "finished" and parts["valid"][measures[0]] is not None
-    step, rates = _number(found.get("diverged_at")), found.get("copy_rates")
-    return {
-        **found,
-        **parts,
-        "measures": measures,
-        "status": "finished" if finished else "diverged",
-        "diverged_at": None if step is None else int(step),
-        "seconds": _number(found.get("seconds")) or 0.0,
-        "copy_rates": rates if isinstance(rates, list) else None,
-    }
+def _require_types(settings: Any) -> None:
+    """Refuse settings, or a part of them, that are not of the types of their fields."""
+    for name, hint in get_type_hints(type(settings)).items():
+        value, kinds = getattr(settings, name), get_args(hint) or (hint,)
+        numeric = type(value) in (int, float)
+        if is_dataclass(value):
+            _require_types(value)
+        elif not (type(value) in kinds or (numeric and float in kinds)) or (
+            numeric and number(value) is None
+        ):
+            raise LabError(f"config.json is damaged (its {name} is a {type(value).__name__})")
 
 
 def experiment_file(settings: Settings) -> str:
@@ -283,7 +300,7 @@ def _row(run: Run) -> tuple[Row, Settings]:
         "run": run.name,
         "historical": False,
         "config": {**config, "settings": asdict(settings)},
-        "result": run.result,
+        "result": run.read("result"),
         "metrics": run.metrics(),
         "features": run.features(),
     }

@@ -51,6 +51,12 @@ def require_share(problem: Task, settings: Settings, processes: int) -> None:
         )
 
 
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Whether torch found no memory; on the CPU, only the message tells."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+
+
 def run(
     settings: Settings,
     roots: list[Path],
@@ -78,6 +84,14 @@ def run(
             place = roots[0] / directory.name  # of a run that is kept, too
             if not event_files(place):
                 EventFiles(place, directory.metrics()).close()
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _lacks_memory(error):
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise LabError(
+            f"the memory of {team.device} is too small for this run ({reason}): "
+            "choose a smaller --width, --batch or --copies, or another --model"
+        ) from error
     finally:
         torch.set_num_threads(threads)
     return directory

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .errors import LabError
-from .lease import LEASE
 from .methods import GRID, expand
 from .provenance import require_clean
 from .records import locate, read
@@ -22,6 +21,9 @@ from .settings import Interval, MethodSpec, Settings
 from .spread import Processes, Spread
 from .store import BusyError, Run
 from .table import experiments
+
+WAIT = 60.0
+"""Seconds to wait for the process that trains a run before looking at the next run."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class RunSet:
                         self.failed[planned.run.path] = error
                     if tell is not None:
                         tell(planned, error)
-                todo, wait = busy, LEASE + 10.0  # long enough to find that an owner is dead
+                todo, wait = busy, WAIT
             new = self.grow()
 
     def grow(self) -> list[Planned]:

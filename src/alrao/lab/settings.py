@@ -107,6 +107,8 @@ POSITIVE: Range = ("positive", lambda value: value > 0)
 NOT_NEGATIVE: Range = ("at least 0", lambda value: value >= 0)
 PART: Range = ("at least 0 and less than 1", lambda value: 0 <= value < 1)
 FRACTION: Range = ("positive and at most 1", lambda value: 0 < value <= 1)
+THREADS: Range = ("between 1 and 1024", lambda value: 1 <= value <= 1024)  # more end the process
+WIDTH: Range = ("positive and at most 1000", lambda value: 0 < value <= 1000)
 INSIDE: Range = ("strictly between 0 and 1", lambda value: 0 < value < 1)
 
 
@@ -160,7 +162,7 @@ class Settings:
     clip: float | None = option(
         None, "clip the gradient's norm (each copy and the body on their own)", POSITIVE
     )
-    width: float = option(1.0, "multiplies the width of the network", POSITIVE)
+    width: float = option(1.0, "multiplies the width of the network", WIDTH)
     level: str | None = option(None, "symbols of a text", choices=("char", "word"))
     dropout: float | None = option(None, "dropout of the LSTM before its decoder", PART)
     dropout_everywhere: bool = option(False, "dropout on the embedding and between LSTM layers too")
@@ -169,7 +171,7 @@ class Settings:
     tau: float | None = option(
         None, "part of the way that the target network moves per update (Q-learning)", FRACTION
     )
-    threads: int | None = option(None, "processor threads of torch", POSITIVE, repeats=False)
+    threads: int | None = option(None, "processor threads of torch", THREADS, repeats=False)
     data: str | None = option(None, "where the data is (default: $ALRAO_DATA)", repeats=False)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps", repeats=False)
     tensorboard: bool = option(False, "write TensorBoard event files too", repeats=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cached_property
 from math import inf, isnan, nan
@@ -11,9 +10,10 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from .methods import METHODS
-from .records import PARTS, Reading, Record
+from .records import Reading, Record
 from .resolve import OF_METHOD, divergence, label, title, varied
 from .settings import MethodSpec
+from .store import DEVIATION, PARTS
 
 HIGHER_IS_BETTER = ("return", "accuracy")
 TYPED = ["spec", "method", "ours", "rate", "fraction", "low", "high", "varied"]
@@ -51,7 +51,7 @@ def _row(record: Record) -> dict[str, Any]:
         figures |= {f"{part} {measure}": values.get(measure) for measure in result[part]}
         figures[part] = values.get(record.measures[0])
     return {
-        "experiment": repr((*common, json.dumps(record.about, sort_keys=True, default=str))),
+        "experiment": repr((*common, record.data)),
         "label": label(settings),
         "spec": spec,
         "method": spec.name,
@@ -86,7 +86,7 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
     found["seeds"], found["failed"], found["seconds"] = by.size(), by["diverged"].sum(), by["seconds"].mean()
     found["historical"] = by["historical"].sum()
     found["searched"], found["search_seconds"] = 1, nan
-    return found.join(numbers.mean()).join(numbers.std().add_suffix(" ±"))
+    return found.join(numbers.mean()).join(numbers.std().add_suffix(f" {DEVIATION}"))
 
 
 def best_rate(runs: pd.DataFrame, *, higher: bool = False) -> str:
@@ -104,7 +104,7 @@ def spread(row: Any, column: str, digits: int = 3, scale: float = 1.0) -> str:
     mean, deviation = (scale * row.get(name, nan) for name in (column, f"{column} ±"))
     if isnan(mean):
         return "–"
-    return f"{mean:.{digits}f}" + ("" if isnan(deviation) else f" ± {deviation:.{digits}f}")
+    return f"{mean:z.{digits}f}" + ("" if isnan(deviation) else f" ± {deviation:.{digits}f}")
 
 
 def historical_note(runs: pd.DataFrame) -> str:

@@ -17,3 +17,5 @@ def main() -> None:
         package = error.name.partition(".")[0]
         sys.stderr.write(f"alrao: the command line needs the package {package}: pip install 'alrao[lab]'\n")
         raise SystemExit(2) from None
+    except KeyboardInterrupt:  # during the imports; the commands have an answer of their own
+        raise SystemExit(130) from None

@@ -35,7 +35,7 @@ def cli() -> None:
     Start with:
       alrao list               tasks, models and methods
       alrao train digits       train one network (scikit-learn's digits, no download)
-      alrao compare digits     Alrao beside SGD at seven rates and Adam
+      alrao compare digits     Auto beside SGD at seven rates and Adam
 
     Runs are stored in runs/. Run the same command again to resume an interrupted run.
     """  # noqa: D301, click reads the backspace

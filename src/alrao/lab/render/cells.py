@@ -19,20 +19,22 @@ from ..tasks import get_task
 MANY = 3
 """From this number of SGD's rates on, ``sgd`` selects the grid."""
 AS_PERCENT = ("accuracy",)
+ROUNDING = 1e-6
+"""Losses above minus this are not negative."""
 DIGITS = {"return": 1}
 """Behind the decimal point; three elsewhere."""
 
 
-def value_text(name: str, value: float | None) -> str:
-    """Return the value of a measure; accuracy in per cent."""
-    if value is None:
-        return "–"
-    return f"{100 * value:.1f} %" if name in AS_PERCENT else f"{value:.4g}"
+def not_below_zero(value: float) -> float:
+    """Return 0 for a loss of 0 that float32 made slightly negative, else the value."""
+    return 0.0 if -ROUNDING < value < 0 else value
 
 
 def measure_text(name: str, value: float | None) -> str:
-    """Return a measure with its name."""
-    return f"{name} {value_text(name, value)}"
+    """Return a measure with its name; accuracy in per cent."""
+    if value is None:
+        return f"{name} –"
+    return f"{name} {100 * value:.1f} %" if name in AS_PERCENT else f"{name} {not_below_zero(value):.4g}"
 
 
 def duration(seconds: float) -> str:
@@ -87,12 +89,12 @@ def behind(experiment: Experiment) -> dict[str, str]:
 
 
 def _options(settings: Settings) -> list[str]:
-    """What the runs of an experiment have in common and is not the default, as options."""
+    """What the runs of an experiment have in common and is not the default, and their data, as options."""
     words: list[str] = []
     for name, value in unusual(settings):
         if name not in ("task", "seed", *OF_METHOD):
             words += [flag(name)] if value is True else [flag(name), str(value)]
-    return words
+    return words if settings.data is None else [*words, "--data", settings.data]
 
 
 def compare_command(experiment: Experiment, names: Iterable[str]) -> str:

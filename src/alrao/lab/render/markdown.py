@@ -10,8 +10,8 @@ from typing import Any
 
 import jinja2
 
-from ..records import PARTS
 from ..settings import spelled
+from ..store import PARTS
 from ..table import Experiment
 from .cells import columns, compare_command, shown
 
@@ -48,6 +48,7 @@ def escaped(text: str) -> str:
 
 
 def _code(text: str) -> str:
+    text = " ".join(text.split())
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{text}{fence}"
 
@@ -62,16 +63,19 @@ def _section(experiment: Experiment) -> dict[str, Any]:
     plain = experiment.every.index[experiment.every["varied"] == ""]
     heads = ["method", *columns(measures), "behind SGD", "seeds", "failed", "minutes per run", "runs to tune"]
     rows, ours = shown(experiment, experiment.rows), experiment.rows["ours"]
-    rows["method"] = rows["method"].map("**{}**".format).where(ours, rows["method"].map(escaped))
+    names = rows["method"].map(escaped)
+    rows["method"] = names.map("**{}**".format).where(ours, names)
     grid = shown(experiment, experiment.grid).assign(rate=experiment.grid["rate"].map(spelled))
     rates = ["rate", *columns(measures), "seeds"]
     return {
         "title": escaped(experiment.title),
         "source": escaped(str(about.get("source", task))),
-        "sizes": ", ".join(f"{about[part]:,} for {part}" for part in PARTS if part in about),
+        "sizes": ", ".join(
+            f"{about[part]:,} for {part}" for part in PARTS if isinstance(about.get(part), int)
+        ),
         "command": _code(compare_command(experiment, plain if len(plain) else experiment.every.index)),
-        "table": table(heads, rows[heads].to_numpy()),
-        "grid": table(rates, grid[rates].to_numpy()) if len(grid) else "",
+        "table": table([escaped(head) for head in heads], rows[heads].to_numpy()),
+        "grid": table([escaped(head) for head in rates], grid[rates].to_numpy()) if len(grid) else "",
         "failures": [escaped(failure) for failure in experiment.failures],
         "note": experiment.note,
         "unit": "return" if experiment.measure == "return" else "loss, accuracy in %",

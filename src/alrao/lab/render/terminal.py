@@ -20,8 +20,9 @@ from ..resolve import divergence, label
 from ..runset import Planned, RunSet, Triangle
 from ..settings import spelled
 from ..spread import Spread
+from ..store import PARTS
 from ..table import Experiment
-from .cells import columns, measure_text, shown, value_text
+from .cells import columns, measure_text, not_below_zero, shown
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -88,7 +89,8 @@ class TrainingBar(Progress):
             self._last = loop.lines[-1]
             self.epoch(self._last)
         if self.console.is_terminal and not self.finished:
-            state = loop.problem.status(loop.mean_loss)
+            loss = loop.mean_loss
+            state = loop.problem.status(None if loss is None else not_below_zero(loss))
             if isinstance(loop.learner.model, alrao.Alrao):
                 low, *_, high = loop.learner.rates or [0.0, 0.0]
                 state += f"  {low:.3g} |{posterior_bar(loop.learner.model.posterior)}| {high:.3g}"
@@ -96,8 +98,8 @@ class TrainingBar(Progress):
             self.update(self.task_ids[0], completed=loop.progress.total, epoch=epoch, state=state)
 
     def epoch(self, line: dict[str, Any]) -> None:
-        parts = {part: line[part].items() for part in ("train", "valid", "test")}
-        said = [f"{part} " + ", ".join(value_text(*item) for item in items) for part, items in parts.items()]
+        parts = {part: line.get(part, {}).items() for part in PARTS}
+        said = [f"{part} {', '.join(measure_text(*item) for item in items)}" for part, items in parts.items()]
         self.console.print("  ".join([f"epoch {line['epoch']:>3}", *said]), highlight=False)
 
 
@@ -105,7 +107,7 @@ def describe(console: Console, result: dict[str, Any]) -> None:
     """Print the result of a run."""
     if result["status"] != "finished":
         console.print(divergence(result["diverged_at"]), style="red")
-    if result["test"] is not None:
+    if result["best_epoch"] is not None:
         values = ", ".join(measure_text(*item) for item in result["test"].items())
         console.print(
             f"test, at the best epoch on validation ({result['best_epoch']}): {values}", highlight=False
@@ -162,13 +164,13 @@ def comparison_table(experiment: Experiment) -> Table:
     heads = [*columns(experiment.measures), "seeds", *failing, "seconds", "runs to tune"]
     for heading in heads:
         folded = heading == "runs to tune"
-        table.add_column(heading, justify="right", no_wrap=not folded, max_width=7 if folded else None)
+        table.add_column(Text(heading), justify="right", no_wrap=not folded, max_width=7 if folded else None)
     looks = ["bold green" if ours else "" for ours in experiment.rows["ours"]]
     rows = shown(experiment, experiment.rows).assign(style=looks)
     grid = shown(experiment, experiment.grid).assign(style="dim", **{"runs to tune": ""})
     for some in (rows, grid):
         for _, row in some.replace({"failed": {"0": ""}}).iterrows():
-            table.add_row(row["method"], *row[heads], style=row["style"])
+            table.add_row(Text(row["method"]), *row[heads], style=row["style"])
         table.add_section()
     return table
 
@@ -183,7 +185,7 @@ def triangle_table(triangle: Triangle) -> Table:
             return ""
         if (result := results[ends]) is None:
             return "failed" if triangle.cells[ends].run.path in triangle.failed else "–"
-        value = result["test"][measure] if result["status"] == "finished" else None
+        value = result["test"].get(measure) if result["status"] == "finished" else None
         return "×" if value is None else f"{value:.3f}"
 
     names = [spelled(rate) for rate in triangle.rates]

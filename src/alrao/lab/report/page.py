@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from ..records import Reading
 from ..render.cells import columns, duration, shown
 from ..render.markdown import PAPER_HEADS, TABLE_1, filled
 from ..settings import spelled
-from ..store import replace_file
+from ..store import encode, replace_file
 from ..table import Experiment, experiments
 from .copies import features_figure, health, posterior_figure, shown_layers
 from .curves import adam_curves, compared, learning_curves
@@ -212,7 +211,7 @@ def _shorten(report: Report, excess: int) -> None:
 
 def _script_json(value: Any) -> str:
     """JSON that may stand inside a script element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    text = encode(value).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

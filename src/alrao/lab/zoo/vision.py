@@ -6,28 +6,26 @@ do not exist. Import this module before anything else imports torchvision, as Li
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from importlib import import_module
 
 import torch
 from torch import nn
 
-from ..errors import LabError, missing
+from ..errors import LabError, optional
 from .small import scaled
 
 __all__ = ["classifier", "classifiers", "torchvision", "transforms"]
 
 try:
-    import torchvision  # type: ignore[import-untyped]
-except ModuleNotFoundError:
-    raise missing("torchvision", "lab", "reading images") from None
+    with suppress(ImportError):  # the next import reports it
+        import_module("torchvision")
 except RuntimeError:  # operator torchvision::nms does not exist
     _operators = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         _operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision
-
-
-from torchvision.transforms import v2 as transforms  # type: ignore[import-untyped]
+torchvision = optional("torchvision", "lab", "reading images")
+transforms = optional("torchvision.transforms.v2", "lab", "reading images", "torchvision")
 
 RESNETS = frozenset({"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"})
 """The models whose width can be changed."""
