@@ -38,6 +38,7 @@ EXPECTED = (
     ".*are tied to",
     "the output layer .* of the collapsed network has its own weights",
     "the single copy of the head gets the middle",
+    ".*at the end of Auto's search",  # a schedule under Auto
     "Detected call of `lr_scheduler.step",  # torch: a scaler skipped the first step
     "Seems like `optimizer.step",  # torch: a copy of an optimizer that has a schedule
 )
