@@ -35,6 +35,7 @@ class Averaging(nn.Module):
     _state: Tensor
     _column: Tensor | None = None  # a view of the weights, made once
     _sent: tuple[Any, Tensor] | None = None  # numbers on the way to the state, in memory that is taken once
+    _exchange: tuple[Tensor, Tensor] | None = None  # constants on the device of the state
 
     def __init__(self, copies: int) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class Averaging(nn.Module):
         return F.pad(some, (0, 0, mixing.start - rows.start, rows.stop - mixing.stop))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_column": None, "_sent": None}
+        return {**super().__getstate__(), "_column": None, "_sent": None, "_exchange": None}
 
     @property
     def at_prior(self) -> Tensor:
@@ -276,27 +277,30 @@ class Switch(Averaging):
         return [*map(add, wa, wb), *wa, *wb, t + 1]
 
     def _observe_on_device(self, state: Tensor, log_likelihood: Tensor, counts: Tensor | None) -> None:
-        # Few reductions, of several rows each: every one is a launch, and memory in a compiled step.
-        n, theta, state, t = self.copies, self.theta, state[:-1].view(3, -1), state[-1]
-        row = torch.arange(3, device=state.device)[:, None]  # of the weights, of w^a and of w^b
+        # Few operations: every one is a launch. With the joint weights q of a copy and an observation, both
+        # lines of the recursion are q + h B q, with a matrix B whose columns sum to 0.
+        n, both, t = self.copies, state[self.copies : -1], state[-1]
+        prior, exchange = self._constants(state)
         predicts = log_likelihood > -inf
-        # The best of those with weight, because failed copies are no measure for those that predicted, and
-        # the best of all: if all that had weight failed, the others start again.
-        tops = log_likelihood.masked_fill((row[:2] == 0) & (state[0] == 0), -inf).amax(1)
-        again = tops[0] == -inf
-        top = torch.where(again, tops[1], tops[0])
-        start = torch.where(row == 1, theta / n, (1 - theta) / n)
-        joint = torch.where(again, start, state) * (torch.minimum(log_likelihood, top) - top).exp()
-        predicting, of_a, of_b = torch.where(row == 0, predicts, joint).sum(1).unbind()
-        h = 1 / (t + 1)
-        pool = h * of_a / n
-        joint = torch.where(row == 1, (1 - h) * joint + theta * pool, joint + (1 - theta) * pool)
-        joint = predicts * joint / (of_a + of_b + (predicting - n) * pool)
-        joint = torch.where(row == 0, joint[1] + joint[2], joint)
-        known = predicting > 0
-        known = known if counts is None else known & counts
-        state.copy_(torch.where(known, joint, state))
+        joint = both.log().view(2, n) + log_likelihood
+        # If all that had weight failed, the others start again.
+        joint = torch.where(joint.amax() > -inf, joint, prior + log_likelihood)
+        q = joint.view(-1).softmax(0)
+        q = torch.addcmul(q, torch.mv(exchange, q), 1 / (t + 1)).view(2, n) * predicts
+        known = predicts.any() if counts is None else predicts.any() & counts
+        both.copy_(torch.where(known, (q / q.sum()).view(-1), both))
+        torch.sum(both.view(2, n), 0, out=state[:n])
         t += known
+
+    def _constants(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logarithm of the prior, and the matrix of the exchange at a switch."""
+        known = self._exchange
+        if known is None or known[0].device != state.device or known[0].dtype != state.dtype:
+            n, theta = self.copies, self.theta
+            to_all = torch.tensor([[theta / n]] * n + [[(1 - theta) / n]] * n, dtype=torch.float64)
+            exchange = torch.cat([to_all.expand(-1, n) - torch.eye(2 * n, n), torch.zeros(2 * n, n)], 1)
+            known = self._exchange = to_all.view(2, n).log().to(state), exchange.to(state)
+        return known
 
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""

@@ -312,11 +312,11 @@ class Alrao(AveragedWrapper):
         """
         refuse_copy(self)
         head = self.head
-        optimizer = self.averaging_optimizer()
-        if optimizer is None:
+        self.place_weights()
+        if self.averages is None:
             self.warn_of_training_weights()
         self.finite_statistics.restore()
-        with torch.no_grad(), nullcontext() if optimizer is None else optimizer.averaged():
+        with torch.no_grad(), nullcontext() if self.averages is None else self.averages.shown():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
             layer.train(head.training)
             memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
@@ -354,8 +354,6 @@ class Alrao(AveragedWrapper):
                 return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError:  # names are missing or unknown
             self.head.training_weights = training_weights
-            if (optimizer := self.averaging_optimizer()) is not None:
-                optimizer.ignore_load()
             raise
 
     def register_full_backward_hook(self, *_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Notice the mode of plain modules, and loads into them, without a wrapper around them."""
+"""Notice calls of methods of plain modules, without a wrapper around them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PICKLING = ("__getstate__", "__reduce_ex__")
 """What :mod:`copy` and :mod:`pickle` call; they look for both in the object first."""
 
 
-def follow(module: nn.Module, name: str, report: Callable[..., None]) -> None:
+def follow(module: nn.Module, name: str, report: Callable[..., None], *, keep: bool = False) -> None:
     """Report each call of a method of one module, after it has returned.
 
     torch calls ``train`` of a module for its ``eval`` and for ``train`` of whatever contains it, and
@@ -25,6 +25,7 @@ def follow(module: nn.Module, name: str, report: Callable[..., None]) -> None:
         module: the module.
         name: the name of the method.
         report: a bound method to call with the module and the arguments, until its object is gone.
+        keep: keep its object alive as long as the module.
     """
     followed = module.__dict__.get(name)
     if not isinstance(followed, _Followed):
@@ -33,7 +34,8 @@ def follow(module: nn.Module, name: str, report: Callable[..., None]) -> None:
                 _Pickled(module, each)
         followed = _Followed(module, name)
     of_module = weakref.ref(module)
-    followed.reports.append(weakref.WeakMethod(report, lambda _: unfollow(of_module(), name)))
+    ended = weakref.WeakMethod(report, lambda _: unfollow(of_module(), name))
+    followed.reports.append((lambda: report) if keep else ended)
 
 
 def unfollow(module: nn.Module | None, name: str, report: Callable[..., None] | None = None) -> None:
@@ -91,7 +93,7 @@ class _Followed(_Method):
 
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__(module, name)
-        self.reports: list[weakref.WeakMethod[Callable[..., None]]] = []
+        self.reports: list[Callable[[], Callable[..., None] | None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.call(*args, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from .heads import Head
@@ -18,36 +17,31 @@ class AveragedWrapper(Wrapper):
     head: Head
     """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
 
-    _averager: weakref.ref[Any] | None = None
-    """The optimizer that averages the weights, if one does; a copy of the model has none."""
+    _averages: Any = None
+    """The averaged weights, if an optimizer averages them; a copy of the model has none."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in super().__getstate__().items() if key != "_averager"}
+        return {key: value for key, value in super().__getstate__().items() if key != "_averages"}
 
-    def averaged_by(self, optimizer: Any) -> weakref.ref[Any]:
-        """Let an optimizer put its weights for the present mode into the parameters.
+    def averaged_by(self, averages: Any) -> None:
+        """Let an optimizer put its weights for the present mode into the parameters, and no other.
 
         Args:
-            optimizer: one with ``place(training)``, ``ignore_load()`` and the context ``averaged()``.
-
-        Returns:
-            What :meth:`is_averaged_by` knows it by: no reference that would keep it alive is held.
+            averages: an object with ``place(training)`` and ``retire()``, which the model keeps alive.
         """
-        self._averager = weakref.ref(optimizer)
-        return self._averager
+        if self._averages is not None and self._averages is not averages:
+            self._averages.retire()
+        self._averages = averages
 
-    def is_averaged_by(self, known_as: weakref.ref[Any]) -> bool:
-        """Return whether this is the last optimizer that was given to :meth:`averaged_by`."""
-        return self._averager is known_as
-
-    def averaging_optimizer(self) -> Any:
-        """Return the optimizer that averages the weights, or None."""
-        return None if self._averager is None else self._averager()
+    @property
+    def averages(self) -> Any:
+        """The averaged weights, under :class:`Auto`, or None."""
+        return self._averages
 
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, under :class:`Auto`."""
-        if self._averager is not None and (optimizer := self._averager()) is not None:
-            optimizer.place(self.training)
+        if self._averages is not None:
+            self._averages.place(self.training)
 
     def hold(self, training: bool) -> None:
         """Ignore a mode that the optimizer is told: the model's own mode selects the weights."""

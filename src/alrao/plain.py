@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +25,6 @@ class NoHead:
     awake = part = mixing = None
     can_sleep = False
     training_weights = False
-    loads = 0
-    """How many times weights have been loaded into the network."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.evidence = _NoEvidence(params)
@@ -84,7 +81,7 @@ class Plain:
         self.training = self._mode() if modules else True
         self._seen = self.training
         self._stale: list[tuple[nn.Parameter, Tensor, int]] = []
-        self._averager: weakref.ref[Any] | None = None
+        self._averages: Any = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters."""
@@ -100,50 +97,39 @@ class Plain:
     def _mode(self) -> bool:
         return any(module.training for module in self.modules)
 
-    def averaged_by(self, optimizer: Any) -> weakref.ref[Any]:
+    def averaged_by(self, averages: Any) -> None:
         """Let an optimizer put its weights for the present mode into the parameters.
 
-        Another optimizer of the same modules, with some of the same parameters, does so no longer.
+        Another optimizer of the same modules, with some of the same parameters, is retired.
 
         Args:
-            optimizer: one with ``place(training)``.
-
-        Returns:
-            What :meth:`is_averaged_by` knows it by: no reference that would keep it alive is held.
+            averages: an object with ``place(training)`` and ``retire()``.
         """
-        own = {p for group in optimizer.param_groups for p in group["params"]}
+        own = {p for group in averages.groups for p in group["params"]}
         self._stop()
         for module in self.modules:
             for other in readers(module, "train"):
                 other.retire(own)
-            follow(module, "train", self._mode_called)
-        for module in self.net.modules() if self.modules else ():
-            if not own.isdisjoint(module.parameters(recurse=False)):
-                follow(module, "_load_from_state_dict", self._loaded)
-        self._averager = weakref.ref(optimizer)
-        return self._averager
-
-    def is_averaged_by(self, known_as: weakref.ref[Any]) -> bool:
-        """Return whether this is the last optimizer that was given to :meth:`averaged_by`."""
-        return self._averager is known_as
+            follow(module, "train", self._mode_called, keep=True)  # also once the optimizer is gone
+        self._averages = averages
 
     def retire(self, taken: set[nn.Parameter]) -> None:
         """Leave the weights to another optimizer, if it trains some of the same parameters."""
-        optimizer = None if self._averager is None else self._averager()
-        groups = [] if optimizer is None else optimizer.param_groups
+        groups = [] if self._averages is None else self._averages.groups
         if any(not taken.isdisjoint(group["params"]) for group in groups):
+            self._averages.retire()
             self._stop()
 
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, if the modules' mode has changed."""
         if self.modules and self._mode() != self._seen:
-            optimizer = None if self._averager is None else self._averager()
-            if self._mode() and optimizer is not None and optimizer.shows_averages:
+            averages = self._averages
+            if self._mode() and averages is not None and averages.evaluating and averages.differ:
                 grads = [(p, p.grad) for p in self.parameters() if p.grad is not None]
                 self._stale = [(p, grad, version_of(grad)) for p, grad in grads]
             self.hold(self._mode())
-            if optimizer is not None:
-                optimizer.place(self.training)
+            if averages is not None:
+                averages.place(self.training)
 
     def hold(self, training: bool) -> None:
         """Take a mode for the present one, until that of the modules changes."""
@@ -155,10 +141,6 @@ class Plain:
         self._seen = not self._mode()  # a call counts, whatever the mode was
         self.place_weights()
         self._stale = []
-
-    def _loaded(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any, **__: Any) -> None:
-        if any(prefix + name in state for name, _ in module.named_parameters(recurse=False)):
-            self.head.loads += 1  # buffers alone, such as BatchNorm's statistics, are no weights
 
     def check_gradients(self, averages: bool) -> None:
         """Warn before a step whose gradients are those at the averaged weights, though the network trains.
@@ -183,10 +165,9 @@ class Plain:
         """Do nothing: there are no copies that another optimizer may have trained."""
 
     def _stop(self) -> None:
-        for module in self.net.modules():
+        for module in self.modules:
             unfollow(module, "train", self._mode_called)
-            unfollow(module, "_load_from_state_dict", self._loaded)
-        self._averager = None
+        self._averages = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_averager": None, "_stale": []}
+        return {**self.__dict__, "_averages": None, "_stale": []}

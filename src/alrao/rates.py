@@ -59,7 +59,7 @@ class RateDistribution(ABC):
 
     @property
     def interval(self) -> Interval | None:
-        """The ends of the interval, of a distribution whose interval can be moved."""
+        """The ends of the interval, of a distribution that has one."""
         return None
 
     def on(self, interval: Interval) -> RateDistribution:
@@ -152,6 +152,11 @@ class Constant(RateDistribution):
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rate, at every place."""
         return torch.full_like(u, self.lr)
+
+    @property
+    def interval(self) -> Interval:
+        """The rate, as both ends."""
+        return self.lr, self.lr
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | 
     seen = False
     try:
         for layer in layers:
-            layer.reset_running_stats()
+            for name, start in (("running_mean", 0.0), ("running_var", 1.0), ("num_batches_tracked", 0)):
+                layer.get_buffer(name).fill_(start)  # not reset_running_stats(), which is remembered
             layer.momentum = None  # a mean over all batches
             layer.training = True
         for batch in loader:

@@ -6,7 +6,7 @@ no communication is needed. What an optimizer keeps of a parameter is sharded as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ if dist.is_available():
     from torch.distributed.tensor import DTensor, Replicate
 
 __all__ = [
+    "Shards",
     "fingerprint",
     "gathered",
     "highest_of_shards",
@@ -212,6 +213,46 @@ def whole_of(x: Tensor, kept: Any) -> Tensor:
         x, kept.device_mesh, kept.placements, run_check=False, shape=kept.shape, stride=kept.stride()
     )
     return part.full_tensor()
+
+
+class Shards:
+    """Puts together what processes know of sharded parameters; of others, every process knows all.
+
+    Args:
+        state: what is kept of each parameter.
+        params: the parameters.
+        key: what of their state tells them apart: methods are given this process's part of it.
+    """
+
+    def __init__(self, state: Mapping[Tensor, Any], params: Iterable[Tensor], key: str) -> None:
+        shards = [p for p in params if is_shard(p) and key in state[p]]
+        self._of = {id(local(state[p][key])): (state[p][key], p) for p in shards}
+
+    def summed(self, sums: Iterable[Tensor], kept: Iterable[Tensor]) -> list[Tensor]:
+        """Return sums over the elements of each feature, added up where processes share a feature."""
+        if not self._of:
+            return list(sums)
+        pairs = ((x, self._of.get(id(part))) for x, part in zip(sums, kept, strict=True))
+        return [x if found is None else summed_as(x, *found) for x, found in pairs]
+
+    def joined(self, of_features: Iterable[Tensor], kept: Iterable[Tensor]) -> Tensor:
+        """Return numbers of features, in the shape of what is kept of them, of all processes in a vector."""
+        if self._of:
+            pairs = ((x, self._of.get(id(part))) for x, part in zip(of_features, kept, strict=True))
+            of_features = [x if found is None else whole_of(x, found[0]) for x, found in pairs]
+        return torch.cat([x.flatten() for x in of_features])
+
+    def length(self, kept: Tensor) -> int:
+        """Return how many features of a parameter all processes have together."""
+        found = self._of.get(id(kept))
+        return kept.numel() if found is None else found[0].numel()
+
+    def total(self, sums: Iterable[Tensor], kept: Iterable[Tensor]) -> Tensor:
+        """Return the sum over all parameters, from sums over this process's part of each."""
+        if not self._of:
+            return torch.stack(list(sums)).sum()
+        pairs = ((x, self._of.get(id(part))) for x, part in zip(sums, kept, strict=True))
+        return torch.stack([x if found is None else sum_over_shards(x, found[1]) for x, found in pairs]).sum()
 
 
 def fingerprint(parameter: Tensor) -> int:

@@ -131,7 +131,7 @@ def test_rates_and_state_follow_a_model_to_another_device(at):
     twin, its_optimizer = copy.deepcopy((model, optimizer))
     its_optimizer._device = torch.device("meta")
     for rates in its_optimizer.rates_of_groups:
-        rates.entries = [e._replace(rate=e.rate.to("meta")) for e in rates.entries]
+        rates.entries = [e._replace(rate=torch.as_tensor(e.rate).to("meta")) for e in rates.entries]
     for each, its in ((model, optimizer), (twin, its_optimizer)):
         train(each, its, at, 70)
     assert equal(weights(model), weights(twin))
@@ -143,8 +143,8 @@ def test_the_learning_rate_to_log():
     assert optimizer.interval() == pytest.approx((3e-4, 3e-3))
     train(model, optimizer, 0, 60)
     low, high = optimizer.interval()
-    assert high / low == pytest.approx(1.5)
+    assert high == low != pytest.approx(1e-3), "one rate"
     body = torch.cat([optimizer.rates(p).flatten() for p in model.body_parameters()])
-    assert low <= body.min() <= body.max() <= high * (1 + 1e-6)
+    assert body.tolist() == pytest.approx([low] * len(body))
     assert optimizer.param_groups[0]["lr"] == 1.0, "the factor"
     assert optimizer.interval(copies=True) == pytest.approx((1e-6, 0.1))

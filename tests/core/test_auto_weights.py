@@ -122,7 +122,7 @@ def test_steps_in_evaluation_mode(training):
     states = [optimizer.state[p] for p in model.parameters()]
     y = weights(model) if training else [state["y"].clone() for state in states]
     z = [state["z"].clone() for state in states]
-    before = [optimizer.state[p]["v"].clone() for p in model.parameters()]
+    before = [optimizer.state[p]["exp_avg_sq"].clone() for p in model.parameters()]
     data, target = batch(51, torch.float64)
     optimizer.zero_grad()
     F.cross_entropy(model(data), target).backward()
@@ -194,7 +194,7 @@ def test_narrow_weights_are_averaged_in_float32():
     train(model, optimizer, 0, 150)
     train(other, its_optimizer, 0, 150)
     for p in model.parameters():
-        assert optimizer.state[p]["z"].dtype == optimizer.state[p]["v"].dtype == torch.float32
+        assert optimizer.state[p]["z"].dtype == optimizer.state[p]["exp_avg_sq"].dtype == torch.float32
         assert optimizer.state[p]["rest"].dtype == torch.bfloat16
     x = torch.cat([batch(step)[0] for step in range(200, 220)])
     with torch.no_grad():

@@ -11,7 +11,7 @@ from support.stepping import deep_mlp
 from torch import nn
 
 import alrao
-from alrao.optim.climb import ClimbingSearch
+from alrao.auto.search import RateSearch
 
 
 def centre(optimizer):
@@ -87,7 +87,7 @@ def test_it_is_the_search_as_written_down(seed):
                 log_rates[name, i] = math.log(rate)
         reference.follow(now, log_rates)
         optimizer.step()
-        assert optimizer.search.climbed == pytest.approx(reference.log_centre, rel=1e-9), step
+        assert optimizer.search.body_centre == pytest.approx(reference.log_centre, rel=1e-9), step
     assert optimizer.search.over
     assert centre(optimizer) == pytest.approx(math.exp(reference.log_centre))
     assert not any("start" in state for state in optimizer.state.values())
@@ -143,7 +143,7 @@ def test_wild_gradients_move_the_centre_no_further_than_usual_ones():
             for p in net.parameters():
                 p.grad.mul_((1e30, -1e30, float("nan"), float("inf"))[step % 4])
         optimizer.step()
-        assert math.isfinite(optimizer.search.climbed)
+        assert math.isfinite(optimizer.search.body_centre)
     assert all(bool(p.isfinite().all()) for p in net.parameters())
     assert 1e-6 <= centre(optimizer) <= 0.1
 
@@ -188,19 +188,24 @@ def test_with_steps_the_search_is_shorter_and_reaches_as_far():
 
 @pytest.mark.parametrize(("body", "ends"), [(0.01, 1), (1, 1), (2.9, 1), (3 * 3**0.5, 3), (9, 9), (50, 50)])
 def test_copies_are_believed_until_the_body_is_far_above_them(body, ends):
-    search = ClimbingSearch(50, step=50, centre=math.log(1e-3), recent=[0.0, 0.0], shown=50)
-    search.climbed = math.log(1e-3 * body)
-    assert math.exp(search.middle()) == pytest.approx(1e-3 * ends)
-    search.shown = 0
-    assert math.exp(search.middle()) == pytest.approx(1e-3), "nothing was shown of the body"
+    search = RateSearch(50, credit=50, centre=math.log(1e-3), recent=[0.0, 0.0], body_observed=50)
+    search.body_centre = math.log(1e-3 * body)
+    assert middle(search) == pytest.approx(1e-3 * ends)
+    search.body_observed = 0
+    assert middle(search) == pytest.approx(1e-3), "nothing was shown of the body"
     search.recent = [0.0]
-    assert math.exp(search.middle()) == pytest.approx(1e-3 * body), "a single copy says nothing"
+    assert middle(search) == pytest.approx(1e-3 * body), "a single copy says nothing"
+
+
+def middle(search):
+    low, high = search.interval()
+    return math.sqrt(low * high)
 
 
 @dataclass
-class CopiesAlone(ClimbingSearch):
-    def follow_body(self, shards):
-        self._now.clear()
+class CopiesAlone(RateSearch):
+    def observe_body(self, seen, shards):
+        pass
 
 
 def trained_with_copies(act, search):
@@ -222,7 +227,7 @@ def trained_with_copies(act, search):
 
 
 def test_where_both_sources_agree_the_training_is_that_of_the_copies():
-    both, found = trained_with_copies(nn.ReLU, ClimbingSearch)
+    both, found = trained_with_copies(nn.ReLU, RateSearch)
     alone, expected = trained_with_copies(nn.ReLU, CopiesAlone)
     assert found == expected
     assert all(torch.equal(a, b) for a, b in zip(both.parameters(), alone.parameters(), strict=True))
@@ -230,6 +235,6 @@ def test_where_both_sources_agree_the_training_is_that_of_the_copies():
 
 def test_behind_sigmoids_the_body_finds_a_rate_that_the_copies_miss():
     _, alone = trained_with_copies(nn.Sigmoid, CopiesAlone)
-    _, both = trained_with_copies(nn.Sigmoid, ClimbingSearch)
+    _, both = trained_with_copies(nn.Sigmoid, RateSearch)
     assert alone < 5e-3
     assert both > 3 * alone

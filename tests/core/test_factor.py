@@ -58,6 +58,7 @@ ABSOLUTE = {
     "nanoGPT": nanogpt,
     "constant, as fastai's fit": lambda step: 1e-3,
     "constant, of SGD": lambda step: 0.05,
+    "a rise to 6e-4": lambda step: step / 3e6,
     "decayed by epochs": lambda step: 0.01 * 0.1 ** (step // 50),
 }
 
@@ -74,7 +75,6 @@ def test_an_absolute_rate_causes_one_warning(kind, rule):
 
 FACTORS = {
     "a warm-up from 0": lambda step: min(1.0, (step - 1) / 1500),
-    "a long warm-up": lambda step: step / 1e6,
     "a decay to 0": lambda step: 1 - step / 1200,
     "a decay to little": lambda step: max(1e-3, 0.99**step),
     "nothing at first": lambda step: float(step > 1000),

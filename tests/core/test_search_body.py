@@ -9,21 +9,20 @@ from support.stepping import deep_mlp
 from torch import nn
 
 import alrao
-from alrao.optim.climb import ClimbingSearch
+from alrao.auto.search import RateSearch
 
 
 @dataclass
-class Rewards(ClimbingSearch):
+class Rewards(RateSearch):
     """Adds up what each feature's way has been worth, to first order; moves nothing by it."""
 
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
     calls: int = 0
 
-    def observe_body(self, step):
-        for w, start, g, u in zip(step.weights, step.starts, step.grads, step.places, strict=True):
-            assert u.shape[0] == len(w)
-            worth = -(g * (w - start)).flatten(1).sum(1) if w.ndim > 1 else -g * (w - start)
-            self.sums[w.data_ptr()] = self.sums.get(w.data_ptr(), 0) + worth
+    def observe_body(self, seen, shards):
+        for each in seen:
+            key = id(each.gain)
+            self.sums[key] = self.sums.get(key, 0) + each.now.flatten()
         self.calls += 1
 
 
@@ -34,7 +33,7 @@ def test_the_search_is_shown_gradients_at_the_weights_they_belong_to(foreach, ma
     torch.manual_seed(0)
     model = convert(deep_mlp().double())
     optimizer = alrao.Auto(model, foreach=foreach, maximize=maximize)
-    optimizer.search = Rewards(20, slowest=1.0)
+    optimizer.search = Rewards(20, min_credit=1.0)
     copies = getattr(model, "head", nn.Module())
     body = [p for p in model.parameters() if not any(p is q for q in copies.parameters())]
     start = [p.detach().clone() for p in body]
@@ -52,17 +51,17 @@ def test_the_search_is_shown_gradients_at_the_weights_they_belong_to(foreach, ma
     assert optimizer.search.calls == 20, "after the search nothing is shown"
     assert len(optimizer.search.sums) == len(body)
     for p, worth in zip(body, expected, strict=True):
-        torch.testing.assert_close(optimizer.search.sums[p.data_ptr()], worth)
+        torch.testing.assert_close(optimizer.search.sums[id(optimizer.state[p]["gain"])], worth)
 
 
 def test_groups_with_their_own_rates_are_not_shown():
     net = deep_mlp()
     groups = [{"params": net[:3].parameters()}, {"params": net[3:].parameters(), "lr": 0.01}]
     optimizer = alrao.Auto(net, params=groups)
-    optimizer.search = Rewards(20, slowest=1.0)
+    optimizer.search = Rewards(20, min_credit=1.0)
     net(torch.randn(8, 6)).square().mean().backward()
     optimizer.step()
-    assert set(optimizer.search.sums) == {p.data_ptr() for p in net[:3].parameters()}
+    assert set(optimizer.search.sums) == {id(optimizer.state[p]["gain"]) for p in net[:3].parameters()}
 
 
 def test_what_the_search_has_seen_is_saved_with_it():
@@ -75,7 +74,7 @@ def test_what_the_search_has_seen_is_saved_with_it():
     twin = alrao.Auto(net)
     twin.load_state_dict(optimizer.state_dict())
     assert twin.search == optimizer.search
-    assert twin.search.usual > 0
+    assert twin.search.usual_gain > 0
     for p in net.parameters():
-        assert torch.equal(twin.state[p]["worth"], optimizer.state[p]["worth"])
-        assert twin.state[p]["worth"].abs().sum() > 0
+        assert torch.equal(twin.state[p]["gain"], optimizer.state[p]["gain"])
+        assert twin.state[p]["gain"].abs().sum() > 0

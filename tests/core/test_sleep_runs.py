@@ -24,7 +24,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import alrao
-from alrao.optim.unit_step import newest_share
+from alrao.auto.step import newest_share
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class SlowAuto:
         }
         for name, g in grads.items():
             y = self.y[name]
-            rate = factor * self.rate(name, y)
+            rate = (1.0 if searching else factor) * self.rate(name, y)
             self.v[name] = self.beta2 * self.v[name] + (1 - self.beta2) * g**2
             direction = g / ((self.v[name] / (1 - self.beta2**self.t)).sqrt() + self.eps)
             delta = rate * direction + (rate * self.weight_decay).clamp(max=1) * y
@@ -78,9 +78,10 @@ class SlowAuto:
 
     def turn(self, now):
         if self.k % 4 == 2:
+            self.cosine = float(torch.nn.functional.cosine_similarity(now, self.last, dim=0))
+        if self.k % 4 == 0:
             self.compared += 1
-            cosine = float(torch.nn.functional.cosine_similarity(now, self.last, dim=0))
-            self.likeness += (cosine - self.likeness) / min(self.compared, 5)
+            self.likeness += (self.cosine - self.likeness) / min(self.compared, 5)
             self.share = min(max(self.share * exp(self.likeness + 0.3), 0.1), 1.0)
         self.last = now
 
@@ -110,7 +111,7 @@ class SlowAuto:
         middle = begun + s * (self.centre - begun)
         middle = max(LOW + width / 2, min(HIGH - width / 2, middle))
         before = {name: self.rate(name, self.y[name]) for name in self.places}
-        self.interval = (middle - width / 2, middle + width / 2)
+        self.interval = (middle, middle) if s == 1 else (middle - width / 2, middle + width / 2)
         for name, old in before.items():
             part = self.rate(name, self.y[name]) / old
             back = self.start[name] + (self.y[name] - self.start[name]) * part

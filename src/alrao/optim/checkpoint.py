@@ -28,6 +28,9 @@ KEY = "alrao"
 VERSION = 4
 """Of the format of ``state_dict()``, saved under :data:`KEY`."""
 
+OLDEST = 3
+"""Oldest format that is read. :class:`alrao.Auto` renames what it holds; other optimizers' is the same."""
+
 
 def check_version(state_dict: dict[str, Any]) -> None:
     """Raise a ValueError for a state that is not an alrao optimizer's, or of another format."""
@@ -42,10 +45,10 @@ def check_version(state_dict: dict[str, Any]) -> None:
         )
     if version > VERSION:
         raise ValueError(f"the state has format {version}, this alrao reads format {VERSION}: upgrade alrao")
-    if version < VERSION:
+    if version < OLDEST:
         raise ValueError(
-            f"the state has format {version}, of an alrao before its first release, this one reads format "
-            f"{VERSION}: finish the run with the alrao that began it"
+            f"the state has format {version}, of an alrao before its first release, this one reads formats "
+            f"{OLDEST} to {VERSION}: finish the run with the alrao that began it"
         )
 
 
@@ -63,10 +66,10 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
     """Raise a ValueError if a tensor of the state does not fit its parameter."""
     for i, p in params.items():
         for key, value in state.get(i, {}).items():
-            if not isinstance(value, Tensor) or key in ("step", "total", "total_size"):
+            if not isinstance(value, Tensor) or key in ("step", "k", "gain_mean"):
                 continue
             _check_processes(key, value, p)
-            of_features = key in ("u", "worth", "last")
+            of_features = key in ("u", "gain", "last")
             if not (broadcasts(value.shape, p.shape) if of_features else value.shape == p.shape):
                 raise ValueError(
                     f"{key!r} of shape {tuple(value.shape)} does not fit a parameter of shape "

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..warn import warn
 
-__all__ = ["HIGHEST", "FactorWatch"]
+__all__ = ["HIGHEST", "LOW", "FactorWatch"]
 
 HIGHEST = "highest_lr"
 """The key of a group's highest factor so far; in the group, so that a resumed run knows it."""
@@ -17,7 +17,10 @@ LOW = 0.1
 """A program whose factor never exceeds this has probably written a learning rate."""
 
 PATIENCE = 100
-"""The fewest steps at which the factor must not rise; in proportion to it from 0.01 on, 1000 for 0.1."""
+"""The fewest steps before a warning; in proportion to the highest factor from 0.01 on, 1000 for 0.1."""
+
+TINY = 1e-3
+"""A warm-up of a scheduler has left this behind after :data:`PATIENCE` steps."""
 
 REMEDY = (
     "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "
@@ -29,8 +32,9 @@ REMEDY = (
 class FactorWatch:
     """Looks at the factor of each step until it is high enough, or has been too low for too long.
 
-    A warm-up rises, so steps at a new maximum do not count. A scheduler of torch that starts from 1.0 may
-    hold a low factor for a whole epoch of a warm-up: there only steps below the maximum count.
+    A scheduler of torch that starts from 1.0 may rise in a warm-up, or hold a low factor for a whole epoch of
+    it: there only steps below the maximum count, or all while the factor is tiny. A program that writes the
+    factor itself has as many steps as its highest factor so far allows.
     """
 
     def __init__(self) -> None:
@@ -48,13 +52,12 @@ class FactorWatch:
         peak, now = (max(group[key] for group in groups) for key in (HIGHEST, "lr"))
         planned = max((group.get("max_lr", 1.0) for group in groups), default=1.0)
         self._steps += 1
+        relative = all(group.get("initial_lr") == 1.0 for group in groups)
+        self._idle += now > 0 and (now < peak or not relative or now < TINY)
         if now > peak:
             for group in groups:
                 group[HIGHEST] = now
-            peak, self._idle = now, 0
-        elif now > 0:
-            relative = all(group.get("initial_lr") == 1.0 for group in groups)
-            self._idle += now < peak or not relative
+            peak = now
         if planned <= LOW:
             warn(f"the highest value planned for param_groups[…]['lr'] is max_lr={planned:g}. {REMEDY}")
             return False

@@ -17,7 +17,6 @@ from torch import Generator, Tensor, nn
 from ..features import features_of
 from ..rates import Constant, Interval, PerWeight, RateDistribution
 from ..shards import is_shard, local, localized, part_of, sharded_as
-from .moving import moved
 
 __all__ = ["Entry", "FeaturePlaces", "GroupRates", "rate_dtype"]
 
@@ -126,8 +125,10 @@ class GroupRates:
 
     def move(self, body: Interval | None, copies: Interval | None) -> None:
         """Move the intervals that are given; the entries' rates are then computed again."""
-        moved = [None if interval is None else self.drawn.on(interval) for interval in (body, copies)]
-        self.body, self.copies = moved[0] or self.body, moved[1] or self.copies
+        if body is not None and body != self.body.interval:
+            self.body = self.drawn.on(body)
+        if copies is not None and copies != self.copies.interval:
+            self.copies = self.drawn.on(copies)
 
     @contextmanager
     def of_this_process(self, state: MutableMapping[Tensor, Any]) -> Iterator[None]:
@@ -139,33 +140,6 @@ class GroupRates:
                 yield
             finally:
                 self.entries = entries
-
-    def move_on_device(
-        self,
-        body: Tensor | None,
-        copies: Tensor | None,
-        where: Tensor | None,
-        state: Mapping[Tensor, Any],
-        number: int,
-    ) -> None:
-        """Move the intervals that are given, as logarithms of their ends, and compute the rates again.
-
-        Args:
-            body: the ends for the body's features, or None.
-            copies: those for the copies of the head, or None.
-            where: whether to move at all, a single Boolean.
-            state: of each parameter, its features' places ``"u"``.
-            number: how many copies there are.
-        """
-        if body is not None:
-            self.body = moved(self.body, self.drawn, body, where)
-        if copies is not None:
-            self.copies = moved(self.copies, self.drawn, copies, where)
-        for entry in self.entries:
-            if copies is not None and entry.of_copies:
-                entry.rate.copy_(self.of_copies(entry.param, number))
-            elif body is not None and not entry.of_copies:
-                entry.rate.copy_(self.of_features(state[entry.param]["u"]))
 
     def compute(
         self,
@@ -206,8 +180,8 @@ class GroupRates:
         return entry.whole_rate(state[p].get("u")) if self.sharded else rate.clone()
 
     def of_features(self, u: Tensor | None) -> Any:
-        """Return the rates of features at the places ``u``."""
-        return self.body.quantile(local(u)) if u is not None else self.constant
+        """Return the rates of features at the places ``u``; a number where they have one rate."""
+        return self.body.lr if isinstance(self.body, Constant) else self.body.quantile(local(u))
 
     def of_copies(self, param: Tensor, copies: int) -> Any:
         """Return the rates of the copies, to broadcast to a parameter of the head."""

@@ -20,7 +20,7 @@ from ..evidence import EvidenceOnDevice
 from ..finite import largest
 from .update import GroupUpdate
 
-__all__ = ["DeviceUpdate", "Gate", "Kept", "Refusals", "counter", "widest"]
+__all__ = ["DeviceUpdate", "Gate", "Kept", "Refusals", "Sent", "counter", "widest"]
 
 
 @dataclass
@@ -180,6 +180,30 @@ class Kept:
                     now.copy_(torch.where(accepted, now, was))
                 elif key == "step":
                     now.mul_(accepted)
+
+
+class Sent:
+    """Numbers on their way to the host: read steps later, they cost no wait.
+
+    Args:
+        numbers: a vector on any device.
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self._waits = accelerator is not None and numbers.device.type == accelerator.type
+        self._copy = numbers
+        if self._waits:
+            self._copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._copy.copy_(numbers, non_blocking=True)
+            self._event = torch.Event(numbers.device)
+            self._event.record()
+
+    def read(self) -> list[float] | None:
+        """Return the numbers; None on a device that computes nothing."""
+        if self._waits:
+            self._event.synchronize()
+        return None if self._copy.is_meta else self._copy.tolist()
 
 
 class Refusals:

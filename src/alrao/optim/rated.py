@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..rates import Interval, RateDistribution, Redrawn, as_distribution, describe, scaled
+from ..rates import Constant, Interval, RateDistribution, Redrawn, as_distribution, describe, scaled
 from ..shards import names_of_parameters, placed, replaced, sharded_modules
 from .checks import refuse_strangers, warn_of_copies
 from .factor import HIGHEST
@@ -217,21 +217,15 @@ class RatedOptimizer(Optimizer):
         self._compute(rates, settings)
 
     @torch.no_grad()
-    def move_interval(
-        self,
-        group: int,
-        *,
-        body: Tensor | None = None,
-        copies: Tensor | None = None,
-        where: Tensor | None = None,
-    ) -> None:
-        """Move the interval of a group's rates to tensors, without a read on the host.
+    def set_rate(self, group: int, rate: float) -> None:
+        """Give all features of the body one rate, in place of an interval; copies keep theirs.
 
         Args:
             group: index into ``param_groups``.
-            body: the logarithms of the ends of the body's interval; None leaves it as it is.
-            copies: those of the interval of the copies.
-            where: whether to move at all, a single Boolean.
+            rate: the rate.
         """
-        rates = self.rates_of_groups[group]
-        rates.move_on_device(body, copies, where, self.state, self.model.head.copies)
+        rates, settings = self.rates_of_groups[group], self.param_groups[group]
+        rates.body = Constant(rate)
+        if not settings["capturable"]:
+            settings["interval"] = rates.body.interval
+        self._compute(rates, settings)

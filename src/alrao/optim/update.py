@@ -13,7 +13,7 @@ from torch import Tensor
 from ..finite import alive, zero_nonfinite
 from ..shards import local
 
-__all__ = ["GroupUpdate", "as_real", "rewind_", "rewind_if_", "roots"]
+__all__ = ["GroupUpdate", "as_real", "rewind_", "roots"]
 
 
 @dataclass
@@ -122,15 +122,9 @@ def roots(numbers: list[Any]) -> list[Any]:
 
 def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:
     """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
-    if p.requires_grad:
-        rewind_if_(p, start, part, None)
-
-
-def rewind_if_(p: Tensor, start: Tensor, part: Tensor, moved: Tensor | None) -> None:
-    """Do so where ``moved``, a single Boolean, is true."""
+    if not p.requires_grad:
+        return
     p, start, part = local(p), local(start), local(part)
     start = start.to(p)
     back = start + zero_nonfinite((p - start) * part)
-    too_far = (part < 1) | ~alive(p)
-    rewound = torch.where(too_far if moved is None else too_far & moved, back.to(p), p)
-    torch._foreach_copy_([p], [rewound])
+    p.copy_(torch.where((part < 1) | ~alive(p), back.to(p), p))

@@ -144,7 +144,7 @@ class Zoom(LRScheduler):
     def interval(self) -> Interval:
         """The lowest and the highest rate that a feature can have now."""
         low, high = self._ends(self.optimizer.group_of_head, self.width)
-        return exp(low), exp(high)  # reads the device, where the ends are tensors
+        return exp(low), exp(high)
 
     def get_lr(self) -> list[Any]:
         """Return the factors as they are: Zoom moves the rates behind them."""
@@ -158,9 +158,6 @@ class Zoom(LRScheduler):
             return
         self._end_of_start()
         head = self.optimizer.group_of_head
-        if self.optimizer.on_device:
-            like = self.optimizer.model.head.averaging.weights
-            self._centre, self._placed = (like.new_zeros(()) + each for each in (self._centre, self._placed))
         low, high = self._ends(head, self.copies)
         pull = low + self._place() * (high - low) - self._centre
         low, high = self._ends(head, self.width)
@@ -172,10 +169,6 @@ class Zoom(LRScheduler):
 
     def _place(self) -> Any:
         """Return where the posterior's centre is among the copies: 0 is the lowest rate, 1 the highest."""
-        if self.optimizer.on_device:
-            posterior = self.optimizer.model.head.averaging.weights
-            places = torch.linspace(0, 1, len(posterior), dtype=posterior.dtype, device=posterior.device)
-            return (posterior * places).sum() if self.follow == "mean" else places[posterior.argmax()]
         weights = self.optimizer.model.head.averaging.weights.tolist()
         mean = sum(j * weight for j, weight in enumerate(weights))
         mode = weights.index(max(weights))
@@ -193,10 +186,7 @@ class Zoom(LRScheduler):
         width = high - low + (last - (high - low)) * min(1.0, self._moved / self.steps)
         centre = low + (self._placed - least) / (most - least) * (high - low)
         lowest, highest = low + width / 2, high - width / 2
-        if isinstance(centre, Tensor):
-            centre = centre.clamp(lowest, highest)
-        else:
-            centre = min(max(centre, lowest), highest)
+        centre = min(max(centre, lowest), highest)
         return centre - width / 2, centre + width / 2
 
     def _move(self) -> None:
@@ -206,19 +196,13 @@ class Zoom(LRScheduler):
             if _initial(optimizer, i) is None:
                 continue
             ends = [self._ends(i, ratio) for ratio in (self.width, self.copies)]
-            on_device = isinstance(ends[0][0], Tensor)
-            if not on_device:
-                body, copies = ((exp(low), exp(high)) for low, high in ends)
-                if (body, copies) == (optimizer.interval(i), optimizer.interval(i, copies=True)):
-                    continue
+            body, copies = ((exp(low), exp(high)) for low, high in ends)
+            if (body, copies) == (optimizer.interval(i), optimizer.interval(i, copies=True)):
+                continue
             start = self._start[i] if i < len(self._start) else []
             moving = group["params"] if start else []
             before = [optimizer.rates(p) for p in moving]
-            if on_device:
-                of_body, of_copies = (torch.stack(each) for each in ends)
-                optimizer.move_interval(i, body=of_body, copies=of_copies)
-            else:
-                optimizer.set_interval(i, body=body, copies=copies)
+            optimizer.set_interval(i, body=body, copies=copies)
             for p, origin, rate in zip(moving, start, before, strict=True):
                 rewind_(p, origin, optimizer.rates(p) / rate)
         if self._moved >= self.steps:
@@ -233,8 +217,7 @@ class Zoom(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as in torch; the rates are in the optimizer's."""
-        numbers = {"_centre": float(self._centre), "_placed": float(self._placed)}
-        return {**{key: value for key, value in super().state_dict().items() if key != "_first"}, **numbers}
+        return {key: value for key, value in super().state_dict().items() if key != "_first"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, as in torch."""

@@ -1,0 +1,151 @@
+r"""Auto's step: Adam's without its first moment, and an average of what it moves.
+
+Three sets of weights are involved, as in Schedule-Free: the step moves :math:`z`, :math:`x` is the average
+of all :math:`z`, and the gradient is taken between them, at :math:`y = (1 - \beta) z + \beta x`. Only
+:math:`y` and :math:`z` are kept; :math:`x` follows from both. With the step :math:`\delta` and the share
+:math:`c` of the newest weights in the average,
+
+.. math:: z' = z - \delta, \qquad y' = (1 - c)\,(y - (1 - \beta)\, \delta) + c\, z'
+
+and where :math:`\beta` changes to :math:`\beta'`, the second :math:`c` is
+:math:`1 - (1 - c)\, \beta' / \beta`. During the search there is no average: :math:`y' = y - \delta`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..finite import keep_finite_, zero_nonfinite_
+
+__all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step"]
+
+
+@dataclass
+class Moving:
+    """Parameters that have taken the same number of steps, as a step moves them.
+
+    ``step`` and ``k`` are numbers, or tensors without an axis where nothing may be read on the host.
+    """
+
+    y: list[Tensor]
+    """Training weights, at least in float32; change in place."""
+    z: list[Tensor]
+    """Schedule-free iterates; change in place. Empty during the search."""
+    g: list[Tensor]
+    """Gradients, in the types of ``y``."""
+    exp_avg_sq: list[Tensor]
+    rate: float
+    """Learning rate of all parameters without rates of their own."""
+    own_rates: dict[int, Tensor]
+    """Rates of features or copies, by the place of their parameter in the lists; they broadcast to it."""
+    step: Any
+    """Steps taken, this one included."""
+    k: Any
+    """Those since the end of the search."""
+
+
+def take_step(
+    m: Moving,
+    *,
+    lr: Any,
+    beta: float,
+    new_beta: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    newest: int = 1,
+) -> list[Tensor]:
+    """Move the training weights and, once the search is over, the iterates.
+
+    Args:
+        m: what moves.
+        lr: factor on all rates, a number or a tensor without an axis.
+        beta: share of the average in the training weights.
+        new_beta: that share after the step.
+        beta2: coefficient of the running average of squared gradients.
+        eps: term added to the denominator.
+        weight_decay: decoupled decay of the training weights, in proportion to the rates.
+        newest: steps that this one stands for.
+
+    Returns:
+        The steps without the decay, in a common unit.
+    """
+    torch._foreach_mul_(m.exp_avg_sq, beta2)
+    torch._foreach_addcmul_(m.exp_avg_sq, m.g, m.g, 1 - beta2)
+    correction = _root(1 - beta2**m.step)
+    denominators = torch._foreach_sqrt(m.exp_avg_sq)
+    if isinstance(correction, Tensor):  # only numbers are added without a read
+        torch._foreach_div_(denominators, correction)
+        correction = 1.0
+    torch._foreach_add_(denominators, eps * correction)
+    delta = list(torch._foreach_div(m.g, denominators))
+    del denominators
+    own = [delta[i] for i in m.own_rates]
+    relative = [rate / m.rate for rate in m.own_rates.values()]
+    if own:
+        torch._foreach_mul_(own, relative)
+    if weight_decay:
+        _decay_(m, lr * m.rate * weight_decay, relative, beta)
+    scale = lr * m.rate * correction
+    if isinstance(scale, Tensor):  # alpha must be a number
+        torch._foreach_mul_(delta, scale)
+        scale = 1.0
+    if m.z:
+        torch._foreach_add_(m.z, delta, alpha=-scale)
+        torch._foreach_add_(m.y, delta, alpha=-(1 - beta) * scale)
+        share = newest_share(m.k, newest)
+        _lerp_(m.y, m.z, share if new_beta == beta else 1 - (1 - share) * new_beta / beta)
+    else:
+        torch._foreach_add_(m.y, delta, alpha=-scale)
+    return delta
+
+
+def _decay_(m: Moving, part: Any, relative: list[Tensor], beta: float) -> None:
+    """Take a part of the training weights from both sets, at most all of a weight."""
+    most = part.clamp(max=1.0) if isinstance(part, Tensor) else min(part, 1.0)
+    lost = list(torch._foreach_mul(m.y, most))
+    for i, rate in zip(m.own_rates, relative, strict=True):
+        lost[i] = m.y[i] * (rate * part).clamp(max=1.0)
+    if m.z:
+        torch._foreach_sub_(m.z, lost)
+    torch._foreach_add_(m.y, lost, alpha=-(1 - beta) if m.z else -1.0)
+
+
+def _lerp_(y: list[Tensor], z: list[Tensor], share: Any) -> None:
+    if not isinstance(share, Tensor):
+        torch._foreach_lerp_(y, z, share)
+        return
+    towards = torch._foreach_sub(z, y)
+    torch._foreach_mul_(towards, share)
+    torch._foreach_add_(y, towards)
+
+
+def _root(number: Any) -> Any:
+    return number.sqrt() if isinstance(number, Tensor) else sqrt(number)
+
+
+def newest_share(k: Any, newest: int = 1) -> Any:
+    """Return k² / (1² + … + k²), the weight of the newest of k points in their average, or of the newest."""
+    if newest == 1:
+        return 6 * k / ((k + 1) * (2 * k + 1))
+    before = max(0, k - newest)
+    return 1 - before * (before + 1) * (2 * before + 1) / (k * (k + 1) * (2 * k + 1))
+
+
+def average_of(y: Tensor, z: Tensor, beta: float) -> Tensor:
+    """Return the averaged weights x that the training weights and the iterate belong to."""
+    return torch.lerp(z, y, 1 / beta)
+
+
+def round_to_(p: Tensor, rest: Tensor, wide: Tensor) -> None:
+    """Round weights to a parameter of a narrow type, and keep what that takes from them."""
+    rounded = wide.to(p.dtype)
+    keep_finite_(rounded, p)
+    p.copy_(rounded)
+    rest.copy_(wide - rounded)
+    zero_nonfinite_(rest)

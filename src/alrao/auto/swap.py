@@ -1,0 +1,378 @@
+r"""Which weights are in the parameters: training weights to train, averaged weights to evaluate.
+
+Auto works with three sets of weights (:mod:`alrao.auto.step`). A parameter holds :math:`y` in training mode
+and :math:`x` in evaluation mode; ``state[p]["z"]`` is :math:`z`. In evaluation mode ``state[p]["y"]`` is a
+copy of :math:`y`, because arithmetic would not bring back the same bits. With ``swap=False`` the parameters
+hold :math:`y` in both modes.
+
+**Weights that something else has changed**, since the optimizer wrote them: masked, clamped, renormalised,
+loaded. An entry that has changed is taken for the new value of all three sets, so that what is evaluated is
+what the program has written. A change of all entries of a parameter restarts its average. In evaluation mode
+a change is found by computing :math:`x` again. In training mode it is found by a checksum; the second time a
+parameter is changed, a copy of what was written tells which entries.
+
+**A loaded state** holds a fingerprint of the weights that it belongs to, so that they are recognised whether
+the model or the optimizer is loaded first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..shards import fingerprint, local, resharded
+from ..warn import warn
+from .step import average_of
+
+__all__ = ["Averages", "Written", "training_weights", "wide_dtype"]
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def wide_dtype(parameter: Tensor) -> torch.dtype:
+    """Return the type in which averages of a parameter are kept: at least float32."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+class Averages:
+    """The averaged weights of a model, and which weights its parameters hold.
+
+    The model keeps this object, not the optimizer, so that a model whose optimizer has been dropped can
+    still be evaluated at its averaged weights.
+
+    Args:
+        optimizer: the one that averages; its state and its groups are shared, no reference to it is held.
+        swap: whether to put averaged weights into the parameters in evaluation mode.
+    """
+
+    def __init__(self, optimizer: Any, swap: bool) -> None:
+        self.swap = swap
+        self.evaluating = False
+        """Whether the parameters hold averaged weights."""
+        self.retired = False
+        """Whether another optimizer has taken over the parameters."""
+        self._expected: dict[Tensor, int] = {}  # fingerprints of the weights that belong to a loaded state
+        self._looked_at: list[int] = []
+        self.head = optimizer.model.head
+        self.renormed = _renormed(optimizer.model)
+        self.written = Written()
+        self.follow(optimizer)
+
+    def follow(self, optimizer: Any) -> None:
+        """Share the state and the groups of the optimizer, after it has replaced them."""
+        self.state, self.groups = optimizer.state, optimizer.param_groups
+        self.sharded_modules = optimizer.sharded_modules
+
+    def retire(self) -> None:
+        """Leave the parameters as they are, to another optimizer."""
+        self.retired = True
+
+    # The modes.
+
+    def place(self, training: bool) -> None:
+        """Put the weights for a mode into the parameters, where they are not there yet."""
+        training = training or not self.swap
+        if self.retired or (self.evaluating != training and not self._expected):
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            if self._expected and not self.recognise():
+                return  # the weights of the loaded state are still to come
+            self.leave() if training else self.enter()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the averaged weights for a moment, in training mode too, without a change to the graph."""
+        replaced = []
+        if self.swap and not self.evaluating and not self._expected and not self.retired:
+            with torch.no_grad():
+                self.notice_changes()
+                for p, beta in self._averaged():
+                    replaced.append((p, p.data))
+                    p.data = self.average(p, beta).to(p.dtype)
+        try:
+            yield
+        finally:
+            for p, data in replaced:
+                p.data = data
+
+    @property
+    def differ(self) -> bool:
+        """Whether averaged weights differ from the training weights."""
+        return next(self._averaged(), None) is not None
+
+    def _averaged(self) -> Iterator[tuple[Tensor, float]]:
+        """Return the parameters that have an average, with their beta."""
+        for group in self.groups:
+            for p in group["params"]:
+                k = self.state[p].get("k", 0) if p in self.state else 0
+                if isinstance(k, Tensor) or k > 0:  # a tensor is not read: without a step, x is y is z
+                    yield p, self.state[p].get("beta", group["beta"])
+
+    def average(self, p: Tensor, beta: float) -> Tensor:
+        """Return the averaged weights of a parameter."""
+        state = self.state[p]
+        y, z = training_weights(state.get("y", p), state), state["z"]
+        if y.dtype != z.dtype or y.device != z.device:  # the model was cast or moved after the last step
+            wide = torch.promote_types(y.dtype, z.dtype)
+            y, z = y.to(wide), z.to(y.device, wide)
+        return average_of(y, z, beta)
+
+    def enter(self) -> None:
+        """Put the averaged weights into the parameters."""
+        if self.evaluating:
+            return
+        self.notice_changes()
+        with resharded(self.sharded_modules):
+            for p, beta in self._averaged():
+                x = self.average(p, beta)
+                self.state[p]["y"] = p.detach().clone()
+                p.copy_(x)
+                self.head.training_weights = False
+            for p in self.renormed & self.state.keys():
+                self.state[p].setdefault("y", p.detach().clone())
+        self.evaluating = True
+
+    def leave(self) -> None:
+        """Put the training weights back, bit for bit."""
+        if not self.evaluating:
+            return
+        with resharded(self.sharded_modules):
+            for p in self.renormed & self.state.keys():
+                p.copy_(self.state[p].pop("y", p))
+            for p, beta in self._averaged():
+                if "y" not in self.state[p]:
+                    continue
+                x = self.average(p, beta).to(p.dtype)
+                now, y = p.detach().clone(), self.state[p].pop("y")
+                p.copy_(y)
+                changed = local(now) != local(x)
+                if bool(changed.all()):
+                    self.restart(p, now)
+                elif bool(changed.any()):
+                    self._take_over(p, now, changed)
+        self.evaluating = False
+        self.note()
+
+    # Weights that something else has changed.
+
+    def note(self, *, reads: bool = True) -> None:
+        """Remember what the parameters hold: called after everything that the optimizer writes.
+
+        Args:
+            reads: whether numbers may be read on the host.
+        """
+        if self.evaluating or self._expected:
+            self.written.forget()
+        else:
+            known = (p for p, state in self.state.items() if "z" in state or "start" in state)
+            self.written.note(known, reads=reads)
+        if self.swap and self.differ:
+            self.head.training_weights = not self.evaluating
+
+    def notice_changes(self, *, reads: bool = True) -> None:
+        """Take entries of the parameters that something else has changed for their new values.
+
+        Args:
+            reads: whether numbers may be read on the host.
+        """
+        if self.evaluating:
+            return
+        for p, changed in self.written.changed(reads=reads):
+            if changed is None or (reads and bool(changed.all())):
+                self.restart(p)
+            else:
+                self._take_over(p, p.detach(), changed)
+
+    def _take_over(self, p: Tensor, now: Tensor, changed: Tensor) -> None:
+        """Take the new value of changed entries for that of all three sets."""
+        state = self.state[p]
+        for each in (p.detach(), *(state[key] for key in ("start", "z") if key in state)):
+            part = local(each)
+            part.copy_(torch.where(changed, local(now).to(part.dtype), part))
+        if "rest" in state:
+            local(state["rest"]).masked_fill_(changed, 0.0)
+
+    def restart(self, p: Tensor, now: Tensor | None = None) -> None:
+        """Start the average of a parameter again, from its present value or another."""
+        state = self.state[p]
+        state.pop("y", None)
+        if now is not None:
+            p.copy_(now)
+        for key in ("start", "z"):
+            if key in state:
+                state[key].copy_(p)
+        if "k" in state:
+            state["k"] = torch.zeros_like(state["k"]) if isinstance(state["k"], Tensor) else 0
+        if "rest" in state:
+            state["rest"].zero_()
+
+    @torch.no_grad()
+    def transform(self, change: Callable[[], None]) -> None:
+        """Apply an affine change of the weights to everything that is kept of them.
+
+        Args:
+            change: changes parameters of the model in place, each by an affine function of the parameters. It
+                is called once for each set of weights: the present ones, z, and so on.
+        """
+        self.notice_changes()
+        params = [p for group in self.groups for p in group["params"]]
+        present = [p.data for p in params]
+        for key in ("z", "y", "start"):
+            kept = [self.state[p].get(key) for p in params]
+            if all(each is None for each in kept):
+                continue
+            for p, data, each in zip(params, present, kept, strict=True):
+                p.data = data.clone() if each is None else each
+            try:
+                change()
+            finally:
+                for p, data in zip(params, present, strict=True):
+                    p.data = data
+        change()
+        self.note()
+
+    # Checkpoints.
+
+    def expect(self, fingerprints: dict[Tensor, int], evaluating: bool) -> None:
+        """Wait for the weights that a loaded state belongs to."""
+        self._expected, self._looked_at = fingerprints, []
+        self.evaluating = evaluating
+        self.written.forget()
+
+    def fingerprint(self, p: Tensor) -> int:
+        """Return the fingerprint of the weights that belong to the present state."""
+        known = self._expected.get(p)
+        return fingerprint(p) if known is None else known
+
+    def recognise(self, *, stepping: bool = False) -> bool:
+        """Return whether the model has the weights of the loaded state.
+
+        Args:
+            stepping: the weights are trained now: start again from those that are not the state's.
+        """
+        if not self._expected:
+            return True
+        looked_at = [p._version for p in self._expected]
+        if looked_at == self._looked_at and not stepping:
+            return False
+        self._looked_at = looked_at
+        found = {p: fingerprint(p) for p in self._expected}
+        strange = [p for p, expected in self._expected.items() if found[p] != expected]
+        if strange and self.evaluating and self._are_training_weights(found):
+            strange, self.evaluating = [], False
+            for p in self._expected:
+                self.state[p].pop("y", None)
+        if strange and not stepping:
+            return False
+        for p in strange:
+            self.restart(p)
+        if self.evaluating:
+            self._rebuild()
+        if strange:
+            warn(
+                f"{len(strange)} parameters are not those that the optimizer's state was saved with, so "
+                "their averages start again: load the model and the optimizer from the same checkpoint"
+            )
+        self._expected, self._looked_at = {}, []
+        self.note()
+        return True
+
+    def _rebuild(self) -> None:
+        """Compute the training weights that a distributed checkpoint has no room for, from both others."""
+        for p, beta in self._averaged():
+            state = self.state[p]
+            if "y" not in state:
+                state["y"] = torch.lerp(state["z"], p.detach().to(wide_dtype(p)), beta).to(p.dtype)
+
+    def _are_training_weights(self, found: dict[Tensor, int]) -> bool:
+        """Return whether the model was saved in training mode, though the optimizer was not."""
+        return all(
+            mark == (fingerprint(self.state[p]["y"]) if "y" in self.state[p] else self._expected[p])
+            for p, mark in found.items()
+        )
+
+
+def training_weights(p: Tensor, state: dict[str, Any]) -> Tensor:
+    """Return a parameter at the precision of its average; the parameter itself, if it has that."""
+    rest = state.get("rest")
+    return p.detach() if rest is None else p.detach().to(wide_dtype(p)) + rest.to(p.device)
+
+
+def _renormed(model: Any) -> set[Tensor]:
+    """Return the parameters that a forward pass changes, in evaluation mode too: that is no training."""
+    layers = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    modules = model.net.modules()
+    return {m.weight for m in modules if isinstance(m, layers) and m.max_norm is not None}
+
+
+class Written:
+    """Notices parameters that something else has changed since they were noted.
+
+    On the CPU every change is noticed, by a checksum of the bits. Elsewhere a read would stall the device:
+    a change that torch counts is noticed at once, and one through ``.data``, which it does not count, by
+    the norm and only where numbers may be read. A parameter that has been changed once is copied from then
+    on, so that single entries can be told.
+    """
+
+    def __init__(self) -> None:
+        self._params: list[Tensor] = []
+        self._marks: Tensor | None = None
+        self._versions: list[int] = []
+        self._kinds: list[Any] = []
+        self._copies: dict[Tensor, Tensor] = {}
+
+    def note(self, params: Iterable[Tensor], *, reads: bool) -> None:
+        """Remember what parameters hold."""
+        self._params = list(params)
+        self._marks = _marks(self._params, exact=reads)
+        self._versions = [p._version for p in self._params]
+        self._kinds = [(p.dtype, p.device) for p in self._params]
+        for p, kept in self._copies.items():
+            kept.copy_(local(p.detach()))
+
+    def forget(self) -> None:
+        """Notice nothing until parameters are noted again."""
+        self._params, self._marks, self._versions = [], None, []
+
+    def changed(self, *, reads: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Return the parameters that have changed, and where; None is everywhere.
+
+        Args:
+            reads: whether numbers may be read on the host.
+        """
+        if not self._params or self._kinds != [(p.dtype, p.device) for p in self._params]:
+            return  # cast or moved: the optimizer has not stepped since
+        counted = [p._version != version for p, version in zip(self._params, self._versions, strict=True)]
+        if reads and self._marks is not None:
+            now = _marks(self._params, exact=self._marks.dtype == torch.int64)
+            if not torch.equal(now, self._marks):
+                counted = [a or b for a, b in zip(counted, (now != self._marks).tolist(), strict=True)]
+            elif self._marks.dtype == torch.int64:
+                counted = [False] * len(counted)  # a change in place that changed nothing
+        for p, found in zip(self._params, counted, strict=True):
+            if p in self._copies and (found or not reads):
+                yield p, local(p.detach()) != self._copies[p]
+            elif found:
+                self._copies[p] = local(p.detach()).clone()
+                yield p, None
+
+
+def _marks(params: list[Tensor], *, exact: bool) -> Tensor:
+    """Return a number for each parameter that changes with its bits; see :class:`Written`."""
+    parts = [local(p.detach()) for p in params]
+    if not parts:
+        return torch.zeros(0)
+    if exact and all(part.is_cpu for part in parts):
+        return torch.stack([_checksum(part) for part in parts])
+    return torch.stack(torch._foreach_norm(parts, dtype=torch.float32))
+
+
+def _checksum(x: Tensor) -> Tensor:
+    flat = x.contiguous().view(-1)
+    if flat.numel() * flat.element_size() % 8 == 0:
+        return flat.view(torch.int64).sum()
+    return flat.view(INTEGERS[flat.element_size()]).sum()

@@ -1,0 +1,149 @@
+"""Weights that a program changes between Auto's steps: what is evaluated is what the program has written."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import alrao
+
+X = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+Y = X @ torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+
+
+def network(hidden=16):
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(8, hidden), nn.Tanh(), nn.Linear(hidden, 3))
+
+
+def loss_of(net):
+    return F.mse_loss(net(X), Y)
+
+
+def train(net, optimizer, steps, after=lambda: None):
+    for step in range(steps):
+        rows = torch.randint(len(X), (32,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        F.mse_loss(net(X[rows]), Y[rows]).backward()
+        optimizer.step()
+        after()
+
+
+def masked(p):
+    mask = torch.rand(p.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+    p.mul_(mask.to(p.dtype))
+
+
+def clamped(p):
+    p.clamp_(-0.1, 0.1)
+
+
+def renormalised(p):
+    p.div_(p.norm(dim=-1, keepdim=True).clamp(min=1.0))
+
+
+EDITS = {"masked": masked, "clamped": clamped, "renormalised": renormalised}
+
+
+@pytest.mark.parametrize("through", ["data", "no_grad"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_weights_changed_after_each_step_are_changed_in_evaluation_too(edit, through):
+    net = network()
+    optimizer = alrao.Auto(net, steps=300)
+
+    def change():
+        with torch.no_grad():
+            for layer in (net[0], net[2]):
+                EDITS[edit](layer.weight.data if through == "data" else layer.weight)
+
+    train(net, optimizer, 300, change)
+    training = loss_of(net).item()
+    net.eval()
+    assert loss_of(net).item() < 1.5 * training + 0.05
+    for layer in (net[0], net[2]):
+        now = layer.weight.detach().clone()
+        EDITS[edit](now)
+        torch.testing.assert_close(now, layer.weight.detach(), rtol=0.2, atol=0.02)
+    if edit == "masked":
+        mask = torch.rand(net[0].weight.shape, generator=torch.Generator().manual_seed(3)) < 0.5
+        assert not net[0].weight.detach()[~mask].any()
+
+
+@pytest.mark.parametrize("at", [10, 100], ids=["in the search", "after it"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_that_is_set_once_stays_set(training, at):
+    net = network()
+    optimizer = alrao.Auto(net, steps=167)
+    train(net, optimizer, at)
+    net.train(training)
+    net[0].weight.data.fill_(0.5)
+    net[2].weight.data[0] = 0.25
+    net.eval()
+    assert bool((net[0].weight == 0.5).all())
+    assert bool((net[2].weight[0] == 0.25).all())
+    net.train()
+    assert bool((net[0].weight == 0.5).all())
+    assert bool((net[2].weight[0] == 0.25).all())
+    other = copy.deepcopy(optimizer.state[net[2].weight].get("z"))
+    if other is not None and training is False:
+        assert not torch.equal(other[1:], net[2].weight[1:]), "the average of the other rows is kept"
+    train(net, optimizer, 60)
+    assert loss_of(net.eval()).isfinite()
+
+
+def test_an_embedding_with_a_largest_norm_is_evaluated_without_a_change_to_its_training():
+    def build():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(12, 3))
+        return net, alrao.Auto(net, steps=100)
+
+    def train(net, optimizer, steps, visit):
+        for step in steps:
+            rows = torch.randint(10, (16, 3), generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            F.cross_entropy(net(rows), rows[:, 0] % 3).backward()
+            optimizer.step()
+            if visit:
+                with torch.no_grad():
+                    net.eval()(rows)
+                net.train()
+
+    runs = [build(), build()]
+    for (net, optimizer), visit in zip(runs, (False, True), strict=True):
+        train(net, optimizer, range(80), visit)
+    (one, its), (other, _) = runs
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q), "evaluation changes nothing"
+    assert its.state[one[2].weight]["k"] == 50
+
+
+def test_only_the_newest_of_two_optimizers_steps():
+    net = network()
+    first, second = alrao.Auto(net), alrao.Auto(net)
+    loss_of(net).backward()
+    second.step()
+    with pytest.raises(RuntimeError, match="only one optimizer can average them"):
+        first.step()
+
+
+def test_two_optimizers_of_different_parameters_both_step():
+    net = network()
+    first = alrao.Auto(net[0])
+    second = alrao.Auto(net[2])
+    before = [p.detach().clone() for p in net.parameters()]
+    loss_of(net).backward()
+    first.step()
+    second.step()
+    assert not any(map(torch.equal, before, net.parameters()))
+
+
+def test_a_torch_optimizer_in_between_is_followed():
+    net = network()
+    optimizer = alrao.Auto(net, steps=100)
+    train(net, optimizer, 60)
+    other = torch.optim.SGD(net.parameters(), lr=0.01)
+    train(net, other, 60)
+    now = [p.detach().clone() for p in net.parameters()]
+    assert all(map(torch.equal, now, net.eval().parameters()))

@@ -1,0 +1,76 @@
+"""Schedules under Auto: the search does not make up for a factor, and says where one is left."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, StepLR
+
+import alrao
+
+X = torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
+Y = (X @ torch.randn(8, 5, generator=torch.Generator().manual_seed(1))).argmax(1)
+
+SCHEDULES = {
+    "warm-up from 1/1000": lambda o: LinearLR(o, 1e-3, total_iters=500),
+    "0.7 every 23 steps": lambda o: StepLR(o, 23, 0.7),
+    "warm-up from 0": lambda o: LambdaLR(o, lambda step: min(1.0, step / 200)),
+}
+
+
+def train(wrapped, schedule, steps=60):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 5))
+    model = alrao.Alrao(net) if wrapped else net
+    optimizer = alrao.Auto(model)
+    scheduler = SCHEDULES[schedule](optimizer) if schedule else None
+    for step in range(steps):
+        rows = torch.randint(len(X), (32,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        F.cross_entropy(model(X[rows]), Y[rows]).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return optimizer
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.filterwarnings("ignore:param_groups.* at the end of Auto's search")
+@pytest.mark.parametrize("wrapped", [True, False], ids=["with copies", "plain"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_does_not_mislead_the_search(schedule, wrapped):
+    found = train(wrapped, schedule, 120).interval()[0]
+    without = train(wrapped, None, 120).interval()[0]
+    assert found == pytest.approx(without, rel=0.5)
+
+
+def test_a_factor_that_is_low_at_the_end_of_the_search_is_said():
+    with pytest.warns(UserWarning, match=r"is 0.49 at the end of Auto's search.*leave the scheduler out"):
+        train(False, "0.7 every 23 steps")
+
+
+def test_the_end_of_the_search_is_logged_with_its_rate(caplog):
+    with caplog.at_level(logging.INFO, logger="alrao"):
+        optimizer = train(True, None, 120)
+    (line,) = [each.getMessage() for each in caplog.records if "search has ended" in each.getMessage()]
+    assert f"{optimizer.interval()[0]:.3g}" in line
+
+
+def test_an_absolute_rate_that_rises_is_warned_of():
+    """As nanoGPT's warm-up to 6e-4 over 2,000 steps, which writes into the groups."""
+    net = nn.Linear(8, 5)
+    optimizer = alrao.Auto(net, steps=10)
+
+    def warm_up():
+        for step in range(300):
+            for group in optimizer.param_groups:
+                group["lr"] = 6e-4 * (step + 1) / 2000
+            optimizer.zero_grad()
+            F.cross_entropy(net(X[:32]), Y[:32]).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match="not a learning rate") as warned:
+        warm_up()
+    assert len([each for each in warned if "not a learning rate" in str(each.message)]) == 1
