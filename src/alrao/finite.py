@@ -258,7 +258,7 @@ class FiniteStatistics:
     """Restores running statistics of normalisation layers that are not finite.
 
     Training forward passes store their batch's statistics in the layer, finite or not. :meth:`restore` puts
-    the last finite values back, entry by entry. Values that are loaded or reset are remembered at once, and
+    the last finite mean and variance of a channel back. Values that are loaded or reset are remembered at once, and
     those that are changed by hand when :meth:`remember` is called before the next pass.
     """
 
@@ -304,8 +304,10 @@ class FiniteStatistics:
             _restore_on_device(running, self._last)
         else:
             if not bool(torch.stack(torch._foreach_norm(running)).isfinite().all()):
-                for now, last in zip(running, self._last, strict=True):
-                    keep_finite_(now, last)
+                for i in range(0, len(running), 2):  # a mean goes with its variance, which overflows first
+                    finite = running[i].isfinite() & running[i + 1].isfinite()
+                    for j in (i, i + 1):
+                        running[j].copy_(torch.where(finite, running[j], self._last[j]))
             torch._foreach_copy_(self._last, running)
         self._seen = [] if torch.compiler.is_compiling() else _versions(running)
 
@@ -339,12 +341,13 @@ def _moved(last: list[Tensor], running: list[Tensor]) -> list[Tensor]:
 def _restore_on_device(running: list[Tensor], last: list[Tensor]) -> None:
     """Put back and remember as one tensor for each device and type: a launch costs more than the numbers."""
     kinds: dict[Any, list[int]] = {}
-    for i, now in enumerate(running):
-        kinds.setdefault((now.device, now.dtype), []).append(i)
-    for places in kinds.values():
+    for i in range(0, len(running), 2):
+        kinds.setdefault((running[i].device, running[i].dtype), []).append(i)
+    for means in kinds.values():
+        places = [*means, *(i + 1 for i in means)]
         ours, before = [running[i] for i in places], [last[i] for i in places]
-        joined = torch.cat(ours)
-        joined = torch.where(joined.isfinite(), joined, torch.cat(before))
+        joined = torch.cat(ours).view(2, -1)
+        joined = torch.where(joined.isfinite().all(0), joined, torch.cat(before).view(2, -1)).view(-1)
         finite = list(joined.split([len(now) for now in ours]))
         torch._foreach_copy_(ours, finite)
         torch._foreach_copy_(before, finite)

@@ -347,7 +347,10 @@ class Alrao(AveragedWrapper):
                 f"number of copies than {self.head.copies}"
             )
         if own.keys() == state_dict.keys():
-            return super().load_state_dict(state_dict, strict, assign)
+            loaded = super().load_state_dict(state_dict, strict, assign)
+            if self.averages is not None:
+                self.averages.recognise()
+            return loaded
         training_weights = self.head.training_weights
         try:
             with unchanged_on_error(self, own):

@@ -111,6 +111,9 @@ class Plain:
             for other in readers(module, "train"):
                 other.retire(own)
             follow(module, "train", self._mode_called, keep=True)  # also once the optimizer is gone
+        trained = [m for m in self.net.modules() if not own.isdisjoint(m.parameters(recurse=False))]
+        if self.modules and trained:  # the last one that a load comes to
+            follow(trained[-1], "_load_from_state_dict", self._loaded)
         self._averages = averages
 
     def retire(self, taken: set[nn.Parameter]) -> None:
@@ -142,6 +145,10 @@ class Plain:
         self.place_weights()
         self._stale = []
 
+    def _loaded(self, *_: Any, **__: Any) -> None:
+        if self._averages is not None:
+            self._averages.place(self.training)
+
     def check_gradients(self, averages: bool) -> None:
         """Warn before a step whose gradients are those at the averaged weights, though the network trains.
 
@@ -167,6 +174,8 @@ class Plain:
     def _stop(self) -> None:
         for module in self.modules:
             unfollow(module, "train", self._mode_called)
+        for module in self.net.modules():
+            unfollow(module, "_load_from_state_dict", self._loaded)
         self._averages = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -26,7 +26,9 @@ def test_a_state_of_the_format_before_is_resumed(which):
     optimizer.load_state_dict(saved["optimizer"])
     low, high = saved["interval"]
     assert optimizer.search.over == which.endswith("60")
-    assert optimizer.interval() == pytest.approx([sqrt(low * high)] * 2 if optimizer.search.over else [low, high])
+    assert optimizer.interval() == pytest.approx(
+        [sqrt(low * high)] * 2 if optimizer.search.over else [low, high]
+    )
     for p, x in zip(model.eval().parameters(), saved["averaged"], strict=True):
         torch.testing.assert_close(p.detach(), x)
     model.train()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from ..finite import is_finite, zero_nonfinite
 from ..optim import AlraoOptimizer, checkpoint
 from ..optim.checks import check_at_least_0, check_steps
 from ..optim.factor import HIGHEST, LOW
@@ -219,6 +220,7 @@ class Auto(AlraoOptimizer):
 
     def _begin_step(self) -> None:
         averages = self.averages
+        averages.follow(self)  # torch and the first step replace the state
         if averages.retired:
             raise RuntimeError(
                 "another Auto has been built for parameters of this one, and only one optimizer can average "
@@ -358,7 +360,10 @@ class Auto(AlraoOptimizer):
         at = [i for i, state in enumerate(states) if "start" in state]
         if not at:
             return
-        low, high = group["interval"]
+        (body,) = (
+            rates.body for rates, each in zip(self.rates_of_groups, self.param_groups) if each is group
+        )
+        low, high = body.interval or (1.0, 1.0)
         gained = torch._foreach_sub([states[i]["start"] for i in at], [y[i] for i in at])
         torch._foreach_mul_(gained, [g[i] for i in at])
         for each, state in zip(gained, (states[i] for i in at), strict=True):
@@ -473,6 +478,7 @@ class Auto(AlraoOptimizer):
         self.averages.follow(self)
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}
         self.averages.expect(marks, whole["evaluating"])
+        self.averages.place(self.model.training)
 
     def _place_counters(self, p: Tensor) -> None:
         """Leave the counters to :meth:`_place_counts`, which knows all of them."""
@@ -481,18 +487,24 @@ class Auto(AlraoOptimizer):
         super()._follow(new)
         self.averages.follow(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        with torch.no_grad():
+            self.averages.notice_changes()
+        return super().__getstate__()
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "model" in state:  # a copy or a pickle, not a loaded state
             self.averages.follow(self)
+            self.averages.note(reads=not self.on_device)
             self.model.averaged_by(self.averages)
 
 
 def _usable(factor: Any) -> Any:
     """Return a factor on all rates with which no step can overflow; 0 for one that is no number."""
     if isinstance(factor, Tensor):
-        return factor.nan_to_num(0.0, LARGEST_FACTOR, 0.0).clamp(max=LARGEST_FACTOR)
-    return min(factor, LARGEST_FACTOR) if factor == factor else 0.0
+        return zero_nonfinite(factor).clamp(max=LARGEST_FACTOR)
+    return min(factor, LARGEST_FACTOR) if is_finite(factor) else 0.0
 
 
 def _whole_state(groups: list[dict[str, Any]]) -> dict[str, Any]:

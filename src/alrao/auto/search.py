@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..finite import is_finite, without_failed, zero_nonfinite_
+from ..finite import is_finite, without_failed, zero_nan, zero_nonfinite_
 from ..rates import Interval
 from ..shards import Shards
 
@@ -229,7 +229,7 @@ class RateSearch:
             log_rates = [each.log_rate for each in seen]
             pulls = segments.pull(*(_on_host(x, gains, shards) for x in (gains, log_rates)))
             if means:
-                steadiness = (moved[:, 0].abs() / moved[:, 1]).nan_to_num_(0.0)
+                steadiness = zero_nan(moved[:, 0].abs() / moved[:, 1])
                 pulls = steadiness * pulls.clamp_(-1.0, 1.0)
             pull = abs(self.mean_gain) / self.mean_gain_size * float(segments.weighted_mean(pulls))
             moved_by = min(max(pull, -1.0), 1.0) * SPEED * LENGTH / self.length

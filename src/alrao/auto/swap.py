@@ -17,7 +17,7 @@ the model or the optimizer is loaded first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -168,8 +168,8 @@ class Averages:
         if self.evaluating or self._expected:
             self.written.forget()
         else:
-            known = (p for p, state in self.state.items() if "z" in state or "start" in state)
-            self.written.note(known, reads=reads)
+            known = [p for p, state in self.state.items() if "z" in state or "start" in state]
+            self.written.note(known, [p for p in known if "edited" in self.state[p]], reads=reads)
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
 
@@ -181,7 +181,8 @@ class Averages:
         """
         if self.evaluating:
             return
-        for p, changed in self.written.changed(reads=reads):
+        for p, changed in list(self.written.changed(reads=reads)):
+            self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
             if changed is None or (reads and bool(changed.all())):
                 self.restart(p)
             else:
@@ -218,10 +219,12 @@ class Averages:
             change: changes parameters of the model in place, each by an affine function of the parameters. It
                 is called once for each set of weights: the present ones, z, and so on.
         """
+        evaluating = self.evaluating
+        self.leave()
         self.notice_changes()
         params = [p for group in self.groups for p in group["params"]]
         present = [p.data for p in params]
-        for key in ("z", "y", "start"):
+        for key in ("z", "start"):
             kept = [self.state[p].get(key) for p in params]
             if all(each is None for each in kept):
                 continue
@@ -234,14 +237,19 @@ class Averages:
                     p.data = data
         change()
         self.note()
+        if evaluating:
+            self.enter()
 
     # Checkpoints.
 
     def expect(self, fingerprints: dict[Tensor, int], evaluating: bool) -> None:
-        """Wait for the weights that a loaded state belongs to."""
-        self._expected, self._looked_at = fingerprints, []
+        """Wait for the weights that a loaded state belongs to, unless the parameters hold them already."""
+        # A forward pass may change those that it renormalises before anything is compared.
+        sure = {p: mark for p, mark in fingerprints.items() if p not in self.renormed}
+        self._expected, self._looked_at = sure or fingerprints, []
         self.evaluating = evaluating
-        self.written.forget()
+        self.written = Written()
+        self.recognise()
 
     def fingerprint(self, p: Tensor) -> int:
         """Return the fingerprint of the weights that belong to the present state."""
@@ -325,14 +333,23 @@ class Written:
         self._kinds: list[Any] = []
         self._copies: dict[Tensor, Tensor] = {}
 
-    def note(self, params: Iterable[Tensor], *, reads: bool) -> None:
-        """Remember what parameters hold."""
-        self._params = list(params)
+    def note(self, params: list[Tensor], copied: list[Tensor], *, reads: bool) -> None:
+        """Remember what parameters hold.
+
+        Args:
+            params: the parameters.
+            copied: those of which a copy is kept.
+            reads: whether numbers may be read on the host.
+        """
+        self._params = params
         self._marks = _marks(self._params, exact=reads)
         self._versions = [p._version for p in self._params]
         self._kinds = [(p.dtype, p.device) for p in self._params]
-        for p, kept in self._copies.items():
-            kept.copy_(local(p.detach()))
+        for p in copied:
+            if p in self._copies:
+                self._copies[p].copy_(local(p.detach()))
+            else:
+                self._copies[p] = local(p.detach()).clone()
 
     def forget(self) -> None:
         """Notice nothing until parameters are noted again."""
@@ -357,7 +374,6 @@ class Written:
             if p in self._copies and (found or not reads):
                 yield p, local(p.detach()) != self._copies[p]
             elif found:
-                self._copies[p] = local(p.detach()).clone()
                 yield p, None
 
 
@@ -368,7 +384,9 @@ def _marks(params: list[Tensor], *, exact: bool) -> Tensor:
         return torch.zeros(0)
     if exact and all(part.is_cpu for part in parts):
         return torch.stack([_checksum(part) for part in parts])
-    return torch.stack(torch._foreach_norm(parts, dtype=torch.float32))
+    norms = torch._foreach_norm(parts)
+    types = {norm.dtype for norm in norms}
+    return torch.stack(norms if len(types) == 1 else [norm.float() for norm in norms])
 
 
 def _checksum(x: Tensor) -> Tensor:
