@@ -258,8 +258,8 @@ class FiniteStatistics:
     """Restores running statistics of normalisation layers that are not finite.
 
     Training forward passes store their batch's statistics in the layer, finite or not. :meth:`restore` puts
-    the last finite mean and variance of a channel back. Values that are loaded or reset are remembered at once, and
-    those that are changed by hand when :meth:`remember` is called before the next pass.
+    the last finite mean and variance of a channel back. Values that are loaded or reset are remembered at
+    once, and those that are changed by hand when :meth:`remember` is called before the next pass.
     """
 
     def __init__(self, net: nn.Module) -> None:

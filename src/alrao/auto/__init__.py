@@ -360,9 +360,8 @@ class Auto(AlraoOptimizer):
         at = [i for i, state in enumerate(states) if "start" in state]
         if not at:
             return
-        (body,) = (
-            rates.body for rates, each in zip(self.rates_of_groups, self.param_groups) if each is group
-        )
+        groups = zip(self.rates_of_groups, self.param_groups, strict=True)
+        (body,) = (rates.body for rates, each in groups if each is group)
         low, high = body.interval or (1.0, 1.0)
         gained = torch._foreach_sub([states[i]["start"] for i in at], [y[i] for i in at])
         torch._foreach_mul_(gained, [g[i] for i in at])
