@@ -146,8 +146,12 @@ class Averages:
             for p, beta in self._averaged():
                 if "y" not in self.state[p]:
                     continue
-                x = self.average(p, beta).to(p.dtype)
-                now, y = p.detach().clone(), self.state[p].pop("y")
+                y = self.state[p]["y"]
+                x = (
+                    self.average(p, beta).to(y.dtype).to(p.dtype)
+                )  # as it was, if the model has been cast since
+                now = p.detach().clone()
+                del self.state[p]["y"]
                 p.copy_(y)
                 changed = local(now) != local(x)
                 if bool(changed.all()):
