@@ -59,8 +59,9 @@ def tables() -> str:
         )
     heads = [f"{PIECES[piece]}, {NETWORKS[method]}" for piece, method in keys]
     each = [f"| workload | {' | '.join(heads)} |", "|---|" + "--:|" * len(keys)]
-    for name in found[keys[0]]:
-        each.append(f"| {name} | {' | '.join(_signed(found[key][name][0]) for key in keys)} |")
+    each += [
+        f"| {name} | {' | '.join(_signed(found[key][name][0]) for key in keys)} |" for name in found[keys[0]]
+    ]
     return "\n".join([*means, "", "By workload, at the chosen epoch, in %:", "", *each])
 
 
