@@ -23,15 +23,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from alrao.auto import search as rate_search
 from alrao.lab.loop import Loop
 from alrao.lab.run import run
 from alrao.lab.settings import MethodSpec, Settings
 from alrao.lab.suite.workloads import WORKLOADS
-from alrao.optim import climb
-from alrao.optim.climb import ClimbingSearch
-from alrao.optim.search import RateSearch
 
-BOTH = climb.APART
+BOTH = rate_search.AHEAD
 
 
 class EnoughError(Exception):
@@ -61,17 +59,16 @@ def body_counts(workload: str, seed: int) -> bool:
     def done(loop: Loop) -> bool:
         nonlocal seen
         search = loop.learner.optimizer.search
-        assert isinstance(search, ClimbingSearch)
-        seen |= search.middle() != RateSearch.middle(search)
+        seen |= search.interval() != replace(search, body_observed=0).interval()
         return seen or search.over
 
     train_until(done, settings_of(workload, seed))
     return seen
 
 
-def test_loss(workload: str, seed: int, apart: float) -> float:
-    """Return the test loss of a whole training, where the body's centre counts ``apart`` times above."""
-    climb.APART = apart
+def test_loss(workload: str, seed: int, ahead: float) -> float:
+    """Return the test loss of a whole training, where the body's centre counts ``ahead`` times above."""
+    rate_search.AHEAD = ahead
     try:
         with tempfile.TemporaryDirectory() as folder:
             found = run(settings_of(workload, seed), [Path(folder)])
@@ -79,7 +76,7 @@ def test_loss(workload: str, seed: int, apart: float) -> float:
             assert result is not None
             return float(result["test"]["loss"])
     finally:
-        climb.APART = BOTH
+        rate_search.AHEAD = BOTH
 
 
 def row_of(workload: str, seed: int) -> dict[str, Any]:
