@@ -239,6 +239,7 @@ class Switch(Averaging):
             raise ValueError(f"theta must lie strictly between 0 and 1, got {theta!r}")
         self.theta = theta
         self.reset()
+        self._constants(self._state)  # a compiled step would be compiled again
 
     @property
     def t(self) -> int:

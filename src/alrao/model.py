@@ -349,7 +349,7 @@ class Alrao(AveragedWrapper):
         if own.keys() == state_dict.keys():
             loaded = super().load_state_dict(state_dict, strict, assign)
             if self.averages is not None:
-                self.averages.recognise()
+                self.averages.loaded(self.training)
             return loaded
         training_weights = self.head.training_weights
         try:

@@ -147,7 +147,7 @@ class Plain:
 
     def _loaded(self, *_: Any, **__: Any) -> None:
         if self._averages is not None:
-            self._averages.place(self.training)
+            self._averages.loaded(self.training)
 
     def check_gradients(self, averages: bool) -> None:
         """Warn before a step whose gradients are those at the averaged weights, though the network trains.

@@ -99,7 +99,8 @@ class Auto(AlraoOptimizer):
             in :class:`SGD`. None: where it pays, for a classifier on the CPU whose copies have a million
             weights together; False: never.
         capturable: after the search, read nothing on the host, as in :class:`SGD`, so that the step can be
-            captured or compiled. The search reads a few numbers at each step, on every device.
+            captured. The search reads a few numbers at each step, on every device. Inside compiled code the
+            step runs as it is, between two graphs.
 
     Example:
         >>> import torch, alrao
@@ -160,6 +161,10 @@ class Auto(AlraoOptimizer):
     def on_device(self) -> bool:
         """Whether a step leaves all numbers where they are: after the search, except on the CPU."""
         return self.search.over and super().on_device
+
+    def _can_be_compiled(self) -> bool:
+        """Return False: what is kept between steps of single parameters is no part of a graph."""
+        return False
 
     # Groups.
 
@@ -439,13 +444,13 @@ class Auto(AlraoOptimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         for i, p in enumerate(params):
             state = packed["state"].get(i, {})
-            if "exp_avg_sq" not in state:
-                continue
-            kept = {key: value for key, value in state.items() if key != "start"}
-            if "z" not in kept:  # the same tensors at every moment: what is to be loaded is known then
-                kept["z"] = state.get("start", p.detach()).to(wide_dtype(p), copy=True)
-            kept |= {"step": int(state["step"]), "k": int(state["k"])}
-            packed["state"][i] = {**kept, "fingerprint": self.averages.fingerprint(p)}
+            if "exp_avg_sq" in state:
+                kept = {key: value for key, value in state.items() if key != "start"}
+                if "z" not in kept:  # the same tensors at every moment: what is to be loaded is known then
+                    kept["z"] = state.get("start", p.detach()).to(wide_dtype(p), copy=True)
+                state = {**kept, "step": int(state["step"]), "k": int(state["k"])}
+            if "exp_avg_sq" in state or "y" in state:
+                packed["state"][i] = {**state, "fingerprint": self.averages.fingerprint(p)}
         whole = {
             "search": dataclasses.asdict(self.search),
             "point": self.point.read(),
@@ -477,7 +482,8 @@ class Auto(AlraoOptimizer):
         self.averages.follow(self)
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}
         self.averages.expect(marks, whole["evaluating"])
-        self.averages.place(self.model.training)
+        if not self.averages.expecting:
+            self.averages.place(self.model.training)
 
     def _place_counters(self, p: Tensor) -> None:
         """Leave the counters to :meth:`_place_counts`, which knows all of them."""

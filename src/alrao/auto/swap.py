@@ -248,12 +248,26 @@ class Averages:
 
     def expect(self, fingerprints: dict[Tensor, int], evaluating: bool) -> None:
         """Wait for the weights that a loaded state belongs to, unless the parameters hold them already."""
-        # A forward pass may change those that it renormalises before anything is compared.
-        sure = {p: mark for p, mark in fingerprints.items() if p not in self.renormed}
-        self._expected, self._looked_at = sure or fingerprints, []
+        self._expected, self._looked_at = fingerprints, []
         self.evaluating = evaluating
         self.written = Written()
-        self.recognise()
+        if all(fingerprint(p) == mark for p, mark in fingerprints.items()):
+            self.recognise()
+
+    def loaded(self, training: bool) -> None:
+        """Take weights that were loaded into the model for what it trains, or for those of a loaded state."""
+        if self._expected:
+            self.place(training)
+        elif self.evaluating:
+            with torch.no_grad():
+                for p in self.renormed & self.state.keys():
+                    self.restart(p)
+                    self.state[p]["y"] = p.detach().clone()
+
+    @property
+    def expecting(self) -> bool:
+        """Whether the weights of a loaded state are still to come."""
+        return bool(self._expected)
 
     def fingerprint(self, p: Tensor) -> int:
         """Return the fingerprint of the weights that belong to the present state."""
@@ -365,16 +379,16 @@ class Written:
         Args:
             reads: whether numbers may be read on the host.
         """
-        if not self._params or self._kinds != [(p.dtype, p.device) for p in self._params]:
+        if self._marks is None or not all(map(_is_as_wide, self._params, self._kinds)):
             return  # cast or moved: the optimizer has not stepped since
-        counted = [p._version != version for p, version in zip(self._params, self._versions, strict=True)]
-        if reads and self._marks is not None:
-            now = _marks(self._params, exact=self._marks.dtype == torch.int64)
-            if not torch.equal(now, self._marks):
-                counted = [a or b for a, b in zip(counted, (now != self._marks).tolist(), strict=True)]
-            elif self._marks.dtype == torch.int64:
-                counted = [False] * len(counted)  # a change in place that changed nothing
-        for p, found in zip(self._params, counted, strict=True):
+        changed = [p._version != version for p, version in zip(self._params, self._versions, strict=True)]
+        if reads:
+            exact = self._marks.dtype == torch.int64
+            pairs = zip(self._params, self._kinds, strict=True)
+            now = _marks([p.detach().to(dtype) for p, (dtype, _) in pairs], exact=exact)
+            differ = (now != self._marks).tolist()
+            changed = differ if exact else [a or b for a, b in zip(changed, differ, strict=True)]
+        for p, found in zip(self._params, changed, strict=True):
             if p in self._copies and (found or not reads):
                 yield p, local(p.detach()) != self._copies[p]
             elif found:
@@ -391,6 +405,12 @@ def _marks(params: list[Tensor], *, exact: bool) -> Tensor:
     norms = torch._foreach_norm(parts)
     types = {norm.dtype for norm in norms}
     return torch.stack(norms if len(types) == 1 else [norm.float() for norm in norms])
+
+
+def _is_as_wide(p: Tensor, kind: Any) -> bool:
+    """Return whether a parameter still has the bits that it had in a type, on a device."""
+    dtype, device = kind
+    return p.device == device and torch.promote_types(p.dtype, dtype) == p.dtype
 
 
 def _checksum(x: Tensor) -> Tensor:

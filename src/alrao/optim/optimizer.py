@@ -122,12 +122,15 @@ class AlraoOptimizer(RatedOptimizer):
             self.model.place_weights()
             with torch.enable_grad():
                 loss = closure()
-        # The compiler shows capturable=True in the groups, whatever is there.
-        if torch.compiler.is_compiling() and not self.defaults["capturable"]:
+        if torch.compiler.is_compiling() and not self._can_be_compiled():
             self._step_uncompiled()
         else:
             self._step_without_grad()
         return loss
+
+    def _can_be_compiled(self) -> bool:
+        """Return whether a step reads nothing on the host, so that it can be part of compiled code."""
+        return bool(self.defaults["capturable"])  # the compiler shows True in the groups, whatever is there
 
     @torch.compiler.disable
     def _step_uncompiled(self) -> None:
