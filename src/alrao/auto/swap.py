@@ -238,8 +238,9 @@ class Averages:
     # Checkpoints.
 
     def expect(self, fingerprints: dict[Tensor, int], evaluating: bool) -> None:
-        """Wait for the weights that a loaded state belongs to."""
-        self._expected, self._looked_at = fingerprints, []
+        """Wait for the weights that a loaded state belongs to; those on ``meta`` cannot be told apart."""
+        self._expected = {p: mark for p, mark in fingerprints.items() if not p.is_meta}
+        self._looked_at = []
         self.evaluating = evaluating
         self.written.forget()
 
@@ -320,7 +321,7 @@ class Written:
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
-        self._marks: Tensor | None = None
+        self._marks: list[Tensor] = []
         self._versions: list[int] = []
         self._kinds: list[Any] = []
         self._copies: dict[Tensor, Tensor] = {}
@@ -336,7 +337,7 @@ class Written:
 
     def forget(self) -> None:
         """Notice nothing until parameters are noted again."""
-        self._params, self._marks, self._versions = [], None, []
+        self._params, self._marks, self._versions = [], [], []
 
     def changed(self, *, reads: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Return the parameters that have changed, and where; None is everywhere.
@@ -347,11 +348,12 @@ class Written:
         if not self._params or self._kinds != [(p.dtype, p.device) for p in self._params]:
             return  # cast or moved: the optimizer has not stepped since
         counted = [p._version != version for p, version in zip(self._params, self._versions, strict=True)]
-        if reads and self._marks is not None:
-            now = _marks(self._params, exact=self._marks.dtype == torch.int64)
-            if not torch.equal(now, self._marks):
-                counted = [a or b for a, b in zip(counted, (now != self._marks).tolist(), strict=True)]
-            elif self._marks.dtype == torch.int64:
+        if reads:
+            before = torch.stack(self._marks)
+            now = torch.stack(_marks(self._params, exact=before.dtype == torch.int64))
+            if not torch.equal(now, before):
+                counted = [a or b for a, b in zip(counted, (now != before).tolist(), strict=True)]
+            elif before.dtype == torch.int64:
                 counted = [False] * len(counted)  # a change in place that changed nothing
         for p, found in zip(self._params, counted, strict=True):
             if p in self._copies and (found or not reads):
@@ -361,14 +363,12 @@ class Written:
                 yield p, None
 
 
-def _marks(params: list[Tensor], *, exact: bool) -> Tensor:
+def _marks(params: list[Tensor], *, exact: bool) -> list[Tensor]:
     """Return a number for each parameter that changes with its bits; see :class:`Written`."""
     parts = [local(p.detach()) for p in params]
-    if not parts:
-        return torch.zeros(0)
-    if exact and all(part.is_cpu for part in parts):
-        return torch.stack([_checksum(part) for part in parts])
-    return torch.stack(torch._foreach_norm(parts, dtype=torch.float32))
+    if not parts or (exact and all(part.is_cpu for part in parts)):
+        return [_checksum(part) for part in parts]
+    return list(torch._foreach_norm(parts, dtype=torch.float32))
 
 
 def _checksum(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ they need to be, and a step whose loss is refused runs like any other, with coef
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -134,7 +134,7 @@ def one_unless(stopped: Tensor) -> Tensor:
     return stopped.logical_not().to(widest(stopped.device))
 
 
-def in_type_of(tensors: list[Tensor], number: Tensor) -> Tensor:
+def in_type_of(tensors: Sequence[Tensor], number: Tensor) -> Tensor:
     """Return a number in the type of tensors that it multiplies: else a device does so one by one."""
     return number.to(tensors[0].dtype)
 
