@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,12 +54,16 @@ class DeviceUpdate(GroupUpdate):
     stopped: Tensor
     """Whether nothing may change; the gradients are 0 then."""
 
-    @cached_property
+    _live: Tensor | None = field(default=None, init=False)
+
+    @property
     def live(self) -> Tensor:
         """0 for an update that changes nothing, else 1."""
-        return one_unless(self.stopped)
+        if self._live is None:
+            self._live = one_unless(self.stopped)
+        return self._live
 
-    @cached_property
+    @property
     def pace(self) -> Tensor:
         """The factor on all rates, 0 for an update that changes nothing."""
         return self.live * self.factor
@@ -77,7 +80,7 @@ class DeviceUpdate(GroupUpdate):
     def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[Any]) -> None:
         """Step against ``above / below / divisors``; ``below`` is overwritten."""
         steps = list(torch._foreach_div(above, below))
-        torch._foreach_mul_(steps, [1 / divisor for divisor in divisors])
+        torch._foreach_div_(steps, divisors)
         torch._foreach_mul_(steps, self._pace_of_all())
         torch._foreach_sub_(self.params, steps)
 
@@ -88,23 +91,29 @@ class DeviceUpdate(GroupUpdate):
 
     def penalised(self, weight_decay: float) -> list[Tensor]:
         """Return the gradients of the loss with an L2 penalty."""
-        decay = self.live * weight_decay
-        return [grad + p * decay for grad, p in zip(self.grads, self.params, strict=True)]
+        decay = in_type_of(self.params, self.live * weight_decay)
+        return list(torch._foreach_add(self.grads, torch._foreach_mul(self.params, decay)))
 
     def decayed(self, weight_decay: float) -> list[Tensor]:
         """Return the gradients of the loss with an L2 penalty, clamped so that it never overshoots zero."""
         if self.constant is not None:
             return self.penalised(weight_decay)
-        decay = [(1 / (rate * self.factor)).clamp(max=weight_decay) * self.live for rate in self.rates]
+        decay = torch._foreach_mul(self.rates, in_type_of(self.rates, self.factor))
+        torch._foreach_reciprocal_(decay)
+        torch._foreach_clamp_max_(decay, weight_decay)
+        torch._foreach_mul_(decay, in_type_of(self.rates, self.live))
         return list(torch._foreach_addcmul(self.grads, self.params, decay))
 
     def shrink(self, weight_decay: float) -> None:
         """Decay the weights in proportion to their rates, at most to zero."""
-        torch._foreach_mul_(self.params, [(1 - p * weight_decay).clamp(min=0) for p in self._pace_of_all()])
+        kept = torch._foreach_mul(self._pace_of_all(), -weight_decay)
+        torch._foreach_add_(kept, 1)
+        torch._foreach_clamp_min_(kept, 0)
+        torch._foreach_mul_(self.params, kept)
 
     def scale_(self, kept: list[Tensor], factor: float) -> None:
         """Multiply what is kept of earlier gradients by a factor."""
-        torch._foreach_mul_(kept, 1 - self.live * (1 - factor))
+        torch._foreach_mul_(kept, in_type_of(kept, 1 - self.live * (1 - factor)))
 
     def mix_(self, kept: list[Tensor], new: list[Tensor], part: float) -> None:
         """Move what is kept of earlier gradients a part of the way to new ones."""
@@ -134,9 +143,14 @@ def one_unless(stopped: Tensor) -> Tensor:
     return stopped.logical_not().to(widest(stopped.device))
 
 
-def in_type_of(tensors: Sequence[Tensor], number: Tensor) -> Tensor:
-    """Return a number in the type of tensors that it multiplies: else a device does so one by one."""
-    return number.to(tensors[0].dtype)
+def in_type_of(tensors: Sequence[Tensor], number: Any) -> Any:
+    """Return a number in the type of tensors that it multiplies: else a device does so one by one.
+
+    In a type narrower than float32, or where there are several, it stays as it is, as does one on the host.
+    """
+    types = {each.dtype for each in tensors}
+    alike = isinstance(number, Tensor) and types in ({torch.float32}, {torch.float64})
+    return number.to(types.pop()) if alike else number
 
 
 def counter(parameter: Tensor, on_device: bool) -> Tensor:
