@@ -292,7 +292,9 @@ class Switch(Averaging):
             n, theta = self.copies, self.theta
             to_all = torch.tensor([[theta / n]] * n + [[(1 - theta) / n]] * n, dtype=torch.float64)
             exchange = torch.cat([to_all.expand(-1, n) - torch.eye(2 * n, n), torch.zeros(2 * n, n)], 1)
-            known = self._exchange = to_all.view(2, n).log().to(state), exchange.to(state)
+            known = to_all.view(2, n).log().to(state), exchange.to(state)
+            if not torch.compiler.is_compiling():  # a compiled step would be compiled again
+                self._exchange = known
         return known
 
     def extra_repr(self) -> str:
