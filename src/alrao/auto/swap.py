@@ -368,7 +368,8 @@ def _marks(params: list[Tensor], *, exact: bool) -> list[Tensor]:
     parts = [local(p.detach()) for p in params]
     if not parts or (exact and all(part.is_cpu for part in parts)):
         return [_checksum(part) for part in parts]
-    return list(torch._foreach_norm(parts, dtype=torch.float32))
+    wide = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+    return list(torch._foreach_norm(parts, dtype=wide))
 
 
 def _checksum(x: Tensor) -> Tensor:
