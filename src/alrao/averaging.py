@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .finite import alive, fail, without_failed
+from .finite import without_failed
 
 __all__ = ["Averaging", "BayesianAverage", "Switch", "posterior_bar"]
 
@@ -52,8 +52,8 @@ class Averaging(nn.Module):
         """Return the state after an observation; ``-inf`` is for failed copies, which not all are."""
 
     @abstractmethod
-    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor, counts: Tensor | None) -> None:
-        """Update the state by tensor operations, unless all copies have failed or ``counts`` is false."""
+    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor) -> None:
+        """Update the state by tensor operations, unless all copies have failed."""
 
     @property
     def weights(self) -> Tensor:
@@ -121,17 +121,12 @@ class Averaging(nn.Module):
             state.copy_(sent)
 
     @torch.no_grad()
-    def update_on_device(self, log_likelihood: Tensor, counts: Tensor | None = None) -> None:
-        """Update the posterior without a read on the host.
-
-        Args:
-            log_likelihood: that of each copy, as in :meth:`update`.
-            counts: whether there was an observation, a single Boolean; without one, nothing changes.
-        """
+    def update_on_device(self, log_likelihood: Tensor) -> None:
+        """Update the posterior as :meth:`update` does, without a read on the host."""
         if log_likelihood.shape != (self.copies,):
             raise self._misfit(log_likelihood)
         state = self._state
-        self._observe_on_device(state, fail(log_likelihood.to(state), alive(log_likelihood)), counts)
+        self._observe_on_device(state, log_likelihood.to(state).nan_to_num(-inf, -inf, -inf))
 
     def _misfit(self, log_likelihood: Any) -> ValueError:
         return ValueError(
@@ -194,12 +189,10 @@ class BayesianAverage(Averaging):
         total = top + log(sum(exp(w - top) for w in joint))
         return [exp(w - total) for w in joint] + [w - total for w in joint]
 
-    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor, counts: Tensor | None) -> None:
+    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor) -> None:
         joint = state[self.copies :] + log_likelihood
         logs = joint - joint.logsumexp(0)
-        known = joint.amax() > -inf
-        known = known if counts is None else known & counts
-        state.copy_(torch.where(known, torch.cat([logs.exp(), logs]), state))
+        state.copy_(torch.where(joint.amax() > -inf, torch.cat([logs.exp(), logs]), state))
 
 
 class Switch(Averaging):
@@ -277,7 +270,7 @@ class Switch(Averaging):
             wa, wb = [w / total for w in wa], [w / total for w in wb]
         return [*map(add, wa, wb), *wa, *wb, t + 1]
 
-    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor, counts: Tensor | None) -> None:
+    def _observe_on_device(self, state: Tensor, log_likelihood: Tensor) -> None:
         # Few operations: every one is a launch. With the joint weights q of a copy and an observation, both
         # lines of the recursion are q + h B q, with a matrix B whose columns sum to 0.
         n, both, t = self.copies, state[self.copies : -1], state[-1]
@@ -287,9 +280,9 @@ class Switch(Averaging):
         # If all that had weight failed, the others start again.
         joint = torch.where(joint.amax() > -inf, joint, prior + log_likelihood)
         q = joint.view(-1).softmax(0)
-        q = torch.addcmul(q, torch.mv(exchange, q), 1 / (t + 1)).view(2, n) * predicts
-        known = predicts.any() if counts is None else predicts.any() & counts
-        both.copy_(torch.where(known, (q / q.sum()).view(-1), both))
+        q = torch.addcdiv(q, torch.mv(exchange, q), t + 1).view(2, n) * predicts
+        known = predicts.any()
+        torch.where(known, (q / q.sum()).view(-1), both, out=both)
         torch.sum(both.view(2, n), 0, out=state[:n])
         t += known
 
@@ -300,7 +293,9 @@ class Switch(Averaging):
             n, theta = self.copies, self.theta
             to_all = torch.tensor([[theta / n]] * n + [[(1 - theta) / n]] * n, dtype=torch.float64)
             exchange = torch.cat([to_all.expand(-1, n) - torch.eye(2 * n, n), torch.zeros(2 * n, n)], 1)
-            known = self._exchange = to_all.view(2, n).log().to(state), exchange.to(state)
+            known = to_all.view(2, n).log().to(state), exchange.to(state)
+            if not torch.compiler.is_compiling():  # a compiled step would be compiled again
+                self._exchange = known
         return known
 
     def extra_repr(self) -> str:

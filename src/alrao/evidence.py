@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .finite import alive, all_finite, is_finite
+from .finite import all_finite, is_finite
 
 __all__ = [
     "CHOICES",
@@ -194,13 +194,21 @@ class Evidence(NamedTuple):
 
     def is_likelihood(self, *, maximize: bool) -> bool:
         """Return whether the loss was a negative log-likelihood, or a log-likelihood to maximize."""
-        wrong = self.positive - self.weight if maximize else self.positive
-        return not wrong > ROUNDING * abs(2 * self.positive - self.weight)
+        return not self.positive + _tolerated(maximize) * self.weight > 0
 
     def log_likelihood(self, of: str) -> list[float]:
         """Return the mean or the sum of the observations' log-likelihoods, for each copy."""
         factor = (self.rows if of == "sum" else 1.0) / self.weight
         return [score * factor for score in self.scores]
+
+
+def _tolerated(maximize: bool) -> float:
+    """Return c such that a loss is no likelihood if positive + c * weight > 0.
+
+    The positive part of the weight is wrong, or the negative one to maximize: more of it than
+    :data:`ROUNDING` of both parts' sizes, which add up to 2 * positive - weight.
+    """
+    return (ROUNDING - maximize) / (1 - 2 * ROUNDING)
 
 
 def read(gradient: Tensor, copies: int) -> Evidence:
@@ -220,22 +228,16 @@ class EvidenceOnDevice(NamedTuple):
     positive: Tensor
     rows: Tensor
 
-    def observed(self) -> Tensor:
-        """Return whether anything was observed."""
-        return self.weight != 0
-
-    def finite(self) -> Tensor:
-        """Return whether the loss was finite."""
-        return alive(self.weight)
-
-    def is_likelihood(self, *, maximize: bool) -> Tensor:
-        """Return whether the loss was a negative log-likelihood, or a log-likelihood to maximize."""
-        wrong = self.positive - self.weight if maximize else self.positive
-        return ~(wrong > ROUNDING * (2 * self.positive - self.weight).abs())
+    def refused(self, *, maximize: bool) -> Tensor:
+        """Return whether the loss was no negative log-likelihood, or no log-likelihood to maximize."""
+        return torch.add(self.positive, self.weight, alpha=_tolerated(maximize)) > 0
 
     def log_likelihood(self, of: str) -> Tensor:
-        """Return the mean or the sum of the observations' log-likelihoods, for each copy."""
-        return self.scores * ((self.rows if of == "sum" else 1.0) / self.weight)
+        """Return the mean or the sum of the observations' log-likelihoods, for each copy.
+
+        Without an observation no copy has a finite one.
+        """
+        return self.scores * (self.rows / self.weight) if of == "sum" else self.scores / self.weight
 
 
 def read_on_device(gradient: Tensor, copies: int, dtype: torch.dtype) -> EvidenceOnDevice:

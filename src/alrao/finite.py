@@ -7,6 +7,7 @@ before they meet others, because ``0 * nan`` is nan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from math import inf, isfinite
 from typing import Any
 
@@ -189,33 +190,31 @@ def mask_gradients(grads: list[Tensor], *, suspect: bool = False) -> list[Tensor
     return [torch.where(each, grad, 0) for each, grad in zip(fits, grads, strict=True)]
 
 
-def mask_on_device(grads: list[Tensor], live: Tensor) -> tuple[list[Tensor], Tensor]:
+def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], Tensor]:
     """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one.
 
     Args:
         grads: the gradients.
-        live: 1, or 0 for gradients that must not be applied.
+        refused: whether all of them must be 0, a single Boolean.
 
     Returns:
-        The gradients, and ``live``; 0 if none of their entries is usable.
+        The gradients, and whether none of their entries is left.
     """
     kinds: dict[torch.dtype, list[int]] = {}
     for i, grad in enumerate(grads):
         kinds.setdefault(grad.dtype, []).append(i)
-    # Compiled code computes the parts of a stack once, and not again for every entry of a gradient.
-    highest = torch.stack([live * (largest(dtype) + 1) - 1 for dtype in kinds]).unbind()  # -1: none passes
-    masked, found = list(grads), []
-    for places, most in zip(kinds.values(), highest, strict=True):
+    masked, nothing_left = list(grads), []
+    for dtype, places in kinds.items():
         layouts = [_Layout(grads[i]) for i in places]
-        joined = torch.cat([layout.flat() for layout in layouts])
+        joined, most = torch.cat([layout.flat() for layout in layouts]), largest(dtype)
         size = joined.abs() if joined.is_complex() else joined  # else nothing of that size is set aside
-        fits = (size <= most).logical_and_(size >= -most)
-        found.append(fits.any())
-        joined.masked_fill_(fits.logical_not_(), 0)
+        unusable = (size <= most).eq_(size < -most).logical_or_(refused)  # nan is neither: equal too
+        nothing_left.append(unusable.all())
+        joined.masked_fill_(unusable, 0)
         parts = joined.split([layout.grad.numel() for layout in layouts])
         for i, part, layout in zip(places, parts, layouts, strict=True):
             masked[i] = layout.restored(part)
-    return masked, live * torch.stack(found).any()
+    return masked, reduce(torch.logical_and, nothing_left)
 
 
 class _Layout:

@@ -49,6 +49,10 @@ class RateDistribution(ABC):
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rates at the places ``u``, in their type and on their device."""
 
+    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
+        """Return the rates at several tensors of places."""
+        return [self.quantile(u) for u in places]
+
     def grid(self, copies: int) -> Tensor:
         """Return the rates of ``copies`` copies of the head, lowest first: the quantiles at even places."""
         return self.quantile(_even_places(copies))
@@ -115,8 +119,19 @@ class LogUniform(RateDistribution):
 
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rates at the places ``u``: geometric between the ends."""
+        return self.quantiles([u])[0]
+
+    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
+        """Return the rates at several tensors of places, by as many operations as for one."""
+        if not places:
+            return []
         low, high = log(self.lo), log(self.hi)
-        return (u * (high - low)).add_(low).exp_().clamp_(self.lo, self.hi)
+        rates = list(torch._foreach_mul(places, high - low))
+        torch._foreach_add_(rates, low)
+        torch._foreach_exp_(rates)
+        torch._foreach_clamp_min_(rates, self.lo)
+        torch._foreach_clamp_max_(rates, self.hi)
+        return rates
 
     def grid(self, copies: int) -> Tensor:
         """Return rates evenly spaced in the logarithm, both ends included."""
@@ -208,6 +223,10 @@ class _Variant(RateDistribution):
     def quantile(self, u: Tensor) -> Tensor:
         """Return the quantiles of the distribution inside."""
         return self.inner.quantile(u)
+
+    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
+        """Return those at several tensors of places."""
+        return self.inner.quantiles(places)
 
     def grid(self, copies: int) -> Tensor:
         """Return the grid of the distribution inside."""

@@ -19,7 +19,7 @@ from ..finite import is_finite, zero_nonfinite
 from ..optim import AlraoOptimizer, checkpoint
 from ..optim.checks import check_at_least_0, check_steps
 from ..optim.factor import HIGHEST, LOW
-from ..optim.feature_rates import GroupRates
+from ..optim.feature_rates import GroupRates, rate_dtype
 from ..optim.on_device import counter
 from ..optim.update import GroupUpdate, rewind_
 from ..rates import RateDistribution
@@ -370,10 +370,12 @@ class Auto(AlraoOptimizer):
         low, high = body.interval or (1.0, 1.0)
         gained = torch._foreach_sub([states[i]["start"] for i in at], [y[i] for i in at])
         torch._foreach_mul_(gained, [g[i] for i in at])
-        for each, state in zip(gained, (states[i] for i in at), strict=True):
-            gain, log_rate = state["gain"], (state["u"] - 0.5) * log(high / low)
+        log_rates = torch._foreach_sub([states[i]["u"] for i in at], 0.5)
+        torch._foreach_mul_(log_rates, log(high / low))
+        for i, each, log_rate in zip(at, gained, log_rates, strict=True):
+            gain, mean = states[i]["gain"], states[i].get("gain_mean")
             now = each.sum_to_size(gain.shape).to(gain.dtype)
-            self._seen.append(FeatureGains(now, gain, log_rate, state.get("gain_mean")))
+            self._seen.append(FeatureGains(now, gain, log_rate, mean))
 
     def _follow_search(self, evidence: Any) -> None:
         seen, self._seen = self._seen, []
@@ -392,10 +394,20 @@ class Auto(AlraoOptimizer):
             if not group["follows"]:
                 continue
             moving = [p for p in group["params"] if "start" in self.state.get(p, {})]
-            before = [self.rates(p) for p in moving]
+            before = self._rates_of(i, moving)
             self._place_interval(i)
-            for p, rate in zip(moving, before, strict=True):
-                rewind_(p, self.state[p]["start"], self.rates(p) / rate)
+            after = self._rates_of(i, moving)
+            if moving:
+                parts = torch._foreach_div(after, before)
+                rewind_(moving, [self.state[p]["start"] for p in moving], list(parts))
+
+    def _rates_of(self, i: int, params: list[Tensor]) -> list[Tensor]:
+        """Return the rates of parameters of a group; of sharded ones, this process's part."""
+        known = {entry.param: entry.rate for entry in self.rates_of_groups[i].entries}
+        return [
+            rate if isinstance(rate, Tensor) else torch.full((), rate, dtype=rate_dtype(p), device=p.device)
+            for p, rate in ((p, known[p]) for p in params)
+        ]
 
     def _end_search(self) -> None:
         """Begin to average: make all that the averaging needs, and report what the search has found."""

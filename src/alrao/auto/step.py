@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..finite import keep_finite_, zero_nonfinite_
+from ..optim.on_device import in_type_of
 
 __all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step"]
 
@@ -77,29 +78,31 @@ def take_step(
     """
     torch._foreach_mul_(m.exp_avg_sq, beta2)
     torch._foreach_addcmul_(m.exp_avg_sq, m.g, m.g, 1 - beta2)
-    correction = _root(1 - beta2**m.step)
-    denominators = torch._foreach_sqrt(m.exp_avg_sq)
-    if isinstance(correction, Tensor):  # only numbers are added without a read
-        torch._foreach_div_(denominators, correction)
-        correction = 1.0
-    torch._foreach_add_(denominators, eps * correction)
+    bias, scale = 1 - beta2**m.step, m.rate
+    if isinstance(bias, Tensor):  # only numbers are added without a read
+        denominators = torch._foreach_div(m.exp_avg_sq, in_type_of(m.exp_avg_sq, bias))
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, eps)
+    else:
+        denominators = torch._foreach_sqrt(m.exp_avg_sq)
+        torch._foreach_add_(denominators, eps * sqrt(bias))
+        scale *= sqrt(bias)
     delta = list(torch._foreach_div(m.g, denominators))
     del denominators
-    own = [delta[i] for i in m.own_rates]
-    relative = [rate / m.rate for rate in m.own_rates.values()]
-    if own:
-        torch._foreach_mul_(own, relative)
+    relative: list[Tensor] = []
+    if m.own_rates:
+        relative = list(torch._foreach_div(list(m.own_rates.values()), m.rate))
+        torch._foreach_mul_([delta[i] for i in m.own_rates], relative)
     if weight_decay:
         _decay_(m, lr * m.rate * weight_decay, relative, beta)
-    scale = lr * m.rate * correction
-    if isinstance(scale, Tensor):  # alpha must be a number
-        torch._foreach_mul_(delta, scale)
-        scale = 1.0
+    if isinstance(lr, Tensor):  # alpha must be a number
+        torch._foreach_mul_(delta, in_type_of(delta, lr))
+    else:
+        scale *= lr
     if m.z:
         torch._foreach_add_(m.z, delta, alpha=-scale)
         torch._foreach_add_(m.y, delta, alpha=-(1 - beta) * scale)
-        share = newest_share(m.k, newest)
-        _lerp_(m.y, m.z, share if new_beta == beta else 1 - (1 - share) * new_beta / beta)
+        _average_(m, newest, new_beta / beta)
     else:
         torch._foreach_add_(m.y, delta, alpha=-scale)
     return delta
@@ -116,20 +119,21 @@ def _decay_(m: Moving, part: Any, relative: list[Tensor], beta: float) -> None:
     torch._foreach_add_(m.y, lost, alpha=-(1 - beta) if m.z else -1.0)
 
 
-def _lerp_(y: list[Tensor], z: list[Tensor], share: Any) -> None:
-    if not isinstance(share, Tensor):
-        torch._foreach_lerp_(y, z, share)
+def _average_(m: Moving, newest: int, ratio: float) -> None:
+    """Move the training weights to the iterates: by the newest share, and by the ratio of new to old beta."""
+    if not isinstance(m.k, Tensor):
+        share = newest_share(m.k, newest)
+        torch._foreach_lerp_(m.y, m.z, share if ratio == 1 else 1 - (1 - share) * ratio)
         return
-    towards = torch._foreach_sub(z, y)
-    torch._foreach_mul_(towards, share)
-    torch._foreach_add_(y, towards)
+    towards = torch._foreach_sub(m.z, m.y)
+    # Every operation on a single number is a launch too: the share is 6 / (1 / k + 2 k + 3).
+    torch._foreach_div_(towards, in_type_of(towards, torch.add(m.k.reciprocal(), m.k, alpha=2).add_(3)))
+    torch._foreach_add_(m.y, towards, alpha=6)
+    if ratio != 1:
+        torch._foreach_lerp_(m.y, m.z, 1 - ratio)
 
 
-def _root(number: Any) -> Any:
-    return number.sqrt() if isinstance(number, Tensor) else sqrt(number)
-
-
-def newest_share(k: Any, newest: int = 1) -> Any:
+def newest_share(k: int, newest: int = 1) -> float:
     """Return k² / (1² + … + k²), the weight of the newest of k points in their average, or of the newest."""
     if newest == 1:
         return 6 * k / ((k + 1) * (2 * k + 1))

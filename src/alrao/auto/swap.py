@@ -247,11 +247,15 @@ class Averages:
     # Checkpoints.
 
     def expect(self, fingerprints: dict[Tensor, int], evaluating: bool) -> None:
-        """Wait for the weights that a loaded state belongs to, unless the parameters hold them already."""
-        self._expected, self._looked_at = fingerprints, []
+        """Wait for the weights that a loaded state belongs to, unless the parameters hold them already.
+
+        Those on ``meta`` cannot be told apart.
+        """
+        self._expected = {p: mark for p, mark in fingerprints.items() if not p.is_meta}
+        self._looked_at = []
         self.evaluating = evaluating
         self.written = Written()
-        if all(fingerprint(p) == mark for p, mark in fingerprints.items()):
+        if all(fingerprint(p) == mark for p, mark in self._expected.items()):
             self.recognise()
 
     def loaded(self, training: bool) -> None:
@@ -346,7 +350,7 @@ class Written:
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
-        self._marks: Tensor | None = None
+        self._marks: list[Tensor] = []
         self._versions: list[int] = []
         self._kinds: list[Any] = []
         self._copies: dict[Tensor, Tensor] = {}
@@ -371,7 +375,7 @@ class Written:
 
     def forget(self) -> None:
         """Notice nothing until parameters are noted again."""
-        self._params, self._marks, self._versions = [], None, []
+        self._params, self._marks, self._versions = [], [], []
 
     def changed(self, *, reads: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Return the parameters that have changed, and where; None is everywhere.
@@ -379,14 +383,15 @@ class Written:
         Args:
             reads: whether numbers may be read on the host.
         """
-        if self._marks is None or not all(map(_is_as_wide, self._params, self._kinds)):
+        if not self._params or not all(map(_is_as_wide, self._params, self._kinds)):
             return  # cast or moved: the optimizer has not stepped since
         changed = [p._version != version for p, version in zip(self._params, self._versions, strict=True)]
         if reads:
-            exact = self._marks.dtype == torch.int64
+            before = torch.stack(self._marks)
+            exact = before.dtype == torch.int64
             pairs = zip(self._params, self._kinds, strict=True)
-            now = _marks([p.detach().to(dtype) for p, (dtype, _) in pairs], exact=exact)
-            differ = (now != self._marks).tolist()
+            now = torch.stack(_marks([p.detach().to(dtype) for p, (dtype, _) in pairs], exact=exact))
+            differ = (now != before).tolist()
             changed = differ if exact else [a or b for a, b in zip(changed, differ, strict=True)]
         for p, found in zip(self._params, changed, strict=True):
             if p in self._copies and (found or not reads):
@@ -395,16 +400,13 @@ class Written:
                 yield p, None
 
 
-def _marks(params: list[Tensor], *, exact: bool) -> Tensor:
+def _marks(params: list[Tensor], *, exact: bool) -> list[Tensor]:
     """Return a number for each parameter that changes with its bits; see :class:`Written`."""
     parts = [local(p.detach()) for p in params]
-    if not parts:
-        return torch.zeros(0)
-    if exact and all(part.is_cpu for part in parts):
-        return torch.stack([_checksum(part) for part in parts])
-    norms = torch._foreach_norm(parts)
-    types = {norm.dtype for norm in norms}
-    return torch.stack(norms if len(types) == 1 else [norm.float() for norm in norms])
+    if not parts or (exact and all(part.is_cpu for part in parts)):
+        return [_checksum(part) for part in parts]
+    wide = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+    return list(torch._foreach_norm(parts, dtype=wide))
 
 
 def _is_as_wide(p: Tensor, kind: Any) -> bool:

@@ -160,13 +160,11 @@ class GroupRates:
             in_place: put the rates into the memory of the former ones, which captured graphs read.
         """
         self.sharded = any(is_shard(p) for p in params)
-        before, entries = self.entries, []
-        for p in params:
-            if p in of_head:
-                entries.append(Entry(p, self.of_copies(p, number), of_copies=True))
-            else:
-                u = state[p]["u"] if self.constant is None else None
-                entries.append(Entry(p, self.of_features(u), of_copies=False))
+        before = self.entries
+        body, head = ([p for p in params if (p in of_head) is of_copies] for of_copies in (False, True))
+        rates = dict(zip(body, self._of_features(body, state), strict=True))
+        rates |= zip(head, self._of_copies(head, number), strict=True)
+        entries = [Entry(p, rates[p], of_copies=p in of_head) for p in params]
         if in_place and len(before) == len(entries):
             entries = [was.updated(now) for was, now in zip(before, entries, strict=True)]
         self.entries = entries
@@ -179,14 +177,16 @@ class GroupRates:
             return sharded_as((ones * rate).to(p.device), p)
         return entry.whole_rate(state[p].get("u")) if self.sharded else rate.clone()
 
-    def of_features(self, u: Tensor | None) -> Any:
-        """Return the rates of features at the places ``u``; a number where they have one rate."""
-        return self.body.lr if isinstance(self.body, Constant) else self.body.quantile(local(u))
+    def _of_features(self, params: list[Tensor], state: Mapping[Tensor, Any]) -> list[Any]:
+        """Return the rates of the features of parameters of the body; numbers where they have one rate."""
+        if isinstance(self.body, Constant):
+            return [self.body.lr] * len(params)
+        return self.body.quantiles([local(state[p]["u"]) for p in params])
 
-    def of_copies(self, param: Tensor, copies: int) -> Any:
-        """Return the rates of the copies, to broadcast to a parameter of the head."""
-        if self.constant is not None:
-            return self.constant
-        shape = [-1] + [1] * (param.ndim - 1)
-        grid = self.copies.grid(copies).to(param.device, rate_dtype(param)).view(shape)
-        return local(sharded_as(grid, param))
+    def _of_copies(self, params: list[Tensor], copies: int) -> list[Any]:
+        """Return the rates of the copies, to broadcast to each parameter of the head."""
+        if self.constant is not None or not params:
+            return [self.constant] * len(params)
+        grid = self.copies.grid(copies)
+        placed = (grid.to(p.device, rate_dtype(p)).view([-1] + [1] * (p.ndim - 1)) for p in params)
+        return [local(sharded_as(rates, p)) for rates, p in zip(placed, params, strict=True)]

@@ -56,9 +56,8 @@ class Gathered:
             factor: the group's ``lr``.
         """
         if isinstance(gate, Gate):
-            masked, live = mask_on_device(self._grads, gate.live)
-            pace = live * factor
-            return DeviceUpdate(self.params, masked, self._rates, self._constant, factor, live, pace)
+            masked, stopped = mask_on_device(self._grads, gate.refused)
+            return DeviceUpdate(self.params, masked, self._rates, self._constant, factor, stopped)
         grads = mask_gradients(self._grads, suspect=not gate)
         if grads is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -30,10 +31,10 @@ def look(gradient: Tensor | None, head: Head, *, maximize: bool) -> tuple[Any, b
 
 def look_on_device(gradient: Tensor | None, head: Head, *, maximize: bool) -> tuple[Any, bool | Gate]:
     """Return the evidence, and what the step may do, without a read on the host."""
-    dtype, evidence = widest(head.evidence.device), None
+    device, evidence = head.evidence.device, None
     if gradient is not None:
-        evidence = reports.read_on_device(gradient, head.copies, dtype)
-    return evidence, Gate.of(evidence, head.evidence.device, dtype, maximize)
+        evidence = reports.read_on_device(gradient, head.copies, widest(device))
+    return evidence, Gate.of(evidence, device, maximize)
 
 
 def update_posterior(head: Head, evidence: Any, gate: bool | Gate, of: str) -> None:
@@ -44,6 +45,6 @@ def update_posterior(head: Head, evidence: Any, gate: bool | Gate, of: str) -> N
     averaging = head.averaging
     if isinstance(gate, Gate):
         log_likelihood = head.posterior_evidence_on_device(log_likelihood)
-        averaging.update_on_device(log_likelihood, evidence.observed() & gate.accepted)
+        averaging.update_on_device(log_likelihood.masked_fill(gate.refused, -inf))
     else:
         averaging.update(head.posterior_evidence(log_likelihood))

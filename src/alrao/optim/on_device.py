@@ -8,8 +8,8 @@ they need to be, and a step whose loss is refused runs like any other, with coef
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,113 +17,103 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..evidence import EvidenceOnDevice
-from ..finite import largest
 from .update import GroupUpdate
 
-__all__ = ["DeviceUpdate", "Gate", "Kept", "Refusals", "Sent", "counter", "widest"]
+__all__ = [
+    "DeviceUpdate",
+    "Gate",
+    "Kept",
+    "Refusals",
+    "Sent",
+    "counter",
+    "in_type_of",
+    "one_unless",
+    "widest",
+]
 
 
 @dataclass
 class Gate:
-    """What a step may do, as tensors with a single number each."""
+    """What a step may do, as a tensor with a single Boolean."""
 
-    accepted: Tensor
-    """Whether the loss was a likelihood: else nothing may change."""
-    live: Tensor
-    """``accepted`` as a number, 1 or 0, in the widest type of the device."""
+    refused: Tensor
+    """Whether the loss was no likelihood: then nothing may change."""
 
     @classmethod
-    def of(cls, evidence: EvidenceOnDevice | None, device: Any, dtype: torch.dtype, maximize: bool) -> Gate:
+    def of(cls, evidence: EvidenceOnDevice | None, device: Any, maximize: bool) -> Gate:
         """Return the gate for some evidence; without any, everything is accepted."""
         if evidence is None:
-            accepted = torch.ones((), dtype=torch.bool, device=device)
-        else:
-            accepted = evidence.is_likelihood(maximize=maximize)
-        return cls(accepted, accepted.to(dtype))
-
-    def update(
-        self,
-        params: list[Tensor],
-        grads: list[Tensor],
-        rates: list[Tensor],
-        constant: float | None,
-        factor: Any,
-    ) -> GroupUpdate:
-        """Return the update of some parameters."""
-        types = list(dict.fromkeys(grad.dtype for grad in grads))
-        # Compiled code computes the parts of a stack once, and not again for every entry of a parameter.
-        numbers = [self.live * factor, *(self._highest(dtype) for dtype in types)]
-        pace, *highest = torch.stack(numbers).unbind()
-        masked = [_up_to(grad, highest[types.index(grad.dtype)]) for grad in grads]
-        return DeviceUpdate(params, masked, rates, constant, factor, self.live, pace)
-
-    def masked(self, grads: list[Tensor]) -> list[Tensor]:
-        """Return gradients with 0 where they are not usable, and everywhere if the loss was refused."""
-        return [_up_to(grad, self._highest(grad.dtype)) for grad in grads]
-
-    def _highest(self, dtype: torch.dtype) -> Tensor:
-        return self.live * (largest(dtype) + 1) - 1  # -1: nothing passes
-
-
-def _up_to(grad: Tensor, highest: Tensor) -> Tensor:
-    return torch.where(grad.abs() <= highest, grad, 0)
+            return cls(torch.zeros((), dtype=torch.bool, device=device))
+        return cls(evidence.refused(maximize=maximize))
 
 
 @dataclass
 class DeviceUpdate(GroupUpdate):
-    """An update by tensor operations only; ``factor`` may be a tensor.
+    """An update by tensor operations only; ``factor`` may be a tensor."""
 
-    If ``live`` is 0, as are the gradients then, it changes nothing.
-    """
+    stopped: Tensor
+    """Whether nothing may change; the gradients are 0 then."""
 
-    live: Tensor
-    pace: Tensor
-    """The factor on all rates, 0 for an update that changes nothing."""
+    _live: Tensor | None = field(default=None, init=False)
+
+    @property
+    def live(self) -> Tensor:
+        """0 for an update that changes nothing, else 1."""
+        if self._live is None:
+            self._live = one_unless(self.stopped)
+        return self._live
+
+    @property
+    def pace(self) -> Tensor:
+        """The factor on all rates, 0 for an update that changes nothing."""
+        return self.live * self.factor
 
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
         for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
-            yield DeviceUpdate([p], [grad], [rate], self.constant, self.factor, self.live, self.pace)
+            yield DeviceUpdate([p], [grad], [rate], self.constant, self.factor, self.stopped)
 
     def move(self, directions: list[Tensor]) -> None:
         """Step against ``directions``."""
-        self._subtract(list(torch._foreach_mul(directions, self._pace_of_all())))
+        torch._foreach_addcmul_(self.params, directions, self._pace_of_all(), -1)
 
     def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[Any]) -> None:
         """Step against ``above / below / divisors``; ``below`` is overwritten."""
         steps = list(torch._foreach_div(above, below))
-        torch._foreach_mul_(steps, [1 / divisor for divisor in divisors])
+        torch._foreach_div_(steps, divisors)
         torch._foreach_mul_(steps, self._pace_of_all())
-        self._subtract(steps)
+        torch._foreach_sub_(self.params, steps)
 
     def _pace_of_all(self) -> list[Tensor]:
-        pace = self.pace
         if self.constant is not None:
-            return [pace * self.constant] * len(self.params)
-        return [rate * pace for rate in self.rates]
-
-    def _subtract(self, steps: list[Tensor]) -> None:
-        torch._foreach_sub_(self.params, steps)
+            return [self.pace * self.constant] * len(self.params)
+        return list(torch._foreach_mul(self.rates, in_type_of(self.rates, self.pace)))
 
     def penalised(self, weight_decay: float) -> list[Tensor]:
         """Return the gradients of the loss with an L2 penalty."""
-        decay = self.live * weight_decay
-        return [grad + p * decay for grad, p in zip(self.grads, self.params, strict=True)]
+        decay = in_type_of(self.params, self.live * weight_decay)
+        return list(torch._foreach_add(self.grads, torch._foreach_mul(self.params, decay)))
 
     def decayed(self, weight_decay: float) -> list[Tensor]:
         """Return the gradients of the loss with an L2 penalty, clamped so that it never overshoots zero."""
         if self.constant is not None:
             return self.penalised(weight_decay)
-        decay = [(1 / (rate * self.factor)).clamp(max=weight_decay) * self.live for rate in self.rates]
+        decay = torch._foreach_mul(self.rates, in_type_of(self.rates, self.factor))
+        torch._foreach_reciprocal_(decay)
+        torch._foreach_clamp_max_(decay, weight_decay)
+        torch._foreach_mul_(decay, in_type_of(self.rates, self.live))
         return list(torch._foreach_addcmul(self.grads, self.params, decay))
 
     def shrink(self, weight_decay: float) -> None:
         """Decay the weights in proportion to their rates, at most to zero."""
-        torch._foreach_mul_(self.params, [(1 - p * weight_decay).clamp(min=0) for p in self._pace_of_all()])
+        kept = torch._foreach_mul(self._pace_of_all(), -weight_decay)
+        torch._foreach_add_(kept, 1)
+        torch._foreach_clamp_min_(kept, 0)
+        torch._foreach_mul_(self.params, kept)
 
     def scale_(self, kept: list[Tensor], factor: float) -> None:
         """Multiply what is kept of earlier gradients by a factor."""
-        torch._foreach_mul_(kept, 1 - self.live * (1 - factor))
+        torch._foreach_mul_(kept, in_type_of(kept, 1 - self.live * (1 - factor)))
 
     def mix_(self, kept: list[Tensor], new: list[Tensor], part: float) -> None:
         """Move what is kept of earlier gradients a part of the way to new ones."""
@@ -146,6 +136,21 @@ class DeviceUpdate(GroupUpdate):
 def widest(device: torch.device) -> torch.dtype:
     """Return the widest type of real numbers that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def one_unless(stopped: Tensor) -> Tensor:
+    """Return 1, or 0 for an update that is stopped, in the widest type of the device."""
+    return stopped.logical_not().to(widest(stopped.device))
+
+
+def in_type_of(tensors: Sequence[Tensor], number: Any) -> Any:
+    """Return a number in the type of tensors that it multiplies: else a device does so one by one.
+
+    In a type narrower than float32, or where there are several, it stays as it is, as does one on the host.
+    """
+    types = {each.dtype for each in tensors}
+    alike = isinstance(number, Tensor) and types in ({torch.float32}, {torch.float64})
+    return number.to(types.pop()) if alike else number
 
 
 def counter(parameter: Tensor, on_device: bool) -> Tensor:
@@ -225,9 +230,9 @@ class Refusals:
         """Where refusals are noted."""
         return self._noted.device
 
-    def note(self, accepted: Tensor) -> None:
+    def note(self, refused: Tensor) -> None:
         """Note a refusal, on the device."""
-        self._noted.logical_or_(~accepted)
+        self._noted.logical_or_(refused)
 
     def arrived(self) -> bool:
         """Return whether a refusal is known on the host by now, after which it is forgotten."""

@@ -22,7 +22,7 @@ from .factor import FactorWatch
 from .feature_rates import GroupRates
 from .gathered import Gathered
 from .observing import look, look_on_device, update_posterior
-from .on_device import Gate, Refusals, counter
+from .on_device import Gate, Refusals, counter, one_unless
 from .rated import RatedOptimizer
 from .sleep import Sleep, missed_steps
 from .update import GroupUpdate
@@ -169,7 +169,7 @@ class AlraoOptimizer(RatedOptimizer):
         if type(self.state) is checkpoint.Unstepped:
             self.state = defaultdict(dict, self.state)
         if isinstance(gate, Gate):
-            self._refusals.note(gate.accepted)
+            self._refusals.note(gate.refused)
         if self._factors is not None and not self._factors.look(self.param_groups):
             self._factors = None
         if head.part is not None and evidence is not None:
@@ -229,7 +229,7 @@ class AlraoOptimizer(RatedOptimizer):
         head = self.model.head
         found = Gathered(rates, self.state, head.awake)
         for p, grad, rate in found.sparse:
-            grad = grad * gate.live if isinstance(gate, Gate) else grad
+            grad = grad * one_unless(gate.refused) if isinstance(gate, Gate) else grad
             self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
         update = found.update(gate, group["lr"]) if found.params else None
         if update is None:

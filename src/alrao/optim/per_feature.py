@@ -19,7 +19,7 @@ from ..trainable import Trainable
 from ..warn import warn
 from .checkpoint import broadcasts
 from .feature_rates import Entry, GroupRates
-from .on_device import Gate, Kept
+from .on_device import Gate, Kept, one_unless
 from .optimizer import AlraoOptimizer
 from .torch_optimizers import check_capturable, default_interval, default_lr, options_of, signature_of
 from .update import GroupUpdate
@@ -207,7 +207,8 @@ class PerFeature(AlraoOptimizer):
         params = [entry.param for entry in entries]
         grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
         if isinstance(gate, Gate):
-            usable, live = mask_on_device(grads, gate.live)
+            usable, stopped = mask_on_device(grads, gate.refused)
+            live = one_unless(stopped)
         else:
             found = mask_gradients(grads, suspect=not gate)
             if found is None:

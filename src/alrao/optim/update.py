@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..finite import alive, zero_nonfinite
+from ..finite import in_range, keep_finite_
 from ..shards import local
 
 __all__ = ["GroupUpdate", "as_real", "rewind_", "roots"]
@@ -120,11 +120,17 @@ def roots(numbers: list[Any]) -> list[Any]:
     return [sqrt(number) for number in numbers]
 
 
-def rewind_(p: Tensor, start: Tensor, part: Tensor) -> None:
-    """Shrink the distance from the start to a part of it, where that is below 1 or the weight not finite."""
-    if not p.requires_grad:
+def rewind_(params: list[Tensor], starts: list[Tensor], parts: list[Tensor]) -> None:
+    """Shrink distances from the start to a part, where that is below 1; weights that failed start again."""
+    found = [i for i, p in enumerate(params) if p.requires_grad]
+    if not found:
         return
-    p, start, part = local(p), local(start), local(part)
-    start = start.to(p)
-    back = start + zero_nonfinite((p - start) * part)
-    p.copy_(torch.where((part < 1) | ~alive(p), back.to(p), p))
+    weights, kept = ([local(each[i]) for i in found] for each in (params, parts))
+    origins = [local(starts[i]).to(p) for i, p in zip(found, weights, strict=True)]
+    lost = torch._foreach_clamp_max(kept, 1.0)
+    torch._foreach_sub_(lost, 1.0)
+    back = torch._foreach_mul(torch._foreach_sub(weights, origins), lost)  # exactly 0 where nothing shrinks
+    torch._foreach_add_(weights, back)
+    if not in_range(weights):
+        for p, origin in zip(weights, origins, strict=True):
+            keep_finite_(p, origin)

@@ -203,8 +203,8 @@ class Zoom(LRScheduler):
             moving = group["params"] if start else []
             before = [optimizer.rates(p) for p in moving]
             optimizer.set_interval(i, body=body, copies=copies)
-            for p, origin, rate in zip(moving, start, before, strict=True):
-                rewind_(p, origin, optimizer.rates(p) / rate)
+            pairs = zip(moving, before, strict=True)
+            rewind_(moving, start, [optimizer.rates(p) / rate for p, rate in pairs])
         if self._moved >= self.steps:
             self._start = []
 
