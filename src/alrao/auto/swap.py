@@ -263,10 +263,14 @@ class Averages:
         if self._expected:
             self.place(training)
         elif self.evaluating:
+            averaged = dict(self._averaged())
             with torch.no_grad():
                 for p in self.renormed & self.state.keys():
-                    self.restart(p)
-                    self.state[p]["y"] = p.detach().clone()
+                    y = self.state[p].get("y")
+                    x = self.average(p, averaged[p]).to(p.dtype) if p in averaged else y
+                    if x is None or not torch.equal(local(p.detach()), local(x)):
+                        self.restart(p)
+                        self.state[p]["y"] = p.detach().clone()
 
     @property
     def expecting(self) -> bool:
