@@ -121,6 +121,7 @@ class Auto(AlraoOptimizer):
 
     _wide = AlraoOptimizer._wide | {"z", "exp_avg_sq", "gain", "gain_mean", "last"}
     _starts_as_weights = frozenset({"z"})
+    _after_refusal = "That step was taken without gradients"
     makes_state_early = False
 
     def __init__(

@@ -100,6 +100,11 @@ class Averages:
                 p.data = data
 
     @property
+    def computes_nothing(self) -> bool:
+        """Whether parameters are on ``meta``, where there is nothing to read."""
+        return any(p.is_meta for group in self.groups for p in group["params"])
+
+    @property
     def differ(self) -> bool:
         """Whether averaged weights differ from the training weights."""
         return next(self._averaged(), None) is not None
@@ -147,13 +152,14 @@ class Averages:
                 if "y" not in self.state[p]:
                     continue
                 y = self.state[p]["y"]
-                x = (
-                    self.average(p, beta).to(y.dtype).to(p.dtype)
-                )  # as it was, if the model has been cast since
+                # As it was, if the model has been cast since.
+                x = self.average(p, beta).to(y.dtype).to(p.dtype)
                 now = p.detach().clone()
                 del self.state[p]["y"]
                 p.copy_(y)
                 changed = local(now) != local(x)
+                if changed.is_meta:
+                    continue
                 if bool(changed.all()):
                     self.restart(p, now)
                 elif bool(changed.any()):
@@ -185,6 +191,7 @@ class Averages:
         """
         if self.evaluating:
             return
+        reads = reads and not self.computes_nothing
         for p, changed in list(self.written.changed(reads=reads)):
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
             if changed is None or (reads and bool(changed.all())):

@@ -41,6 +41,9 @@ class AlraoOptimizer(RatedOptimizer):
     _wide = frozenset({"u"})
     """State that keeps its type when it is loaded, whatever the type of the parameter."""
 
+    _after_refusal = "That step changed nothing"
+    """What has become of a step whose loss was refused on a device."""
+
     _starts_as_weights: frozenset[str] = frozenset()
     """State that begins as a copy of the weights, and not at zero."""
 
@@ -210,7 +213,7 @@ class AlraoOptimizer(RatedOptimizer):
         """Raise if the news has arrived that the loss of an earlier step was refused."""
         if not torch.compiler.is_compiling() and self._refusals.arrived():
             raise RuntimeError(
-                f"the loss of an earlier step was {no_likelihood(self.model.head)}. That step changed nothing"
+                f"the loss of an earlier step was {no_likelihood(self.model.head)}. {self._after_refusal}"
             )
 
     def _follow_device(self) -> None:
