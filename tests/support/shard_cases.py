@@ -159,11 +159,9 @@ def special(what, way=None, rank=0, world=1):
         train(model, optimizer, rows=rows, first=STEPS)
     found = {"train": weights(model)}
     if what.startswith("plain"):
-        search = optimizer.search.read() if what == "plain-device" and way else optimizer.search
-        numbers = dict(
-            zip(("steps", "share", "likeness", "compared", "part"), optimizer.point.read(), strict=False)
-        )
-        found["search"] = {"centre": torch.tensor(search.climbed), **numbers}
+        names = ("steps", "share", "cosine", "compared")
+        numbers = dict(zip(names, optimizer.point.read(), strict=False)) if what != "plain-device" else {}
+        found["search"] = {"centre": torch.tensor(optimizer.search.body_centre), **numbers}
     return found
 
 

@@ -39,6 +39,9 @@ SMALL = 2**20
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
+MEANS = ("gain_mean", "gain_mean_size")
+"""Keys of the EMAs of a parameter's mean gain, with its sign and without."""
+
 logger = logging.getLogger("alrao")
 
 
@@ -119,7 +122,7 @@ class Auto(AlraoOptimizer):
     Reference: Defazio et al., "The Road Less Scheduled", 2024, for the averaging.
     """
 
-    _wide = AlraoOptimizer._wide | {"z", "exp_avg_sq", "gain", "gain_mean", "last"}
+    _wide = AlraoOptimizer._wide | {"z", "exp_avg_sq", "gain", *MEANS, "last"}
     _starts_as_weights = frozenset({"z"})
     _after_refusal = "That step was taken without gradients"
     makes_state_early = False
@@ -193,7 +196,8 @@ class Auto(AlraoOptimizer):
                 if state["u"].numel() < p.numel():  # features of one weight would add next to nothing
                     state["last"] = torch.zeros_like(state["u"])
                 if self.model.head.copies < 2:
-                    state["gain_mean"] = torch.zeros(2, dtype=torch.float64, device="cpu")
+                    for key in MEANS:
+                        state[key] = torch.zeros((), dtype=torch.float64, device="cpu")
         return rates
 
     def _place_interval(self, i: int) -> None:
@@ -374,9 +378,9 @@ class Auto(AlraoOptimizer):
         log_rates = torch._foreach_sub([states[i]["u"] for i in at], 0.5)
         torch._foreach_mul_(log_rates, log(high / low))
         for i, each, log_rate in zip(at, gained, log_rates, strict=True):
-            gain, mean = states[i]["gain"], states[i].get("gain_mean")
+            gain, means = states[i]["gain"], [states[i][key] for key in MEANS if key in states[i]]
             now = each.sum_to_size(gain.shape).to(gain.dtype)
-            self._seen.append(FeatureGains(now, gain, log_rate, mean))
+            self._seen.append(FeatureGains(now, gain, log_rate, means))
 
     def _follow_search(self, evidence: Any) -> None:
         seen, self._seen = self._seen, []
@@ -548,9 +552,7 @@ def _renamed(state: dict[str, Any]) -> dict[str, Any]:
     if "v" not in state and "worth" not in state:
         return state
     names = {"v": "exp_avg_sq", "worth": "gain"}
-    left = ("total", "total_size", "fingerprint")  # fingerprints are computed in another way now
-    kept = {names.get(key, key): value for key, value in state.items() if key not in left}
-    if "total" in state:
-        totals = [torch.as_tensor(state[key], dtype=torch.float64) for key in ("total", "total_size")]
-        kept["gain_mean"] = torch.stack(totals)
-    return kept
+    names |= {"total": "gain_mean", "total_size": "gain_mean_size"}
+    # Fingerprints are computed in another way now.
+    kept = {names.get(key, key): value for key, value in state.items() if key != "fingerprint"}
+    return kept | {key: kept[key].cpu().double() for key in MEANS if key in kept}

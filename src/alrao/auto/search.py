@@ -73,8 +73,8 @@ class FeatureGains(NamedTuple):
     """EMA of that, saved with the optimizer's state; changes in place."""
     log_rate: Tensor
     """Logarithm of each feature's rate, relative to the middle of the interval."""
-    mean: Tensor | None
-    """EMAs of the mean over features, with its sign and without; None on a network with copies."""
+    means: list[Tensor]
+    """EMAs of the mean over features, with its sign and without; none on a network with copies."""
 
 
 @dataclass
@@ -219,12 +219,12 @@ class RateSearch:
         mean = part * float(now.mean())
         self.mean_gain += (mean - self.mean_gain) * share
         self.mean_gain_size += (abs(mean) - self.mean_gain_size) * share
-        means = [each.mean for each in seen if each.mean is not None]
+        means = [mean for each in seen for mean in each.means]
         segments = _Segments([shards.length(each) for each in gains] if means else [len(now)])
         if means:
             of_each = segments.mean(part * now)
-            moved = torch.stack(means).lerp(torch.stack([of_each, of_each.abs()], 1), share)
-            torch._foreach_copy_(means, list(moved))
+            moved = torch.stack(means).view(-1, 2).lerp(torch.stack([of_each, of_each.abs()], 1), share)
+            torch._foreach_copy_(means, list(moved.view(-1)))
         if self.body_observed > 2 and self.mean_gain_size > 0:  # before, weights are at most one step away
             log_rates = [each.log_rate for each in seen]
             pulls = segments.pull(*(_on_host(x, gains, shards) for x in (gains, log_rates)))

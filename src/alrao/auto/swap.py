@@ -328,6 +328,7 @@ class Averages:
             state = self.state[p]
             if "y" not in state:
                 state["y"] = torch.lerp(state["z"], p.detach().to(wide_dtype(p)), beta).to(p.dtype)
+                p.copy_(self.average(p, beta))  # up to rounding; another value would count as a change
 
     def _are_training_weights(self, found: dict[Tensor, int]) -> bool:
         """Return whether the model was saved in training mode, though the optimizer was not."""

@@ -66,7 +66,7 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
     """Raise a ValueError if a tensor of the state does not fit its parameter."""
     for i, p in params.items():
         for key, value in state.get(i, {}).items():
-            if not isinstance(value, Tensor) or key in ("step", "k", "gain_mean"):
+            if not isinstance(value, Tensor) or key in ("step", "k", "gain_mean", "gain_mean_size"):
                 continue
             _check_processes(key, value, p)
             of_features = key in ("u", "gain", "last")

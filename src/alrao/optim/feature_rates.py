@@ -125,10 +125,13 @@ class GroupRates:
 
     def move(self, body: Interval | None, copies: Interval | None) -> None:
         """Move the intervals that are given; the entries' rates are then computed again."""
-        if body is not None and body != self.body.interval:
-            self.body = self.drawn.on(body)
-        if copies is not None and copies != self.copies.interval:
-            self.copies = self.drawn.on(copies)
+        moves_body = body is not None and body != self.body.interval
+        moves_copies = copies is not None and copies != self.copies.interval
+        moved = [
+            self.drawn.on(body) if body is not None and moves_body else self.body,
+            self.drawn.on(copies) if copies is not None and moves_copies else self.copies,
+        ]  # a wrong interval raises before anything changes
+        self.body, self.copies = moved
 
     @contextmanager
     def of_this_process(self, state: MutableMapping[Tensor, Any]) -> Iterator[None]:
