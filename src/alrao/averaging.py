@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .finite import without_failed
+from .finite import fail_nonfinite, without_failed
 
 __all__ = ["Averaging", "BayesianAverage", "Switch", "posterior_bar"]
 
@@ -126,7 +126,7 @@ class Averaging(nn.Module):
         if log_likelihood.shape != (self.copies,):
             raise self._misfit(log_likelihood)
         state = self._state
-        self._observe_on_device(state, log_likelihood.to(state).nan_to_num(-inf, -inf, -inf))
+        self._observe_on_device(state, fail_nonfinite(log_likelihood.to(state)))
 
     def _misfit(self, log_likelihood: Any) -> ValueError:
         return ValueError(

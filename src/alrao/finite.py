@@ -27,6 +27,7 @@ __all__ = [
     "alive_rows",
     "all_finite",
     "fail",
+    "fail_nonfinite",
     "finite_gradient",
     "finite_module",
     "in_range",
@@ -86,6 +87,11 @@ def alive_copies(parameters: Iterable[Tensor]) -> Tensor:
 def fail(log_p: Tensor, alive: Tensor) -> Tensor:
     """Return ``log_p`` with ``-inf`` where nothing is alive."""
     return torch.where(alive, log_p, -torch.inf)
+
+
+def fail_nonfinite(log_p: Tensor) -> Tensor:
+    """Return ``log_p`` with ``-inf`` where it is not finite: ``+inf`` is a failure too."""
+    return log_p.nan_to_num(-inf, -inf, -inf)
 
 
 def moderate(logits: Tensor, weights: Tensor) -> bool:

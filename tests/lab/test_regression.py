@@ -287,9 +287,15 @@ def test_plain_networks_and_alrao_train_on_the_same_scale():
     outputs, carry = problem.forward(model, inputs, None)
     assert carry is None
     plain = outputs.as_subclass(torch.Tensor).detach()
-    half_square = (plain - targets).square().mean() / 2
-    torch.testing.assert_close(problem.loss(plain, targets), half_square)
-    torch.testing.assert_close(problem.loss(outputs, targets), half_square)
+    # The value is that of MSELoss, and the gradient that of a Normal of variance 1.
+    square, bias = (plain - targets).square().mean(), (plain - targets).mean(0)
+    plain.requires_grad_(True)
+    for out in (plain, outputs):
+        loss = problem.loss(out, targets)
+        torch.testing.assert_close(loss, square)
+        loss.backward()
+    torch.testing.assert_close(plain.grad.sum(0), bias)
+    torch.testing.assert_close(model.head.bias.grad.flatten(), bias)
 
 
 def measured(problem, model, part):
