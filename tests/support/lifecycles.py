@@ -216,7 +216,10 @@ def check(case):
                 where = difference(expected, result)
                 require(where is None, f"visits change nothing: they changed {where}")
         if isinstance(case.options.get("lr"), float) and not case.copies and "not_finite" not in happened:
-            result = Run(case, case.seed, torch.optim).play(visits=False).result()
+            plain = case
+            if case.dtype == "bfloat16":  # torch's foreach rounds its factors to the type of the weights
+                plain = replace(case, options={**case.options, "foreach": None})
+            result = Run(plain, case.seed, torch.optim).play(visits=False).result()
             if case.schedule != "none":  # then factor times rate is rounded otherwise
                 result = {name: value for name, value in result.items() if "loss" in name}
             where = difference(result, expected, 0.0 if case.schedule == "none" else 1e-4)
