@@ -269,6 +269,8 @@ class Averages:
         """Take weights that were loaded into the model for what it trains, or for those of a loaded state."""
         if self._expected:
             self.place(training)
+        elif not self.evaluating and not self.computes_nothing:
+            self.written.forgive()
         elif self.evaluating:
             averaged = dict(self._averaged())
             with torch.no_grad():
@@ -384,6 +386,17 @@ class Written:
                 self._copies[p].copy_(local(p.detach()))
             else:
                 self._copies[p] = local(p.detach()).clone()
+
+    def forgive(self) -> None:
+        """Count changes that left a parameter as it was, such as a load of the same weights, as none."""
+        if self._params and all(map(_is_as_wide, self._params, self._kinds)):
+            before = torch.stack(self._marks)
+            pairs = zip(self._params, self._kinds, strict=True)
+            parts = [p.detach().to(dtype) for p, (dtype, _) in pairs]
+            now = torch.stack(_marks(parts, exact=before.dtype == torch.int64))
+            for i, same in enumerate((now == before).tolist()):
+                if same:
+                    self._versions[i] = self._params[i]._version
 
     def forget(self) -> None:
         """Notice nothing until parameters are noted again."""
