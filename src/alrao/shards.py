@@ -247,13 +247,6 @@ class Shards:
         found = self._of.get(id(kept))
         return kept.numel() if found is None else found[0].numel()
 
-    def total(self, sums: Iterable[Tensor], kept: Iterable[Tensor]) -> Tensor:
-        """Return the sum over all parameters, from sums over this process's part of each."""
-        if not self._of:
-            return torch.stack(list(sums)).sum()
-        pairs = ((x, self._of.get(id(part))) for x, part in zip(sums, kept, strict=True))
-        return torch.stack([x if found is None else sum_over_shards(x, found[1]) for x, found in pairs]).sum()
-
 
 def fingerprint(parameter: Tensor) -> int:
     """Return a number that is the same for the same bits in the same order, and hardly ever for others.

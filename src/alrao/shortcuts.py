@@ -20,14 +20,12 @@ from torch import Tensor
 from torch._C._autograd import _profiler_enabled as profiler_is_on
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "applied_as",
     "capturable_anywhere",
     "inside_functional_transform",
     "mark_only_if_watched",
-    "outside_dispatch_modes",
     "profiler_is_on",
     "step_inside",
     "storage_is_shared",
@@ -37,13 +35,6 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T", bound=Tensor)
-
-
-@contextmanager
-def outside_dispatch_modes() -> Iterator[None]:
-    """Compute on real tensors, whatever goes on around: a collection may come while torch compiles."""
-    with _disable_current_modes():
-        yield
 
 
 def mark_only_if_watched(func: Callable[P, R]) -> Callable[P, R]:

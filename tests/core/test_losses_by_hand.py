@@ -92,10 +92,12 @@ def model():
 def test_a_likelihood_trains(name):
     converted, x = model(), torch.randn(N, 4)
     optimizer = alrao.SGD(converted, lr=(1e-4, 1e-2))
+    before = [p.detach().clone() for p in converted.parameters()]
     for _ in range(3):
         optimizer.zero_grad()
         LIKELIHOODS[name](converted(x)).backward()
         optimizer.step()
+    assert not any(map(torch.equal, before, converted.parameters()))
 
 
 @pytest.mark.parametrize("maximize", [False, True])

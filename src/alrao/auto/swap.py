@@ -390,13 +390,18 @@ class Written:
     def forgive(self) -> None:
         """Count changes that left a parameter as it was, such as a load of the same weights, as none."""
         if self._params and all(map(_is_as_wide, self._params, self._kinds)):
-            before = torch.stack(self._marks)
-            pairs = zip(self._params, self._kinds, strict=True)
-            parts = [p.detach().to(dtype) for p, (dtype, _) in pairs]
-            now = torch.stack(_marks(parts, exact=before.dtype == torch.int64))
-            for i, same in enumerate((now == before).tolist()):
-                if same:
+            for i, differs in enumerate(self._differ()):
+                if not differs:
                     self._versions[i] = self._params[i]._version
+
+    def _differ(self) -> list[bool]:
+        """Return which parameters have other marks than before, in the types that they had then."""
+        before = torch.stack(self._marks)
+        pairs = zip(self._params, self._kinds, strict=True)
+        parts = [p.detach().to(dtype) for p, (dtype, _) in pairs]
+        now = torch.stack(_marks(parts, exact=before.dtype == torch.int64))
+        found: list[bool] = (now != before).tolist()
+        return found
 
     def forget(self) -> None:
         """Notice nothing until parameters are noted again."""
@@ -412,12 +417,9 @@ class Written:
             return  # cast or moved: the optimizer has not stepped since
         changed = [p._version != version for p, version in zip(self._params, self._versions, strict=True)]
         if reads:
-            before = torch.stack(self._marks)
-            exact = before.dtype == torch.int64
-            pairs = zip(self._params, self._kinds, strict=True)
-            now = torch.stack(_marks([p.detach().to(dtype) for p, (dtype, _) in pairs], exact=exact))
-            differ = (now != before).tolist()
-            changed = differ if exact else [a or b for a, b in zip(changed, differ, strict=True)]
+            exact = self._marks[0].dtype == torch.int64
+            pairs = zip(changed, self._differ(), strict=True)
+            changed = [differs or (counted and not exact) for counted, differs in pairs]
         for p, found in zip(self._params, changed, strict=True):
             if p in self._copies and (found or not reads):
                 yield p, local(p.detach()) != self._copies[p]
