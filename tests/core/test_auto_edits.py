@@ -93,7 +93,8 @@ def test_a_layer_that_is_set_once_stays_set(training, at):
     assert loss_of(net.eval()).isfinite()
 
 
-def test_an_embedding_with_a_largest_norm_is_evaluated_without_a_change_to_its_training():
+@pytest.mark.parametrize("cast", [False, True], ids=["", "cast to float64 meanwhile"])
+def test_an_embedding_with_a_largest_norm_is_evaluated_without_a_change_to_its_training(cast):
     def build():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(12, 3))
@@ -108,7 +109,8 @@ def test_an_embedding_with_a_largest_norm_is_evaluated_without_a_change_to_its_t
             if visit:
                 with torch.no_grad():
                     net.eval()(rows)
-                net.train()
+                net.double() if cast else None
+                net.train().float()
 
     runs = [build(), build()]
     for (net, optimizer), visit in zip(runs, (False, True), strict=True):

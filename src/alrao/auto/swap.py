@@ -145,6 +145,7 @@ class Averages:
         """Put the training weights back, bit for bit."""
         if not self.evaluating:
             return
+        as_noted = self.written.knows
         with resharded(self.sharded_modules):
             for p in self.renormed & self.state.keys():
                 p.copy_(self.state[p].pop("y", p))
@@ -162,21 +163,26 @@ class Averages:
                     continue
                 if bool(changed.all()):
                     self.restart(p, now)
+                    as_noted = False
                 elif bool(changed.any()):
                     self._take_over(p, now, changed)
+                    as_noted = False
         self.evaluating = False
-        self.note()
+        self.note(as_before=as_noted)
 
     # Weights that something else has changed.
 
-    def note(self, *, reads: bool = True) -> None:
+    def note(self, *, reads: bool = True, as_before: bool = False) -> None:
         """Remember what the parameters hold: called after everything that the optimizer writes.
 
         Args:
             reads: whether numbers may be read on the host.
+            as_before: they hold what they held when they were last noted, maybe in another type.
         """
         if self.evaluating or self._expected:
             self.written.forget()
+        elif as_before:
+            self.written.note_versions()
         else:
             known = [p for p, state in self.state.items() if "z" in state or "start" in state]
             self.written.note(known, [p for p in known if "edited" in self.state[p]], reads=reads)
@@ -379,13 +385,22 @@ class Written:
         """
         self._params = params
         self._marks = _marks(self._params, exact=reads)
-        self._versions = [p._version for p in self._params]
+        self.note_versions()
         self._kinds = [(p.dtype, p.device) for p in self._params]
         for p in copied:
             if p in self._copies:
                 self._copies[p].copy_(local(p.detach()))
             else:
                 self._copies[p] = local(p.detach()).clone()
+
+    @property
+    def knows(self) -> bool:
+        """Whether parameters have been noted, and not forgotten since."""
+        return bool(self._params)
+
+    def note_versions(self) -> None:
+        """Count all writes so far as none."""
+        self._versions = [p._version for p in self._params]
 
     def forgive(self) -> None:
         """Count changes that left a parameter as it was, such as a load of the same weights, as none."""
