@@ -290,7 +290,7 @@ class Auto(AlraoOptimizer):
 
     def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the states of parameters that are updated now, counted."""
-        searching, on_device = not self.search.over, self.on_device
+        searching = not self.search.over
         states: list[dict[str, Any]] = [self.state[p] for p in params]
         new = [(p, state) for p, state in zip(params, states, strict=True) if "exp_avg_sq" not in state]
         counts = self._counts(params[0]) if new else {}
@@ -305,7 +305,7 @@ class Auto(AlraoOptimizer):
             if not searching and "z" not in state:
                 state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         keys = ("step",) if searching else ("step", "k")
-        if on_device:
+        if group["capturable"] and not searching:
             if len(params) < len(group["params"]):
                 self._part_counts(params, group)
             shared = {id(state[key]): state[key] for state in states for key in keys}
@@ -324,25 +324,26 @@ class Auto(AlraoOptimizer):
         moved = self.point.beta(group["beta"]) if self.search.over else group["beta"]
         for i, state in enumerate(states):
             step, beta = state["step"], state.get("beta", group["beta"])
-            age = id(step) if isinstance(step, Tensor) else (step, state["k"])
+            age = (id(step), id(state["k"])) if isinstance(step, Tensor) else (step, state["k"])
             places.setdefault((age, beta, moved if "beta" in state else beta), []).append(i)
         return places.items()
 
     def _counts(self, p: Tensor) -> dict[str, Any]:
         """Return counters of 0; tensors are shared by all parameters that begin together."""
-        return {key: counter(p, on_device=True) if self.on_device else 0 for key in ("step", "k")}
+        capturable = self.search.over and self.defaults["capturable"]
+        return {key: counter(p, on_device=True) if capturable else 0 for key in ("step", "k")}
 
     def _part_counts(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Give parameters that step counters of their own, where others that do not step share theirs."""
         stepping = set(params)
         others = [p for p in group["params"] if p not in stepping and p in self.state]
         absent = {id(self.state[p].get("step")) for p in others}
-        new: dict[int, dict[str, Any]] = {}
+        new: dict[Any, dict[str, Any]] = {}
         for p in params:
             state = self.state[p]
             if id(state["step"]) in absent:
                 counts = {key: state[key].clone() for key in ("step", "k")}
-                state |= new.setdefault(id(state["step"]), counts)
+                state |= new.setdefault((id(state["step"]), id(state["k"])), counts)
 
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return "z" in state
@@ -434,16 +435,18 @@ class Auto(AlraoOptimizer):
             )
 
     def _place_counts(self) -> None:
-        """Put the counters where steps count: in numbers, or in tensors that parameters of one age share."""
+        """Put the counters where steps count: in numbers; captured steps in tensors that a group shares."""
         shared: dict[Any, dict[str, Any]] = {}
-        for p, state in self.state.items():
+        capturable = self.search.over and self.defaults["capturable"]
+        for i, p in ((i, p) for i, group in enumerate(self.param_groups) for p in group["params"]):
+            state = self.state.get(p, {})
             if "exp_avg_sq" not in state:
                 continue
             numbers = int(state["step"]), int(state.get("k", 0))
-            if not self.on_device:
+            if not capturable:
                 state["step"], state["k"] = numbers
                 continue
-            key = (numbers, p.device)
+            key = (i, numbers, p.device)  # every group counts its own
             if key not in shared:
                 shared[key] = {
                     name: counter(p, on_device=True).fill_(number)
