@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from .. import evidence as reports
 from ..rates import Rate, as_distribution
-from ..shards import is_shard, placed, refuse_flattened
+from ..shards import is_shard, placed
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
 from . import checkpoint, processes
@@ -25,6 +25,7 @@ from .observing import look, look_on_device, update_posterior
 from .on_device import Gate, Refusals, counter, one_unless
 from .rated import RatedOptimizer
 from .sleep import Sleep, missed_steps
+from .torch_optimizers import params_first
 from .update import GroupUpdate
 
 __all__ = ["AlraoOptimizer"]
@@ -50,9 +51,14 @@ class AlraoOptimizer(RatedOptimizer):
     makes_state_early = True
     """Whether ``capturable`` makes all state with the optimizer, so that a compiled step is one graph."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            vars(cls)["__init__"].__signature__ = params_first(cls.__init__)
+
     def __init__(
         self,
-        model: Trainable,
+        model: Trainable | None,
         lr: Rate,
         defaults: dict[str, Any],
         *,
@@ -67,8 +73,7 @@ class AlraoOptimizer(RatedOptimizer):
     ) -> None:
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
-        refuse_flattened(model)
-        self.model = trained(model)
+        self.model, params = trained(model, params)
         distribution = as_distribution(lr)  # before anything changes
         self.look_for_shards()
         self.process_group = process_group

@@ -76,7 +76,7 @@ class RatedOptimizer(Optimizer):
         super().add_param_group(group)
         group = self.param_groups[-1]
         if group["capturable"]:
-            group["lr"] = torch.ones((), dtype=widest(self._device), device=self._device)
+            group["lr"] = torch.full((), group["lr"], dtype=widest(self._device), device=self._device)
         try:
             self.rates_of_groups.append(self._begin_group(group, distribution))
         except BaseException:
