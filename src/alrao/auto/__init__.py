@@ -1,7 +1,7 @@
 """``Auto``: one optimizer with no learning rate, no schedule and no number of steps to choose.
 
-``search`` finds the rates; ``step`` moves and averages the weights, with gradients taken where ``point`` has
-them; ``swap`` puts training or averaged weights into the parameters.
+``search`` finds the rate; ``step`` moves and averages the weights, hidden matrices by ``matrices``; ``swap``
+puts training or averaged weights into the parameters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
-from math import log, sqrt
+from math import sqrt
 from typing import Any
 
 import torch
@@ -19,15 +19,15 @@ from ..finite import is_finite, zero_nonfinite
 from ..optim import AlraoOptimizer, checkpoint
 from ..optim.checks import check_at_least_0, check_steps
 from ..optim.factor import HIGHEST, LOW, check_factor
-from ..optim.feature_rates import GroupRates, rate_dtype
-from ..optim.on_device import counter
-from ..optim.update import GroupUpdate, rewind_
-from ..rates import RateDistribution
-from ..shards import Shards
+from ..optim.feature_rates import GroupRates
+from ..optim.on_device import counter, widest
+from ..optim.update import GroupUpdate
+from ..rates import Constant, RateDistribution
+from ..shards import is_shard, local, sum_over_shards
 from ..trainable import Trainable
 from ..warn import warn
-from .point import GradientPoint
-from .search import COPIES, FeatureGains, RateSearch, of_former_state
+from .matrices import hidden_matrices
+from .search import COPIES, FINAL, PATIENCE, RateSearch
 from .step import Moving, round_to_, take_step
 from .swap import Averages, training_weights, wide_dtype
 
@@ -39,8 +39,8 @@ SMALL = 2**20
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
-MEANS = ("gain_mean", "gain_mean_size")
-"""Keys of the EMAs of a parameter's mean gain, with its sign and without."""
+FORMER = {"u", "beta", "gain", "gain_mean", "gain_mean_size", "last", "worth", "total", "total_size"}
+"""Keys of a parameter's state in formats 3 and 4 that are not needed any more."""
 
 logger = logging.getLogger("alrao")
 
@@ -59,22 +59,17 @@ class Auto(AlraoOptimizer):
     ``model.eval()`` shows the averaged weights, ``model.train()`` the training weights: there is nothing else
     to call, and the training can end at any step.
 
-    A step is Adam's without its first moment: with the gradient :math:`g` at the training weights :math:`y`,
+    There are two phases:
 
-    .. math:: v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
-        \delta = \gamma\,\eta\, \frac{g}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
-
-    where :math:`\gamma` is the factor ``param_groups[…]["lr"]``, 1.0 unless a scheduler changes it. There are
-    two phases:
-
-    1. **Search**, about 50 steps, or up to 500 while nothing is learned: :math:`y \leftarrow y - \delta`.
-       Every feature has its own rate :math:`\eta`, between 3e-4 and 3e-3 at the start, and the copies of
-       the head have rates from 1e-6 to 0.1. The interval narrows around the rates at which copies gain
-       most, or around higher ones at which features gain more. Where a feature's rate falls, its distance
-       from its start shrinks with it. The factor :math:`\gamma` has no effect yet.
-    2. **Averaging**: :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
-       :math:`c_k = k^2 / \sum_{i \le k} i^2`, and :math:`y = (1 - \beta) z + \beta x`, at one rate for all
-       features. :math:`\beta` is :math:`\beta_1`, or more where steps swing from side to side.
+    1. **Search**, about 40 steps, or up to 500 while nothing is learned. Steps are Adam's without its first
+       moment, :math:`g / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` times a rate that begins at 6e-6, and
+       grows while the gradients agree with the way that the weights have gone. The factor
+       ``param_groups[…]["lr"]`` has no effect yet.
+    2. **Averaging**, at the rate found, :math:`\delta` being the step times the rate and the factor:
+       :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
+       :math:`c_k = k^2 / \sum_{i \le k} i^2`, and gradients at :math:`y = (1 - \beta_1) z + \beta_1 x`.
+       Hidden matrices (of linear, convolutional, attention and recurrent layers) take orthogonal steps as in
+       Muon, at every fifth step. The copies of the head get rates of their own, from 1e-6 to 0.1.
 
     The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
     while it is in evaluation mode. During the search both are the same. A model that has not been trained
@@ -83,11 +78,10 @@ class Auto(AlraoOptimizer):
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
             loss, a plain network, a list of them, or parameters or parameter groups as in :class:`SGD`.
-            Without copies the search follows the features. Without a network its mode is not seen: call
-            :meth:`eval` and :meth:`train`.
-        lr: factor :math:`\gamma` on the rates that the search finds, from which a scheduler starts. It is not
-            a learning rate: one below 0.1 causes a warning.
-        betas: :math:`\beta_1`, the usual share of the average in the training weights, fixed when a group is
+            Without a network its mode is not seen: call :meth:`eval` and :meth:`train`.
+        lr: factor on the rate that the search finds, from which a scheduler starts. It is not a learning
+            rate: one below 0.1 causes a warning.
+        betas: :math:`\beta_1`, the share of the average in the training weights, fixed when a group is
             added, and :math:`\beta_2`, of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
         weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
@@ -97,7 +91,7 @@ class Auto(AlraoOptimizer):
             distribution or a number up to 0.1 keeps these rates. The others follow the search; there a number
             above 0.1 is the factor of the group, as trainers write it for rate-free optimizers, and an
             ``lr_scale`` (timm's layer decay) multiplies the rates.
-        generator: random generator for the places of the features in the interval.
+        generator: random generator for the places of features in a group's own interval.
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once.
         process_group: the processes that train this model together.
@@ -124,10 +118,11 @@ class Auto(AlraoOptimizer):
         >>> optimizer.search.over
         True
 
-    Reference: Defazio et al., "The Road Less Scheduled", 2024, for the averaging.
+    Reference: Defazio et al., "The Road Less Scheduled", 2024, for the averaging; Jordan et al., "Muon",
+    2024, for steps of matrices; Mishchenko and Defazio, "Prodigy", 2024, for the search.
     """
 
-    _wide = AlraoOptimizer._wide | {"z", "exp_avg_sq", "gain", *MEANS, "last"}
+    _wide = AlraoOptimizer._wide | {"z", "exp_avg_sq", "exp_avg"}
     _starts_as_weights = frozenset({"z"})
     _after_refusal = "That step was taken without gradients"
     makes_state_early = False
@@ -157,14 +152,16 @@ class Auto(AlraoOptimizer):
             raise ValueError(f"eps must be positive, got {eps!r}")
         usual = check_factor(lr)
         self.search = RateSearch.of(check_steps(steps))
-        self.point = GradientPoint()
-        self._seen: list[FeatureGains] = []  # what this step has shown of the body
+        self._seen: list[Tensor] = []  # what this step has shown of the way from the start
+        self._matrices: set[Tensor] = set()
         super().__init__(
             model, COPIES, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
         self._factors = self._factors if usual else None  # of which it has warned now
+        self._matrices = hidden_matrices(self.model.net, self.head_parameters)
+        self.search.over = not any(group["follows"] for group in self.param_groups)
         self.averages = Averages(self, swap)
         self.model.averaged_by(self.averages)
         self.model.head.start_alike()
@@ -195,37 +192,29 @@ class Auto(AlraoOptimizer):
         group = self.param_groups[-1]
         if follows and lr is not None:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
-        self._place_interval(len(self.param_groups) - 1)
+        self._place_rate(len(self.param_groups) - 1)
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
-        rates = super()._begin_group(group, distribution)
         for p in group["params"]:
             if p.is_complex():
                 raise ValueError(
                     f"Auto trains real parameters, got one of type {p.dtype} and shape {tuple(p.shape)}: "
                     "keep its real and imaginary parts in a real one (torch.view_as_real), or use alrao.AdamW"
                 )
-            state = self.state[p]
-            if p not in self.head_parameters or self.model.head.likelihood != "categorical":
-                state["beta"] = group["beta"]  # copies of a classifier keep the group's: some may sleep
-            if group["follows"] and "u" in state:
-                state["gain"] = torch.zeros_like(state["u"])
-                if state["u"].numel() < p.numel():  # features of one weight would add next to nothing
-                    state["last"] = torch.zeros_like(state["u"])
-                if self.model.head.copies < 2:
-                    for key in MEANS:
-                        state[key] = torch.zeros((), dtype=torch.float64, device="cpu")
-        return rates
+        return super()._begin_group(group, distribution)
 
-    def _place_interval(self, i: int) -> None:
-        """Put the interval of a group that follows the search where that is; one rate once it is over."""
+    def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
+        if group["follows"]:
+            rates.body = Constant(self.search.rate * group["scale"])  # one rate for all features
+        else:
+            super()._draw_places(rates, group)
+
+    def _place_rate(self, i: int) -> None:
+        """Give a group that follows the search its rate."""
         group = self.param_groups[i]
         if group["follows"]:
-            low, high = (end * group["scale"] for end in self.search.interval())
-            if self.search.over:
-                self.set_rate(i, sqrt(low * high))
-            else:
-                self.set_interval(i, body=(low, high))
+            group["d"] = self.search.rate * group["scale"]
+            self.set_rate(i, group["d"])
 
     # The modes.
 
@@ -270,66 +259,75 @@ class Auto(AlraoOptimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         searching = not self.search.over
         states = self._states_of(u.params, group)
+        whole = self._whole_of(group)
         y = [training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         pairs = zip(u.grads, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
+        rates, lr = u.rates, _usable(u.factor)
         if searching and group["follows"]:
-            self._observe_features(group, states, y, g)
-        # The search compares rates as they are; a schedule starts from what it has found.
-        lr = 1.0 if searching and group["follows"] and u.factor != 0 else _usable(u.factor)
-        comparing = not searching and self.point.compares and not group["capturable"]
-        for (_, beta, new_beta), at in self._of_one_age(states, group):
-            rates: list[Any] = [u.rates[i] for i in at]
+            self._observe([whole.get(p, p) for p in u.params], states, y, g, group["betas"][1])
+            # Copies are alike until the rate is known. A schedule starts from that.
+            rates = [self.search.rate * group["scale"]] * len(y)
+            lr = 1.0 if u.factor != 0 else 0.0
+        for (_, matrices), at in _of_one_kind(states):
+            own = {j: rates[i] for j, i in enumerate(at) if isinstance(rates[i], Tensor)}
             moving = Moving(
                 y=[y[i] for i in at],
                 z=[] if searching else [states[i]["z"] for i in at],
                 g=[g[i] for i in at],
-                exp_avg_sq=[states[i]["exp_avg_sq"] for i in at],
-                rate=next((rate for rate in rates if isinstance(rate, float)), 1.0),
-                own_rates={i: rate for i, rate in enumerate(rates) if isinstance(rate, Tensor)},
+                moments=[states[i]["exp_avg" if matrices else "exp_avg_sq"] for i in at],
+                rate=next((rates[i] for i in at if not isinstance(rates[i], Tensor)), 1.0),
+                own_rates=own,
                 step=states[at[0]]["step"],
-                k=states[at[0]].get("k"),
+                k=states[at[0]]["k"],
+                matrices=matrices,
+                whole=[whole.get(u.params[i]) for i in at],
             )
-            steps = take_step(
-                moving, lr=lr, beta=beta, new_beta=new_beta, beta2=group["betas"][1], eps=group["eps"],
+            take_step(
+                moving, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
                 weight_decay=group["weight_decay"], newest=group.get("stands_for", 1),
             )  # fmt: skip
-            for i in at if new_beta != beta else ():
-                states[i]["beta"] = new_beta
-            if comparing and (known := [j for j, i in enumerate(at) if "last" in states[i]]):
-                self.point.note([steps[j] for j in known], [states[at[j]]["last"] for j in known])
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
                 round_to_(p, state["rest"], wide)
 
     def _end_step(self, evidence: Any, gate: Any) -> None:
-        stepped = any(p.grad is not None for group in self.param_groups for p in group["params"])
-        if stepped and self.search.over:
-            self.point.follow(self._shards("last"))
-        elif stepped:
-            self._follow_search(evidence)
+        if self._seen:
+            self._follow_search()
         averages, head = self.averages, self.model.head
         head.training_weights = False  # of an earlier run: this one continues from them
         averages.note(reads=not self.on_device)
         if averages.swap and not self.model.training:
             averages.enter()
 
+    def _whole_of(self, group: dict[str, Any]) -> dict[Tensor, Tensor]:
+        """Return the sharded parameters of a group, by this process's parts of them."""
+        (rates,) = (
+            rates
+            for rates, each in zip(self.rates_of_groups, self.param_groups, strict=True)
+            if each is group
+        )
+        if not rates.sharded:
+            return {}
+        parts = (entry.param for entry in rates.entries)
+        return {part: p for part, p in zip(parts, group["params"], strict=True) if is_shard(p)}
+
     def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the states of parameters that are updated now, counted."""
-        searching = not self.search.over
+        searching, whole = not self.search.over, self._whole_of(group)
         states: list[dict[str, Any]] = [self.state[p] for p in params]
-        new = [(p, state) for p, state in zip(params, states, strict=True) if "exp_avg_sq" not in state]
+        new = [(p, state) for p, state in zip(params, states, strict=True) if "step" not in state]
         counts = self._counts(params[0]) if new else {}
         for p, state in new:
-            state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide_dtype(p))
             if wide_dtype(p) != p.dtype:
                 state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
             state |= counts
-            if searching and group["follows"] and "u" in state:
-                state["start"] = p.detach().clone()
-        for p, state in zip(params, states, strict=True):
-            if not searching and "z" not in state:
-                state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
+            if searching:
+                state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide_dtype(p))
+                if group["follows"]:
+                    state["start"] = p.detach().clone()
+            else:
+                self._begin_average(whole.get(p, p), p, state)
         keys = ("step",) if searching else ("step", "k")
         if group["capturable"] and not searching:
             if len(params) < len(group["params"]):
@@ -342,17 +340,15 @@ class Auto(AlraoOptimizer):
                     state[key] += 1
         return states
 
-    def _of_one_age(
-        self, states: list[dict[str, Any]], group: dict[str, Any]
-    ) -> Iterable[tuple[tuple[Any, float, float], list[int]]]:
-        """Return the places of parameters with the same steps behind them, their beta and its new value."""
-        places: dict[Any, list[int]] = {}
-        moved = self.point.beta(group["beta"]) if self.search.over else group["beta"]
-        for i, state in enumerate(states):
-            step, beta = state["step"], state.get("beta", group["beta"])
-            age = (id(step), id(state["k"])) if isinstance(step, Tensor) else (step, state["k"])
-            places.setdefault((age, beta, moved if "beta" in state else beta), []).append(i)
-        return places.items()
+    def _begin_average(self, p: Tensor, part: Tensor, state: dict[str, Any]) -> None:
+        """Make what a parameter, or this process's part of it, needs once the search is over."""
+        state.pop("start", None)
+        state["z"] = training_weights(part, state).to(wide_dtype(part), copy=True)
+        if p in self._matrices:
+            state.pop("exp_avg_sq", None)
+            state["exp_avg"] = torch.zeros_like(state["z"])
+        elif "exp_avg_sq" not in state:
+            state["exp_avg_sq"] = torch.zeros_like(state["z"])
 
     def _counts(self, p: Tensor) -> dict[str, Any]:
         """Return counters of 0; tensors are shared by all parameters that begin together."""
@@ -372,7 +368,7 @@ class Auto(AlraoOptimizer):
                 state |= new.setdefault((id(state["step"]), id(state["k"])), counts)
 
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
-        return "z" in state
+        return "z" in state and "exp_avg" not in state  # a matrix moves as a whole
 
     def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
@@ -384,74 +380,41 @@ class Auto(AlraoOptimizer):
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1, beta2**steps), "stands_for": steps}
 
-    def _shards(self, key: str) -> Shards:
-        sharded = [entry.param for rates in self.rates_of_groups if rates.sharded for entry in rates.entries]
-        return Shards(self.state, sharded, key)
-
     # The search.
 
-    def _observe_features(
-        self, group: dict[str, Any], states: list[dict[str, Any]], y: list[Tensor], g: list[Tensor]
+    def _observe(
+        self, params: list[Tensor], states: list[Any], y: list[Tensor], g: list[Tensor], beta2: float
     ) -> None:
-        """Note what the distance of each feature from its start has gained, before it moves."""
-        at = [i for i, state in enumerate(states) if "start" in state]
-        if not at:
-            return
-        groups = zip(self.rates_of_groups, self.param_groups, strict=True)
-        (body,) = (rates.body for rates, each in groups if each is group)
-        low, high = body.interval or (1.0, 1.0)
-        gained = torch._foreach_sub([states[i]["start"] for i in at], [y[i] for i in at])
-        torch._foreach_mul_(gained, [g[i] for i in at])
-        log_rates = torch._foreach_sub([states[i]["u"] for i in at], 0.5)
-        torch._foreach_mul_(log_rates, log(high / low))
-        for i, each, log_rate in zip(at, gained, log_rates, strict=True):
-            gain, means = states[i]["gain"], [states[i][key] for key in MEANS if key in states[i]]
-            now = each.sum_to_size(gain.shape).to(gain.dtype)
-            self._seen.append(FeatureGains(now, gain, log_rate, means))
+        """Note how far parameters have come from their start, and what that has gained, before they move."""
+        for p, state, now, grad in zip(params, states, y, g, strict=True):
+            share = 1 / self.model.head.copies if p in self.head_parameters else 1.0
+            way = local(state["start"]) - now
+            root = (state["exp_avg_sq"] / (1 - beta2 ** max(1, state["step"] - 1))).sqrt_()
+            sums = torch.stack([(way * grad).sum(), (way.abs_() * root).sum()]).to(widest(now.device))
+            self._seen.append(share * sum_over_shards(sums, p))
 
-    def _follow_search(self, evidence: Any) -> None:
-        seen, self._seen = self._seen, []
-        self.search.observe_body(seen, self._shards("gain"))
-        self.search.count()
-        if evidence is not None and evidence.finite:
-            self.search.observe_copies(evidence.log_likelihood("mean"), self.copy_rates().log().tolist())
-        if self.search.due:
-            self._move_interval()
+    def _follow_search(self) -> None:
+        gained, size = torch.stack(self._seen).sum(0).tolist()
+        self._seen = []
+        self.search.observe(gained, size)
         if self.search.over:
             self._end_search()
-
-    def _move_interval(self) -> None:
-        """Move the body's interval, and take back what features with a lower rate have moved too far."""
-        for i, group in enumerate(self.param_groups):
-            if not group["follows"]:
-                continue
-            moving = [p for p in group["params"] if "start" in self.state.get(p, {})]
-            before = self._rates_of(i, moving)
-            self._place_interval(i)
-            after = self._rates_of(i, moving)
-            if moving:
-                parts = torch._foreach_div(after, before)
-                rewind_(moving, [self.state[p]["start"] for p in moving], list(parts))
-
-    def _rates_of(self, i: int, params: list[Tensor]) -> list[Tensor]:
-        """Return the rates of parameters of a group; of sharded ones, this process's part."""
-        known = {entry.param: entry.rate for entry in self.rates_of_groups[i].entries}
-        return [
-            rate if isinstance(rate, Tensor) else torch.full((), rate, dtype=rate_dtype(p), device=p.device)
-            for p, rate in ((p, known[p]) for p in params)
-        ]
+        for i in range(len(self.param_groups)):
+            self._place_rate(i)
 
     def _end_search(self) -> None:
         """Begin to average: make all that the averaging needs, and report what the search has found."""
         for p, state in self.state.items():
-            state.pop("start", None)
-            if "exp_avg_sq" in state:
-                state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
+            if "step" in state:
+                self._begin_average(p, p, state)
         self._place_counts()
         following = [group for group in self.param_groups if group["follows"]]
         factor = min((float(group["lr"]) for group in following), default=1.0)
-        rate, steps = sqrt(self.search.interval()[0] * self.search.interval()[1]), self.search.steps
-        logger.info("the search has ended after %d steps at the learning rate %.3g", steps, rate)
+        logger.info(
+            "the search has ended after %d steps at the learning rate %.3g",
+            self.search.steps,
+            self.search.rate,
+        )
         highest = max((group[HIGHEST] for group in following), default=1.0)
         if factor < 0.5 and highest > LOW:  # lower ones may be learning rates, which have their own warning
             warn(
@@ -466,7 +429,7 @@ class Auto(AlraoOptimizer):
         capturable = self.search.over and self.defaults["capturable"]
         for i, p in ((i, p) for i, group in enumerate(self.param_groups) for p in group["params"]):
             state = self.state.get(p, {})
-            if "exp_avg_sq" not in state:
+            if "step" not in state:
                 continue
             numbers = int(state["step"]), int(state.get("k", 0))
             if not capturable:
@@ -483,25 +446,27 @@ class Auto(AlraoOptimizer):
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, with that of the search, and a fingerprint of the weights that it belongs to."""
+        """Return the state, with that of the search, and a fingerprint of the weights that it belongs to.
+
+        It has the same tensors at every moment, so that what is to be loaded is known: the start of the
+        search is under ``z``, and the momentum of a hidden matrix under ``exp_avg_sq``.
+        """
         with torch.no_grad():
             self.averages.notice_changes()
         packed = super().state_dict()
         params = [p for group in self.param_groups for p in group["params"]]
         for i, p in enumerate(params):
             state = packed["state"].get(i, {})
-            if "exp_avg_sq" in state:
-                kept = {key: value for key, value in state.items() if key != "start"}
-                if "z" not in kept:  # the same tensors at every moment: what is to be loaded is known then
+            if "step" in state:
+                kept = {key: value for key, value in state.items() if key not in ("start", "exp_avg")}
+                if "exp_avg" in state:
+                    kept["exp_avg_sq"] = state["exp_avg"]
+                if "z" not in kept:
                     kept["z"] = state.get("start", p.detach()).to(wide_dtype(p), copy=True)
                 state = {**kept, "step": int(state["step"]), "k": int(state["k"])}
-            if "exp_avg_sq" in state or "y" in state:
+            if "step" in state or "y" in state:
                 packed["state"][i] = {**state, "fingerprint": self.averages.fingerprint(p)}
-        whole = {
-            "search": dataclasses.asdict(self.search),
-            "point": self.point.read(),
-            "evaluating": self.averages.evaluating,
-        }
+        whole = {"search": dataclasses.asdict(self.search), "evaluating": self.averages.evaluating}
         packed["param_groups"][0]["auto"] = whole
         return packed
 
@@ -511,25 +476,32 @@ class Auto(AlraoOptimizer):
         checkpoint.check_version(state_dict)
         groups = [dict(group) for group in state_dict["param_groups"]]
         whole = _whole_state(groups)
-        states = {i: _renamed(state) for i, state in state_dict["state"].items()}
+        former = "distance" not in whole["search"]
+        states = {i: _renamed(state) if former else state for i, state in state_dict["state"].items()}
         super().load_state_dict({**state_dict, "state": states, "param_groups": groups})
-        self.search, self.point = RateSearch(**whole["search"]), GradientPoint(whole["point"])
+        self.search = _former_search(whole["search"], groups) if former else RateSearch(**whole["search"])
         self._seen = []
         for group in self.param_groups:
             for p in group["params"]:
-                state = self.state[p]
-                if "z" in state and not self.search.over:  # saved during the search, it is the start
-                    start = state.pop("z")
-                    if group["follows"] and "u" in state:
-                        state["start"] = start.to(p.dtype)
+                self._settle_state(p, self.state.get(p, {}), group["follows"], former)
         self._place_counts()
-        for i in range(len(self.param_groups) if self.search.over else 0):
-            self._place_interval(i)
+        for i in range(len(self.param_groups)):
+            self._place_rate(i)
         self.averages.follow(self)
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}
         self.averages.expect(marks, whole["evaluating"])
         if not self.averages.expecting:
             self.averages.place(self.model.training)
+
+    def _settle_state(self, p: Tensor, state: dict[str, Any], follows: bool, former: bool) -> None:
+        """Put what a checkpoint has of a parameter where the present phase needs it."""
+        if "z" in state and not self.search.over:
+            start = state.pop("z")
+            if follows:
+                state["start"] = (p.detach().clone() if former else start).to(p.dtype)
+        elif "exp_avg_sq" in state and p in self._matrices:
+            momentum = state.pop("exp_avg_sq")
+            state["exp_avg"] = torch.zeros_like(momentum) if former else momentum
 
     def _place_counters(self, p: Tensor) -> None:
         """Leave the counters to :meth:`_place_counts`, which knows all of them."""
@@ -558,30 +530,48 @@ def _usable(factor: Any) -> Any:
     return min(factor, LARGEST_FACTOR) if is_finite(factor) else 0.0
 
 
+def _of_one_kind(states: list[dict[str, Any]]) -> Iterable[tuple[tuple[Any, bool], list[int]]]:
+    """Return the places of parameters with the same steps behind them, of matrices and of others."""
+    places: dict[tuple[Any, bool], list[int]] = {}
+    for i, state in enumerate(states):
+        step, k = state["step"], state["k"]
+        age = (id(step), id(k)) if isinstance(step, Tensor) else (step, k)
+        places.setdefault((age, "exp_avg" in state), []).append(i)
+    return places.items()
+
+
 def _whole_state(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Take the state of the whole optimizer out of the groups, in the present format or in that before."""
+    """Take the state of the whole optimizer out of the groups, in the present format or in those before."""
     for group in groups:
         group.setdefault("beta", group["betas"][0])
     found = [group.pop("auto", None) for group in groups]
     if found[0] is not None:
         return dict(found[0])
-    searches, points, modes = (
+    searches, _, modes = (
         [group.pop(key, None) for group in groups] for key in ("search", "point", "evaluating")
     )
     if searches[0] is None:
         raise ValueError(
             "this is the state of another optimizer than Auto: build the one that it was saved from"
         )
-    search = dataclasses.asdict(of_former_state(searches[0]))
-    return {"search": search, "point": list(points[0] or (0, 1.0, 0.0, 0))[:4], "evaluating": modes[0]}
+    return {"search": searches[0], "evaluating": modes[0]}
+
+
+def _former_search(numbers: dict[str, Any], groups: list[dict[str, Any]]) -> RateSearch:
+    """Return the search of a state of format 3 or 4: at the rate that it had found, or at its beginning."""
+    names = ("step", "steps") if "made" in numbers else ("credit", "length")
+    done, length = (numbers[name] for name in names)
+    following = next((group for group in groups if group["follows"]), None)
+    if done < length or following is None:
+        return RateSearch(over=following is None)
+    low, high = following["interval"]
+    rate = sqrt(low * high) / following["scale"]
+    return RateSearch(over=True, distance=rate / FINAL, steps=PATIENCE)
 
 
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a parameter under the present names, from those of the format before."""
-    if "v" not in state and "worth" not in state:
-        return state
-    names = {"v": "exp_avg_sq", "worth": "gain"}
-    names |= {"total": "gain_mean", "total_size": "gain_mean_size"}
-    # Fingerprints are computed in another way now.
-    kept = {names.get(key, key): value for key, value in state.items() if key != "fingerprint"}
-    return kept | {key: kept[key].cpu().double() for key in MEANS if key in kept}
+    """Return the state of a parameter from formats 3 and 4, under the present names."""
+    kept = {"exp_avg_sq" if key == "v" else key: value for key, value in state.items() if key not in FORMER}
+    if "v" in state:
+        kept.pop("fingerprint", None)  # computed in another way then
+    return kept

@@ -1,4 +1,4 @@
-r"""Auto's step: Adam's without its first moment, and an average of what it moves.
+r"""Auto's step: Adam's without its first moment or, for hidden matrices, Muon's; and an average.
 
 Three sets of weights are involved, as in Schedule-Free: the step moves :math:`z`, :math:`x` is the average
 of all :math:`z`, and the gradient is taken between them, at :math:`y = (1 - \beta) z + \beta x`. Only
@@ -7,13 +7,12 @@ of all :math:`z`, and the gradient is taken between them, at :math:`y = (1 - \be
 
 .. math:: z' = z - \delta, \qquad y' = (1 - c)\,(y - (1 - \beta)\, \delta) + c\, z'
 
-and where :math:`\beta` changes to :math:`\beta'`, the second :math:`c` is
-:math:`1 - (1 - c)\, \beta' / \beta`. During the search there is no average: :math:`y' = y - \delta`.
+During the search there is no average: :math:`y' = y - \delta`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any
 
@@ -22,13 +21,14 @@ from torch import Tensor
 
 from ..finite import keep_finite_, zero_nonfinite_
 from ..optim.on_device import in_type_of
+from .matrices import MOMENTUM, PERIOD, orthogonal_steps
 
 __all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step"]
 
 
 @dataclass
 class Moving:
-    """Parameters that have taken the same number of steps, as a step moves them.
+    """Parameters that have taken the same number of steps of one kind, as a step moves them.
 
     ``step`` and ``k`` are numbers, or tensors without an axis where nothing may be read on the host.
     """
@@ -39,7 +39,8 @@ class Moving:
     """Schedule-free iterates; change in place. Empty during the search."""
     g: list[Tensor]
     """Gradients, in the types of ``y``."""
-    exp_avg_sq: list[Tensor]
+    moments: list[Tensor]
+    """``exp_avg_sq`` or, of hidden matrices, ``exp_avg``; change in place."""
     rate: float
     """Learning rate of all parameters without rates of their own."""
     own_rates: dict[int, Tensor]
@@ -48,64 +49,70 @@ class Moving:
     """Steps taken, this one included."""
     k: Any
     """Those since the end of the search."""
+    matrices: bool = False
+    """Whether these are hidden matrices, whose steps are orthogonal."""
+    whole: list[Any] = field(default_factory=list)
+    """Of each matrix, the sharded parameter that it is a part of, or None."""
 
 
 def take_step(
-    m: Moving,
-    *,
-    lr: Any,
-    beta: float,
-    new_beta: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    newest: int = 1,
-) -> list[Tensor]:
+    m: Moving, *, lr: Any, beta: float, beta2: float, eps: float, weight_decay: float, newest: int = 1
+) -> None:
     """Move the training weights and, once the search is over, the iterates.
 
     Args:
         m: what moves.
         lr: factor on all rates, a number or a tensor without an axis.
         beta: share of the average in the training weights.
-        new_beta: that share after the step.
         beta2: coefficient of the running average of squared gradients.
         eps: term added to the denominator.
         weight_decay: decoupled decay of the training weights, in proportion to the rates.
         newest: steps that this one stands for.
-
-    Returns:
-        The steps without the decay, in a common unit.
     """
-    torch._foreach_mul_(m.exp_avg_sq, beta2)
-    torch._foreach_addcmul_(m.exp_avg_sq, m.g, m.g, 1 - beta2)
-    bias, scale = 1 - beta2**m.step, m.rate
-    if isinstance(bias, Tensor):  # only numbers are added without a read
-        denominators = torch._foreach_div(m.exp_avg_sq, in_type_of(m.exp_avg_sq, bias))
-        torch._foreach_sqrt_(denominators)
-        torch._foreach_add_(denominators, eps)
-    else:
-        denominators = torch._foreach_sqrt(m.exp_avg_sq)
-        torch._foreach_add_(denominators, eps * sqrt(bias))
-        scale *= sqrt(bias)
-    delta = list(torch._foreach_div(m.g, denominators))
-    del denominators
+    delta, scale = _matrix_steps(m) if m.matrices else _unit_steps(m, beta2, eps)
     relative: list[Tensor] = []
     if m.own_rates:
         relative = list(torch._foreach_div(list(m.own_rates.values()), m.rate))
-        torch._foreach_mul_([delta[i] for i in m.own_rates], relative)
+        if delta:
+            torch._foreach_mul_([delta[i] for i in m.own_rates], relative)
     if weight_decay:
         _decay_(m, lr * m.rate * weight_decay, relative, beta)
-    if isinstance(lr, Tensor):  # alpha must be a number
+    if delta and isinstance(lr, Tensor):  # alpha must be a number
         torch._foreach_mul_(delta, in_type_of(delta, lr))
-    else:
+    elif delta:
         scale *= lr
-    if m.z:
+    if delta and m.z:
         torch._foreach_add_(m.z, delta, alpha=-scale)
-        torch._foreach_add_(m.y, delta, alpha=-(1 - beta) * scale)
-        _average_(m, newest, new_beta / beta)
+    if delta:
+        torch._foreach_add_(m.y, delta, alpha=-(1 - beta) * scale if m.z else -scale)
+    if m.z:
+        _average_(m, newest)
+
+
+def _unit_steps(m: Moving, beta2: float, eps: float) -> tuple[list[Tensor], float]:
+    """Return Adam's steps without the first moment, of about unit size, in a unit that is returned too."""
+    torch._foreach_mul_(m.moments, beta2)
+    torch._foreach_addcmul_(m.moments, m.g, m.g, 1 - beta2)
+    bias, scale = 1 - beta2**m.step, m.rate
+    if isinstance(bias, Tensor):  # only numbers are added without a read
+        denominators = torch._foreach_div(m.moments, in_type_of(m.moments, bias))
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, eps)
     else:
-        torch._foreach_add_(m.y, delta, alpha=-scale)
-    return delta
+        denominators = torch._foreach_sqrt(m.moments)
+        torch._foreach_add_(denominators, eps * sqrt(bias))
+        scale *= sqrt(bias)
+    return list(torch._foreach_div(m.g, denominators)), scale
+
+
+def _matrix_steps(m: Moving) -> tuple[list[Tensor], float]:
+    """Return the steps of hidden matrices, or none between their moves. A captured step always moves."""
+    torch._foreach_lerp_(m.moments, m.g, 1 - MOMENTUM)
+    if isinstance(m.k, Tensor):
+        return orthogonal_steps(m.g, m.moments, m.whole), m.rate
+    if m.k % PERIOD:
+        return [], m.rate
+    return orthogonal_steps(m.g, m.moments, m.whole), PERIOD * m.rate
 
 
 def _decay_(m: Moving, part: Any, relative: list[Tensor], beta: float) -> None:
@@ -119,18 +126,15 @@ def _decay_(m: Moving, part: Any, relative: list[Tensor], beta: float) -> None:
     torch._foreach_add_(m.y, lost, alpha=-(1 - beta) if m.z else -1.0)
 
 
-def _average_(m: Moving, newest: int, ratio: float) -> None:
-    """Move the training weights to the iterates: by the newest share, and by the ratio of new to old beta."""
+def _average_(m: Moving, newest: int) -> None:
+    """Move the training weights to the iterates by the newest share."""
     if not isinstance(m.k, Tensor):
-        share = newest_share(m.k, newest)
-        torch._foreach_lerp_(m.y, m.z, share if ratio == 1 else 1 - (1 - share) * ratio)
+        torch._foreach_lerp_(m.y, m.z, newest_share(m.k, newest))
         return
     towards = torch._foreach_sub(m.z, m.y)
     # Every operation on a single number is a launch too: the share is 6 / (1 / k + 2 k + 3).
     torch._foreach_div_(towards, in_type_of(towards, torch.add(m.k.reciprocal(), m.k, alpha=2).add_(3)))
     torch._foreach_add_(m.y, towards, alpha=6)
-    if ratio != 1:
-        torch._foreach_lerp_(m.y, m.z, 1 - ratio)
 
 
 def newest_share(k: int, newest: int = 1) -> float:
