@@ -202,11 +202,11 @@ def test_a_restored_best_epoch_is_not_overwritten(at, mode, by):
     assert equal(loaded, [best[name] for name, _ in model.named_parameters()])
     for training in (True, False, True):
         assert equal(weights(model.train(training)), loaded)
-    train(model, optimizer, at, at + 1)
+    train(model, optimizer, at, at + 5)
     for p, q in zip(model.parameters(), loaded, strict=True):
         way = (p - q).abs().max()
-        assert 0 < way < 0.15, "one step away"
-    train(model, optimizer, at + 1, at + 30)
+        assert 0 < way < 1.0, "some steps away: hidden matrices move at every fifth"
+    train(model, optimizer, at + 5, at + 30)
     model.eval()
     x, y = batch(99)
     assert F.cross_entropy(model(x), y) < 1.0
@@ -251,7 +251,7 @@ def test_a_state_for_other_weights_starts_the_average_again():
     for p, q in zip(other.parameters(), before, strict=True):
         assert its_optimizer.state[p]["k"] == 1
         torch.testing.assert_close(p.detach(), its_optimizer.state[p]["z"])
-        assert not torch.equal(p, q)
+        assert torch.equal(p, q) == ("exp_avg" in its_optimizer.state[p]), "matrices move at every fifth"
 
 
 def test_a_state_that_was_saved_before_its_weights_came_is_the_same_state():

@@ -140,11 +140,12 @@ def test_rates_and_state_follow_a_model_to_another_device(at):
 
 def test_the_learning_rate_to_log():
     model, optimizer = build()
-    assert optimizer.interval() == pytest.approx((3e-4, 3e-3))
+    assert optimizer.interval() == pytest.approx((6e-6, 6e-6))
     train(model, optimizer, 0, 60)
     low, high = optimizer.interval()
     assert high == low != pytest.approx(1e-3), "one rate"
     body = torch.cat([optimizer.rates(p).flatten() for p in model.body_parameters()])
     assert body.tolist() == pytest.approx([low] * len(body))
     assert optimizer.param_groups[0]["lr"] == 1.0, "the factor"
-    assert optimizer.interval(copies=True) == pytest.approx((1e-6, 0.1))
+    assert optimizer.param_groups[0]["d"] == low, "as Prodigy's users log it"
+    assert optimizer.interval(copies=True) == pytest.approx((0.1 * low, 3 * low))

@@ -22,12 +22,12 @@ from ..optim.factor import HIGHEST, LOW, check_factor
 from ..optim.feature_rates import GroupRates
 from ..optim.on_device import counter, widest
 from ..optim.update import GroupUpdate
-from ..rates import Constant, RateDistribution
+from ..rates import Constant, LogUniform, RateDistribution
 from ..shards import is_shard, local, sum_over_shards
 from ..trainable import Trainable
 from ..warn import warn
 from .matrices import hidden_matrices
-from .search import COPIES, FINAL, PATIENCE, RateSearch
+from .search import FINAL, PATIENCE, USUAL, RateSearch
 from .step import Moving, round_to_, take_step
 from .swap import Averages, training_weights, wide_dtype
 
@@ -36,10 +36,13 @@ __all__ = ["Auto"]
 SMALL = 2**20
 """Weights of a group that are updated all at once by default: that sets aside too little to matter."""
 
+COPIES = (0.1, 3.0)
+"""Rates of the slowest and of the fastest copy of the head after the search, in units of the body's."""
+
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
-FORMER = {"u", "beta", "gain", "gain_mean", "gain_mean_size", "last", "worth", "total", "total_size"}
+FORMER = {"u", "gain", "gain_mean", "gain_mean_size", "last", "worth", "total", "total_size"}
 """Keys of a parameter's state in formats 3 and 4 that are not needed any more."""
 
 logger = logging.getLogger("alrao")
@@ -69,7 +72,7 @@ class Auto(AlraoOptimizer):
        :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
        :math:`c_k = k^2 / \sum_{i \le k} i^2`, and gradients at :math:`y = (1 - \beta_1) z + \beta_1 x`.
        Hidden matrices (of linear, convolutional, attention and recurrent layers) take orthogonal steps as in
-       Muon, at every fifth step. The copies of the head get rates of their own, from 1e-6 to 0.1.
+       Muon, at every fifth step. The copies of the head get rates of their own, from 0.1 to 3 times that.
 
     The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
     while it is in evaluation mode. During the search both are the same. A model that has not been trained
@@ -155,7 +158,8 @@ class Auto(AlraoOptimizer):
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
         self._matrices: set[Tensor] = set()
         super().__init__(
-            model, COPIES, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
+            model, (COPIES[0] * USUAL, COPIES[1] * USUAL),
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
@@ -192,7 +196,6 @@ class Auto(AlraoOptimizer):
         group = self.param_groups[-1]
         if follows and lr is not None:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
-        self._place_rate(len(self.param_groups) - 1)
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         for p in group["params"]:
@@ -204,17 +207,15 @@ class Auto(AlraoOptimizer):
         return super()._begin_group(group, distribution)
 
     def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        if group["follows"]:
-            rates.body = Constant(self.search.rate * group["scale"])  # one rate for all features
-        else:
+        if not group["follows"]:  # the others have one rate for all features
             super()._draw_places(rates, group)
 
-    def _place_rate(self, i: int) -> None:
-        """Give a group that follows the search its rate."""
-        group = self.param_groups[i]
+    def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
         if group["follows"]:
             group["d"] = self.search.rate * group["scale"]
-            self.set_rate(i, group["d"])
+            rates.body = Constant(group["d"])
+            rates.copies = LogUniform(*(group["d"] * part for part in COPIES))
+        super()._compute(rates, group)
 
     # The modes.
 
@@ -269,7 +270,7 @@ class Auto(AlraoOptimizer):
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
-        for (_, matrices), at in _of_one_kind(states):
+        for (_, matrices, beta), at in _of_one_kind(states, group["beta"]):
             own = {j: rates[i] for j, i in enumerate(at) if isinstance(rates[i], Tensor)}
             moving = Moving(
                 y=[y[i] for i in at],
@@ -284,7 +285,7 @@ class Auto(AlraoOptimizer):
                 whole=[whole.get(u.params[i]) for i in at],
             )
             take_step(
-                moving, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
+                moving, lr=lr, beta=beta, beta2=group["betas"][1], eps=group["eps"],
                 weight_decay=group["weight_decay"], newest=group.get("stands_for", 1),
             )  # fmt: skip
         for p, state, wide in zip(u.params, states, y, strict=True):
@@ -400,7 +401,7 @@ class Auto(AlraoOptimizer):
         if self.search.over:
             self._end_search()
         for i in range(len(self.param_groups)):
-            self._place_rate(i)
+            self.compute_rates(i)
 
     def _end_search(self) -> None:
         """Begin to average: make all that the averaging needs, and report what the search has found."""
@@ -486,7 +487,7 @@ class Auto(AlraoOptimizer):
                 self._settle_state(p, self.state.get(p, {}), group["follows"], former)
         self._place_counts()
         for i in range(len(self.param_groups)):
-            self._place_rate(i)
+            self.compute_rates(i)
         self.averages.follow(self)
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}
         self.averages.expect(marks, whole["evaluating"])
@@ -530,13 +531,16 @@ def _usable(factor: Any) -> Any:
     return min(factor, LARGEST_FACTOR) if is_finite(factor) else 0.0
 
 
-def _of_one_kind(states: list[dict[str, Any]]) -> Iterable[tuple[tuple[Any, bool], list[int]]]:
+def _of_one_kind(
+    states: list[dict[str, Any]], beta: float
+) -> Iterable[tuple[tuple[Any, bool, float], list[int]]]:
     """Return the places of parameters with the same steps behind them, of matrices and of others."""
-    places: dict[tuple[Any, bool], list[int]] = {}
+    places: dict[tuple[Any, bool, float], list[int]] = {}
     for i, state in enumerate(states):
         step, k = state["step"], state["k"]
         age = (id(step), id(k)) if isinstance(step, Tensor) else (step, k)
-        places.setdefault((age, "exp_avg" in state), []).append(i)
+        # Formats 3 and 4 had a beta for each parameter.
+        places.setdefault((age, "exp_avg" in state, state.get("beta", beta)), []).append(i)
     return places.items()
 
 

@@ -7,10 +7,7 @@ from typing import Self
 
 from ..finite import is_finite
 
-__all__ = ["COPIES", "RateSearch"]
-
-COPIES = (1e-6, 0.1)
-"""Rates of the copies of the head after the search: wide, since a fast copy harms no other."""
+__all__ = ["FINAL", "PATIENCE", "USUAL", "RateSearch"]
 
 START = 1e-6
 """First estimate of the distance: below that of every network, also of one that is fine-tuned."""
@@ -24,11 +21,20 @@ FINAL = 3.5
 GROWTH = 1.3
 """Largest growth of the estimate in a step: a faster one overshoots before gradients can object."""
 
+LEAST = 3e-5
+"""Smallest distance that counts as found, for a rate of 1e-4: below, it may be noise."""
+
+MEMORY = 0.98
+"""Part that is left of both sums from step to step: after a plateau, what was seen on it is forgotten."""
+
 NOTEWORTHY = 1.05
 """Growth of the estimate that keeps the search going."""
 
 PATIENCE = 20
 """Steps without such growth after which the search is over."""
+
+SHORTEST = 50
+"""Steps of a search at least, unless the training is short."""
 
 LONGEST = 500
 """Steps of a search that finds nothing."""
@@ -36,8 +42,11 @@ LONGEST = 500
 LARGEST_SHARE = 0.3
 """Largest part of the training that a search takes, where the number of steps is known."""
 
+HIGHEST = 0.1
+"""Highest rate."""
+
 USUAL = 1e-3
-"""Lowest rate after a search that was cut off."""
+"""Lowest rate after a search that a short training has cut off."""
 
 
 @dataclass
@@ -47,13 +56,13 @@ class RateSearch:
     With the start :math:`\theta_0`, the weights :math:`\theta_k`, their rate :math:`\eta_k`, the gradient
     :math:`g_k` and Adam's :math:`v_k`,
 
-    .. math:: \hat d_k = \frac{\sum_{i \le k} \eta_i \langle g_i, \theta_0 - \theta_i \rangle}
-        {\max_{i \le k} \lVert (\theta_0 - \theta_i) \odot \sqrt{v_i} \rVert_1}
+    .. math:: \hat d_k = \frac{\sum_{i \le k} 0.98^{k - i} \eta_i \langle g_i, \theta_0 - \theta_i \rangle}
+        {\max_{i \le k} 0.98^{k - i} \lVert (\theta_0 - \theta_i) \odot \sqrt{v_i} \rVert_1}
 
     is a lower bound of the distance to a minimum if the loss is convex, up to a constant. The estimate
     :math:`d` follows it upwards, by at most 30 % a step, and :math:`\eta = 6 d`. While rates are too low,
     gradients agree and :math:`d` grows exponentially. The search is over once it has stood still for 20
-    steps, and :math:`\eta = 3.5 d` from then on.
+    steps, after 50 at least, and :math:`\eta = 3.5 d` from then on.
 
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023; Mishchenko and
     Defazio, "Prodigy", 2024. There the denominator is a weighted sum of gradients, one more number for each
@@ -85,27 +94,27 @@ class RateSearch:
     @property
     def settled(self) -> bool:
         """Whether the estimate has grown, and then stood still."""
-        return self.distance > 3 * START and self.steps - self.noted_at >= PATIENCE
+        return self.distance > LEAST and self.steps - self.noted_at >= PATIENCE
 
     @property
     def rate(self) -> float:
         """The learning rate of the next step."""
         if not self.over:
             found = PACE * self.distance
-        elif self.settled:
-            found = FINAL * self.distance
+        elif self.settled or self.steps >= LONGEST:
+            found = FINAL * max(self.distance, LEAST)
         else:
             found = max(FINAL * self.distance, USUAL)
-        return min(found, COPIES[1])
+        return min(found, HIGHEST)
 
     def observe(self, gained: float, size: float) -> None:
         r"""Count a step, before which :math:`\langle g, \theta_0 - \theta \rangle` and the norm are given."""
         self.steps += 1
         if is_finite(gained) and is_finite(size):
-            self.gained += self.rate * gained
-            self.size = max(self.size, size)
+            self.gained = MEMORY * self.gained + self.rate * gained
+            self.size = max(MEMORY * self.size, size)
         if self.gained > self.distance * self.size > 0:
             self.distance = min(self.gained / self.size, GROWTH * self.distance)
         if self.distance > NOTEWORTHY * self.noted:
             self.noted, self.noted_at = self.distance, self.steps
-        self.over = self.settled or self.steps >= self.longest
+        self.over = (self.settled and self.steps >= SHORTEST) or self.steps >= self.longest

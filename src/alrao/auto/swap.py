@@ -115,7 +115,7 @@ class Averages:
             for p in group["params"]:
                 k = self.state[p].get("k", 0) if p in self.state else 0
                 if isinstance(k, Tensor) or k > 0:  # a tensor is not read: without a step, x is y is z
-                    yield p, group["beta"]
+                    yield p, self.state[p].get("beta", group["beta"])
 
     def average(self, p: Tensor, beta: float) -> Tensor:
         """Return the averaged weights of a parameter."""
