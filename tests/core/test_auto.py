@@ -51,7 +51,7 @@ def test_it_is_the_algorithm_as_written_down(options):
     slow = SlowAuto(
         dict(zip(names, weights(model), strict=True)), head, matrices,
         longest={100: 30, 3: 1}.get(options.get("steps"), 500),
-        weight_decay=options.get("weight_decay", 0.0), beta=betas[0], beta2=betas[1],
+        weight_decay=options.get("weight_decay", 0.2), beta=betas[0], beta2=betas[1],
         eps=options.get("eps", 1e-8),
     )  # fmt: skip
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 60, gamma=0.5)

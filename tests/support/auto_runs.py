@@ -16,10 +16,10 @@ LONG = 167
 """Steps of a training whose search takes 50 of them, whether anything is learned or not."""
 
 
-def build(seed=0, *, dtype=torch.float32, norm=False, hidden=8, steps=LONG, **options):
+def build(seed=0, *, dtype=torch.float32, norm=False, hidden=8, steps=LONG, weight_decay=0.0, **options):
     torch.manual_seed(seed)
     model = alrao.Alrao(small(hidden, norm).to(dtype), 5)
-    return model, alrao.Auto(model, steps=steps, **options)
+    return model, alrao.Auto(model, steps=steps, weight_decay=weight_decay, **options)
 
 
 def batch(step, dtype=torch.float32):

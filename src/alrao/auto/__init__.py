@@ -87,7 +87,8 @@ class Auto(AlraoOptimizer):
         betas: :math:`\beta_1`, the share of the average in the training weights, fixed when a group is
             added, and :math:`\beta_2`, of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
-        weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
+        weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`. Rates
+            differ from network to network, so that a value copied from Adam's L2 penalty has no effect.
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         params: parameters or parameter groups, as in :class:`SGD`. A group whose own ``lr`` is an interval, a
@@ -136,7 +137,7 @@ class Auto(AlraoOptimizer):
         lr: float = 1.0,
         betas: tuple[float, float] = (0.7, 0.99),
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0.2,
         *,
         steps: int | None = None,
         params: Iterable[Any] | None = None,
@@ -266,7 +267,7 @@ class Auto(AlraoOptimizer):
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
         rates, lr = u.rates, _usable(u.factor)
         if searching and group["follows"]:
-            self._observe([whole.get(p, p) for p in u.params], states, y, g, group["betas"][1])
+            self._observe_way([whole.get(p, p) for p in u.params], states, y, g, group["betas"][1])
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
@@ -383,7 +384,7 @@ class Auto(AlraoOptimizer):
 
     # The search.
 
-    def _observe(
+    def _observe_way(
         self, params: list[Tensor], states: list[Any], y: list[Tensor], g: list[Tensor], beta2: float
     ) -> None:
         """Note how far parameters have come from their start, and what that has gained, before they move."""
