@@ -35,7 +35,8 @@ class SlowAuto:
     def eta(self):
         if self.searching:
             return min(6 * self.d, 0.1)
-        return min(3.5 * self.d if self.settled_at_end else max(3.5 * self.d, 1e-3), 0.1)  # below 500 steps
+        found = (0.017 * max(self.d, 3e-5)) ** 0.5
+        return min(max(found, 1e-3) if self.longest < 500 and not self.settled_at_end else found, 0.1)
 
     def rate(self, name):
         if self.searching or name not in self.head:

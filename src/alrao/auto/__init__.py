@@ -27,7 +27,7 @@ from ..shards import is_shard, local, sum_over_shards
 from ..trainable import Trainable
 from ..warn import warn
 from .matrices import hidden_matrices
-from .search import FINAL, PATIENCE, USUAL, RateSearch
+from .search import USUAL, RateSearch, distance_for
 from .step import Moving, round_to_, take_step
 from .swap import Averages, training_weights, wide_dtype
 
@@ -571,7 +571,7 @@ def _former_search(numbers: dict[str, Any], groups: list[dict[str, Any]]) -> Rat
         return RateSearch(over=following is None)
     low, high = following["interval"]
     rate = sqrt(low * high) / following["scale"]
-    return RateSearch(over=True, distance=rate / FINAL, steps=PATIENCE)
+    return RateSearch(over=True, distance=distance_for(rate))
 
 
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:
