@@ -92,7 +92,7 @@ def test_the_rate_follows_the_distance_and_not_the_scale_of_the_loss(curvature, 
 
 
 def test_the_rate_stays_low_where_there_is_only_noise():
-    assert searched(1.0, 0.0, noise=1.0).rate <= 1e-3
+    assert searched(1.0, 0.0, noise=1.0).rate < 3e-3
 
 
 @pytest.mark.parametrize(
