@@ -1,7 +1,7 @@
 """The copies of an output layer, in its place in the network."""
 
 from .adaptive import AdaptiveHead
-from .base import Head
+from .head import Head
 from .linear import LINEAR_HEADS, BernoulliHead, CategoricalHead, GaussianHead, LinearHead
 from .making import check_net, make_head
 

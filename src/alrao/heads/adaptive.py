@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..averaging import Averaging
 from ..finite import alive_copies, alive_rows, fail, finite_gradient, zero_nonfinite, zero_unusable
 from ..tensors import Members, watched
-from .base import Head, stacked
+from .head import Head, stacked
 from .members import mixture_nll
-from .mixture import refuse_second_derivative, wide
+from .softmax import refuse_second_derivative, wide
 
 __all__ = ["AdaptiveHead", "AdaptiveOutput"]
 

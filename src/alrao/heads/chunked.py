@@ -1,6 +1,6 @@
 r"""The mixture of softmax output layers in little memory: rows in chunks, copies one by one.
 
-:mod:`alrao.heads.mixture` has the mathematics. Its tensors of ``rows x copies x classes`` numbers are too
+:mod:`alrao.heads.softmax` has the mathematics. Its tensors of ``rows x copies x classes`` numbers are too
 large for a vocabulary, so nothing here holds more than a few tensors of ``chunk x classes`` numbers.
 
 For hard targets :math:`y` the gradient by the mixture's log-probabilities, :math:`g`, is zero but for
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import evidence as reports
 from .. import finite
-from .mixture import refuse_second_derivative, wide, without_autocast
+from .softmax import refuse_second_derivative, wide, without_autocast
 
 __all__ = ["Copies", "Gradients", "backward_of_mixture", "chunks", "hard_nll", "log_mixture"]
 

@@ -12,7 +12,7 @@ from .. import evidence as reports
 from ..tensors import LazyLogProbs, LogProbs
 from ..watch import version_of
 from .chunked import backward_of_mixture, hard_nll, log_mixture
-from .mixture import categorical_mixture, refuse_second_derivative, wide, without_autocast
+from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
 
 __all__ = ["LARGE", "is_large", "large_mixture"]
 

@@ -16,11 +16,11 @@ from ..shards import gathered
 from ..shortcuts import inside_functional_transform
 from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
 from .awake import GradientRoom, rows_of
-from .base import Head, stacked
+from .head import Head, stacked
 from .exported import MixtureOfClassifiers
 from .large import is_large, large_mixture
 from .members import shared_linear
-from .mixture import categorical_mixture, wide
+from .softmax import categorical_mixture, wide
 from .parallel import ParallelCopies
 from .spread import mixture_of_softmaxes
 from .window import Window

@@ -8,7 +8,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..averaging import Averaging
 from .adaptive import AdaptiveHead
-from .base import Head
+from .head import Head
 from .linear import LINEAR_HEADS
 
 __all__ = ["check_net", "make_head"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import evidence as reports
 from ..finite import HUGE, alive, moderate, share_among, zero_nonfinite, zero_unusable
 from ..tensors import Members
-from .mixture import refuse_second_derivative, wide
+from .softmax import refuse_second_derivative, wide
 
 __all__ = ["bernoulli_nll", "mixture_nll", "shared_linear"]
 

@@ -22,7 +22,7 @@ from ..shards import indices_of_copies
 from ..tensors import LazyLogProbs, LogProbs
 from .chunked import Copies, chunks
 from .members import shared_linear
-from .mixture import refuse_second_derivative, wide, without_autocast
+from .softmax import refuse_second_derivative, wide, without_autocast
 
 __all__ = ["ParallelCopies"]
 

@@ -1,6 +1,6 @@
 r"""The mixture of a classifier whose outputs go through more of the network first, copy by copy.
 
-The mathematics is that of :mod:`alrao.heads.mixture`, for the logits :math:`l_j` that come out of the rest of
+The mathematics is that of :mod:`alrao.heads.softmax`, for the logits :math:`l_j` that come out of the rest of
 the network: :math:`m = \sum_j a_j\, \mathrm{softmax}(l_j)`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import evidence as reports
 from ..finite import HUGE, alive_distributions, fail, share_among, zero_nonfinite
 from ..tensors import LogProbs, Members, Spread, members_of
-from .mixture import refuse_second_derivative, wide
+from .softmax import refuse_second_derivative, wide
 
 __all__ = ["mixture_of_softmaxes"]
 

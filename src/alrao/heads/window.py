@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..finite import alive_copies, finite_gradient, zero_nonfinite, zero_unusable
-from .mixture import wide
+from .softmax import wide
 
 __all__ = ["Window"]
 
