@@ -11,9 +11,10 @@ The map:
 - ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
 """
 
+from typing import Any
+
 from .auto import Auto
 from .averaging import Averaging, BayesianAverage, Switch
-from .copy_parallel import CopyParallel
 from .features import register_features
 from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
@@ -35,7 +36,6 @@ __all__ = [
     "BayesianAverage",
     "Bernoulli",
     "Constant",
-    "CopyParallel",
     "LogUniform",
     "MixtureBCELoss",
     "MixtureMSELoss",
@@ -49,3 +49,15 @@ __all__ = [
     "register_features",
     "summary",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CopyParallel":
+        import warnings
+
+        from .contrib.copy_parallel import CopyParallel
+
+        message = "alrao.CopyParallel has moved: import it from alrao.contrib.copy_parallel"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return CopyParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,6 +32,7 @@ __all__ = [
     "count_once",
     "detached",
     "is_readable",
+    "marked_as",
     "new_leaf",
     "no_likelihood",
     "of_rows",
@@ -63,14 +64,19 @@ def new_leaf(copies: int, like: Tensor, before: Tensor | None = None) -> Tensor:
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     leaf = torch.zeros(copies + EXTRA, dtype=dtype, device=like.device, requires_grad=True)
-    if before is not None and hasattr(before, "stays_on_device"):
-        stay_on_device(leaf)
-    return leaf
+    return leaf if before is None else marked_as(before, leaf)
 
 
 def stay_on_device(leaf: Tensor) -> None:
-    """Mark a leaf, so that no path that reads numbers on the host is taken, on the CPU neither."""
+    """Mark a leaf, so that no path that reads numbers on the host is taken, not even on the CPU."""
     leaf.stays_on_device = True  # type: ignore[attr-defined]
+
+
+def marked_as(before: Tensor, leaf: Tensor) -> Tensor:
+    """Return a leaf with the mark of another one."""
+    if hasattr(before, "stays_on_device"):
+        stay_on_device(leaf)
+    return leaf
 
 
 def is_readable(leaf: Tensor) -> bool:
@@ -80,18 +86,12 @@ def is_readable(leaf: Tensor) -> bool:
 
 def detached(leaf: Tensor) -> Tensor:
     """Return a leaf without its place in the graph, with its mark."""
-    copied = leaf.detach()
-    if hasattr(leaf, "stays_on_device"):
-        stay_on_device(copied)
-    return copied
+    return marked_as(leaf, leaf.detach())
 
 
 def rows_of(leaf: Tensor, copies: int, rows: slice) -> Tensor:
     """Return the leaf as some of the copies fill it in, with its mark; 0 is what the others report."""
-    some: Tensor = _Rows.apply(leaf, copies, rows)
-    if hasattr(leaf, "stays_on_device"):
-        stay_on_device(some)
-    return some
+    return marked_as(leaf, _Rows.apply(leaf, copies, rows))
 
 
 class _Rows(torch.autograd.Function):

@@ -11,23 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from . import evidence as reports
+from .averaging import Averaging
+from .contrib.adaptive import AdaptiveHead
 from .finite import alive, finite_module
-from .heads import Head, LinearHead
+from .heads import LINEAR_HEADS, Head, LinearHead, Randomness, Spread, Window, mean_of_copies, mixture_logit
 from .shards import plain_class
-from .tensors import (
-    LazyLogProbs,
-    LogProbs,
-    Prediction,
-    Randomness,
-    Spread,
-    mean_of_copies,
-    members_of,
-    mixture_logit,
-    trail,
-)
+from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
 from .warn import warn
 from .watch import version_of
 
@@ -38,8 +31,10 @@ __all__ = [
     "candidates",
     "check_collapsed",
     "check_copies",
+    "check_net",
     "choose",
     "declare_untied",
+    "make_head",
     "names_of",
     "tied_elsewhere",
     "verify",
@@ -63,17 +58,8 @@ def can_be_output(module: nn.Module) -> bool:
     if plain_class(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return False
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return module.groups == 1 and (module.padding_mode == "zeros" or not _looks_further(module))
+        return module.groups == 1 and (module.padding_mode == "zeros" or Window.of(module) is None)
     return True
-
-
-def _looks_further(module: nn.Module) -> bool:
-    """Return whether a layer is a convolution that is no linear layer at every place."""
-    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return False
-    ones = (1,) * len(module.kernel_size)
-    plain_padding = module.padding in ("valid", "same", (0,) * len(ones))
-    return not (module.kernel_size == ones and module.stride == ones and plain_padding)
 
 
 def _computes_a_linear_layer(module: nn.Module) -> bool:
@@ -125,7 +111,7 @@ def candidates(net: nn.Module) -> dict[str, nn.Module]:
         elif module not in inside_adaptive and can_be_output(module):
             found[name] = module
     if any(not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in found.values()):
-        found = {name: module for name, module in found.items() if not _looks_further(module)}
+        found = {name: module for name, module in found.items() if Window.of(module) is None}
     return found
 
 
@@ -237,6 +223,48 @@ def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) 
             "the copies ignore and a plain layer does not. Train longer, or lower the upper end of the "
             "interval"
         )
+
+
+def check_net(net: nn.Module) -> None:
+    """Raise for a network that cannot be converted."""
+    if isinstance(net, torch.jit.ScriptModule):
+        raise TypeError("Alrao cannot convert a scripted or traced network: pass the original one")
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
+    if any(isinstance(module, Head) for module in net.modules()):
+        raise ValueError("this network has been converted already: use the Alrao model made of it")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in net.parameters()):
+        raise ValueError("the network has lazy layers of unknown size: run a batch through it first")
+
+
+def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:
+    """Return the head that takes the place of an output layer.
+
+    Args:
+        layer: the output layer.
+        name: its name, for messages.
+        likelihood: ``"categorical"``, ``"gaussian"``, ``"bernoulli"``, or None for the default.
+        averaging: the posterior over the copies.
+        keep: start every copy from the layer as it is.
+    """
+    if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
+        if likelihood not in (None, "categorical"):
+            raise ValueError(
+                f"an adaptive softmax is categorical, got likelihood={likelihood!r}: leave likelihood out"
+            )
+        return AdaptiveHead(layer, averaging, keep=keep)
+    likelihood = likelihood or "categorical"
+    if likelihood not in LINEAR_HEADS:
+        raise ValueError(
+            f"likelihood must be one of {', '.join(map(repr, LINEAR_HEADS))}, got {likelihood!r}"
+        )
+    outputs = next(layer.parameters()).shape[0]
+    if likelihood == "categorical" and outputs == 1:
+        raise ValueError(
+            f"the output layer {name!r} has a single output, and a softmax over one class is always 1: pass "
+            "likelihood='bernoulli' for a binary target, 'gaussian' for regression"
+        )
+    return LINEAR_HEADS[likelihood](layer, averaging, keep=keep)
 
 
 class Snapshot:

@@ -9,7 +9,8 @@ from support.needs import needs_compile
 from torch import nn
 
 import alrao
-from alrao.tensors import LogProbs, Spread
+from alrao.heads import Spread
+from alrao.tensors import LogProbs
 
 INPUTS, HIDDEN, CLASSES, COPIES, ROWS = 4, 8, 5, 3, 6
 FOLLOWED = pytest.mark.filterwarnings("ignore:the output layer")

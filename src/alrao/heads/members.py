@@ -18,7 +18,7 @@ from ..finite import HUGE, alive, moderate, share_among, zero_nonfinite, zero_un
 from ..tensors import Members
 from .softmax import refuse_second_derivative, wide
 
-__all__ = ["bernoulli_nll", "mixture_nll", "shared_linear"]
+__all__ = ["Exchange", "bernoulli_nll", "mixture_nll", "shared_linear", "watched"]
 
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -55,6 +55,54 @@ class _SharedLinear(torch.autograd.Function):
         if ctx.has_bias and ctx.needs_input_grad[2]:
             grad_bias = own.sum(1).to(weight.dtype)
         return grad_z, grad_weight, grad_bias
+
+
+class Exchange:
+    """How processes that hold different copies of a head exchange numbers: here, one holds all of them."""
+
+    own: Any = slice(None)
+    """The numbers of the copies that this process holds."""
+    alone = True
+
+    def local(self, parameter: Any) -> Any:
+        """Return the copies of a parameter that this process holds."""
+        return parameter
+
+    def linear(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return :func:`shared_linear` of all copies."""
+        return shared_linear(z, weight, bias)
+
+    def leaf(self, evidence: Tensor) -> Tensor:
+        """Return the leaf into which this process reports the evidence of all copies."""
+        return evidence
+
+    def gather(self, of_own: Tensor) -> Tensor:
+        """Return what every process has for its copies, which are on the last axis."""
+        return of_own
+
+    def add(self, x: Tensor) -> Tensor:
+        """Replace ``x``, contiguous numbers, by the sum over the processes, and return it."""
+        return x
+
+    def highest(self, x: Tensor) -> Tensor:
+        """Replace ``x``, contiguous numbers, by the maximum over the processes, and return it."""
+        return x
+
+
+def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
+    """Return a prediction to look at: a loss computed from it would train nothing, and a step refuses it."""
+    return _Watched.apply(prediction, copies, evidence)
+
+
+class _Watched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
+        ctx.copies = copies
+        return prediction.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, reports.no_likelihood(ctx.copies, g.abs().sum())
 
 
 def mixture_nll(own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float) -> Tensor:

@@ -102,7 +102,7 @@ class _CategoricalMixture(torch.autograd.Function):
                 m = (some_p * some_a).sum(1)
                 careful = bool(m.numel()) and not m.amin().item() > TINY
                 log_m = m if careful else m.log()
-            else:  # nothing can underflow where no logarithm is taken of a sum; equal to one copy's to the bit
+            else:  # one copy, equal to the bit: nothing underflows where no logarithm is taken of a sum
                 m, log_m = p[:, first], log_p[:, first].clone()
                 careful = bool(m.numel()) and not log_m.amin().item() > -torch.inf
             ctx.save_for_backward(z, flat, bias, a, log_p, p, m)

@@ -17,7 +17,7 @@ from torch.nn import _reduction as _Reduction
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..watch import version_of
-from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, takes_all, whole
+from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, whole
 from .outputs import LogProbs
 
 __all__ = ["LazyLogProbs", "Source"]
@@ -38,7 +38,7 @@ class Source(Protocol):
         """Return the log-probabilities of rows of inputs, without a graph; the rows are in a ``shape``."""
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
-        """Return the negative log-likelihood of hard targets; see ``hard_nll`` in alrao.heads.chunked."""
+        """Return the negative log-likelihood of hard targets; see ``Vocabulary`` in alrao.heads."""
 
 
 class LazyLogProbs(LogProbs):
@@ -108,7 +108,7 @@ class LazyLogProbs(LogProbs):
             if func in _ROUTES:
                 result = _ROUTES[func](source, *rest, **named)
             elif torch.is_grad_enabled() and (func in KEEP or func in SPLIT):
-                result = _follow(func, source, rest, named)
+                result = _of_inputs(func, source, rest, named)
             if result is not NotImplemented:
                 return result
         lazy = [x for x in tree_leaves((args, kwargs)) if isinstance(x, LazyLogProbs)]
@@ -164,7 +164,7 @@ class _Real(torch.autograd.Function):
 # Changes of shape: they change the inputs instead.
 
 
-def _follow(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_inputs(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     axis, z = x.axis, x.z
     assert axis is not None
     with torch._C.DisableTorchFunctionSubclass():
@@ -181,8 +181,6 @@ def _follow(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, 
         sizes = [*result.shape[:after], z.shape[axis], *result.shape[after + 1 :]]
         return x.source.output(z.reshape(sizes) if func in RESHAPE else z.expand(sizes), after)
     if not whole(func, probe, axis, args, kwargs):
-        return NotImplemented
-    if func is _T.__getitem__ and not takes_all(len(shape), axis, shape[axis], args[0]):
         return NotImplemented
     after = axis_after(func, probe, axis, args, kwargs, probe)
     if after is None:
@@ -288,13 +286,9 @@ ROWS = 128
 _ROUTES: dict[Op, Op] = {
     F.cross_entropy: _cross_entropy,
     F.nll_loss: _nll_loss,
-    F.log_softmax: _log_softmax,
-    torch.log_softmax: _log_softmax,
-    _T.log_softmax: _log_softmax,
-    torch.argmax: _argmax,
-    _T.argmax: _argmax,
-    torch.topk: _topk,
-    _T.topk: _topk,
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, _T.log_softmax), _log_softmax),
+    **dict.fromkeys((torch.argmax, _T.argmax), _argmax),
+    **dict.fromkeys((torch.topk, _T.topk), _topk),
 }
 
 _METADATA: set[Op] = {

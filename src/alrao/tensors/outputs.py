@@ -5,7 +5,7 @@ neither is linear in log-probabilities, and on log-probabilities the log-softmax
 
 Operations that only change the shape, or move whole rows of outputs, keep the type and its axis. Others leave
 a note of where that was. They return a plain tensor, or scores: functions of log-probabilities, without an
-axis, which :mod:`.arithmetic` follows to find a loss that is no likelihood.
+axis, which :mod:`.likelihoods` follows to find a loss that is no likelihood.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ from torch.nn import _reduction as _Reduction
 from torch.utils import _pytree as pytree
 
 from . import trail
-from .arithmetic import Outcome, outcome
-from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values, whole
-from .marked import Marked
-from .rows import FLAT, PACK, ROWS, axis_of_written, rows_after, selects_rows
+from .axes import (
+    FLAT,
+    KEEP,
+    MOVE,
+    PACK,
+    SPLIT,
+    Marked,
+    Op,
+    axis_after,
+    axis_of_written,
+    changes_values,
+    joined_axis,
+    selects_rows,
+    whole,
+)
+from .likelihoods import Outcome, outcome
 
-__all__ = ["LogProbs", "joined_axis"]
+__all__ = ["LogProbs"]
 
 _T = torch.Tensor
 _implicit_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # with torch's warning
@@ -37,7 +49,7 @@ class LogProbs(Marked):
     flat: int | None = None
     """The number of classes, if the rows stand behind each other without an axis of the classes."""
     shifted: bool = False
-    """Whether something was added to scores, which are on no axis; see :mod:`.arithmetic`."""
+    """Whether something was added to scores, which are on no axis; see :mod:`.likelihoods`."""
     rest: Tensor | None = None
     """Where other numbers stand beside the log-probabilities: rows of padding, rows not written yet."""
 
@@ -82,13 +94,11 @@ class LogProbs(Marked):
             if func is PACK:
                 result = func(*args, **kwargs)
                 return (cls._after(func, source, args[1:], kwargs, result[0]), *result[1:])
-            if func in KEEP or func in GATHER or func in ROWS or func in FLAT:
+            if func in MOVE or func in FLAT:
                 result = func(*args, **kwargs)
-                return (
-                    cls._after(func, source, args[1:], kwargs, result)
-                    if isinstance(result, Tensor)
-                    else result
-                )
+                if not isinstance(result, Tensor):
+                    return result
+                return cls._after(func, source, args[1:], kwargs, result)
             return _computed(func, args, kwargs)
 
     @classmethod
@@ -96,24 +106,22 @@ class LogProbs(Marked):
         """Return the result of a change of shape, marked if all classes are still on one axis."""
         axis = source.axis
         assert axis is not None
-        if func in ROWS:
-            new = rows_after(func, source, axis, args, kwargs, result)
-        elif func in FLAT:
+        classes = source.shape[axis]
+        if func in FLAT:
             new = None
-            if (
-                selects_rows(source, axis, kwargs["mask"] if "mask" in kwargs else args[0])
-                and source.rest is None
-            ):
-                return _flattened(result, source.shape[axis])
+            flat = selects_rows(source, axis, kwargs["mask"] if "mask" in kwargs else args[0])
+            flat = flat and source.rest is None
         else:
             new = axis_after(func, source, axis, args, kwargs, result)
-            if new is None or result.shape[new] != source.shape[axis]:
+            flat = result.ndim == 1 and result.numel() == source.numel() and axis == source.ndim - 1
+            flat = flat and func in KEEP and not torch.compiler.is_compiling()
+            if new is not None and result.shape[new] == classes:
+                flat = False
+                new = new if whole(func, source, axis, args, kwargs) else None
+            else:
                 new = None
-                flat = result.ndim == 1 and result.numel() == source.numel() and axis == source.ndim - 1
-                if flat and not torch.compiler.is_compiling():
-                    return _flattened(result, source.shape[axis])
-            elif not whole(func, source, axis, args, kwargs):
-                new = None
+        if flat:
+            return _flattened(result, classes)
         if new is None:
             return _lost(func, result)
         marked = cls.of(result, new)
@@ -146,7 +154,7 @@ def _lost(func: Op, result: Tensor) -> Tensor:
 
 
 def _as_scores(result: Tensor, *, shifted: bool) -> Tensor:
-    """Mark a function of log-probabilities, if it is to be differentiated; see :mod:`.arithmetic`."""
+    """Mark a function of log-probabilities, if it is to be differentiated; see :mod:`.likelihoods`."""
     if not (result.is_floating_point() and result.requires_grad and torch.is_grad_enabled()):
         return result
     marked = LogProbs.of(result, None)
@@ -248,22 +256,13 @@ def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> T
     """Mark the result of ``cat`` or ``stack`` along another axis than that of the classes."""
     axes = {part.axis if isinstance(part, LogProbs) else None for part in tensors}
     axis = axes.pop()
-    new = joined_axis(func, result, dim, axis) if not axes else None
-    if new is None:
+    if axes or axis is None or (func is torch.cat and dim % result.ndim == axis):
         return result
-    marked = LogProbs.of(result, new)
+    marked = LogProbs.of(result, joined_axis(func, result, dim, axis))
     if any(part.rest is not None for part in tensors):
         rests = [torch.zeros_like(t, dtype=torch.bool) if t.rest is None else t.rest for t in tensors]
         marked.rest = func([rest.as_subclass(Tensor) for rest in rests], dim)
     return marked
-
-
-def joined_axis(func: Op, result: Tensor, dim: int, axis: int | None) -> int | None:
-    """Return the axis of the outputs after ``cat`` or ``stack``; None if they were joined along it."""
-    dim = dim % result.ndim
-    if axis is None or (func is torch.cat and dim == axis):
-        return None
-    return axis if func is torch.cat else axis + (dim <= axis)
 
 
 def _log_softmax(
@@ -370,15 +369,9 @@ class _Refused(torch.autograd.Function):
 
 _ROUTES: dict[Op, Op] = {
     F.cross_entropy: _cross_entropy,
-    F.log_softmax: _log_softmax,
-    torch.log_softmax: _log_softmax,
-    _T.log_softmax: _log_softmax,
-    F.softmax: _softmax,
-    torch.softmax: _softmax,
-    _T.softmax: _softmax,
-    torch.logsumexp: _logsumexp,
-    torch.special.logsumexp: _logsumexp,
-    _T.logsumexp: _logsumexp,
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, _T.log_softmax), _log_softmax),
+    **dict.fromkeys((F.softmax, torch.softmax, _T.softmax), _softmax),
+    **dict.fromkeys((torch.logsumexp, torch.special.logsumexp, _T.logsumexp), _logsumexp),
 }
 # Saved outputs can be loaded with torch's default, weights_only=True.
 torch.serialization.add_safe_globals([LogProbs])

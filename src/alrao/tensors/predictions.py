@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from . import trail
-from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values
-from .marked import Marked
-from .outputs import joined_axis
-from .rows import ROWS, rows_after
+from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values, joined_axis
 
-__all__ = ["BASE", "Members", "Prediction", "announce", "members_of"]
+__all__ = ["BASE", "Members", "Prediction", "hook_members", "members_of"]
 
 _T = torch.Tensor
 
@@ -73,7 +70,7 @@ class Prediction(Marked):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             if func is _T.register_hook:
-                announce(source, *args[1:])
+                hook_members(source, *args[1:])
             if not isinstance(source, Prediction):
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined_predictions(func, result, *args, **kwargs)
@@ -86,10 +83,10 @@ class Prediction(Marked):
                     trail.record(func, source)
             if source.members is None:
                 return result
-            if (func in KEEP or func in GATHER or func in ROWS) and isinstance(result, Tensor):
-                return _follow(func, source, args, kwargs, result)
+            if func in MOVE and isinstance(result, Tensor):
+                return _with_members(func, source, args, kwargs, result)
             if func in SPLIT:
-                parts = [_follow(func, source, args, kwargs, part, i) for i, part in enumerate(result)]
+                parts = [_with_members(func, source, args, kwargs, part, i) for i, part in enumerate(result)]
                 return type(result)(parts)
             if not torch.compiler.is_compiling():
                 trail.record(func, result)
@@ -119,7 +116,7 @@ def members_of(prediction: Prediction) -> Members | None:
     return members
 
 
-def announce(source: Any, hook: Any) -> None:
+def hook_members(source: Any, hook: Any) -> None:
     """Call a hook by which torch gathers sharded parameters when the copies' outputs get their gradients.
 
     A loss is computed from those, so that no gradient comes through the prediction itself.
@@ -131,7 +128,7 @@ def announce(source: Any, hook: Any) -> None:
                 output.register_hook(hook)
 
 
-def _follow(
+def _with_members(
     func: Op, source: Prediction, args: Any, kwargs: Any, result: Tensor, part: int | None = None
 ) -> Tensor:
     """Return the result of a change of shape, with the copies' outputs in the same shape."""
@@ -143,10 +140,9 @@ def _follow(
         return out if part is None else out[part]
 
     if axis is not None:
-        after = rows_after if func in ROWS else axis_after
-        axis = after(func, source, axis, args[1:], kwargs, result)
-    follow = torch.vmap(one)
-    return Prediction.of(result, axis, members._replace(own=follow(members.own), mixed=follow(members.mixed)))
+        axis = axis_after(func, source, axis, args[1:], kwargs, result)
+    of_all = torch.vmap(one)
+    return Prediction.of(result, axis, members._replace(own=of_all(members.own), mixed=of_all(members.mixed)))
 
 
 def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
@@ -166,9 +162,7 @@ def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **
     own, mixed = (func([getattr(part, which) for part in parts], place) for which in ("own", "mixed"))
     axis = axes.pop()
     if axis is not None:
-        axis = (
-            axis if func is torch.cat and dim % result.ndim == axis else joined_axis(func, result, dim, axis)
-        )
+        axis = joined_axis(func, result, dim, axis)
     return Prediction.of(result, axis, first._replace(own=own, mixed=mixed))
 
 

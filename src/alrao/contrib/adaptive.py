@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..averaging import Averaging
 from ..finite import alive_copies, alive_rows, fail, finite_gradient, zero_nonfinite, zero_unusable
-from ..tensors import Members, watched
-from .head import Head, stacked
-from .members import mixture_nll
-from .softmax import refuse_second_derivative, wide
+from ..heads.head import Head, stacked
+from ..heads.members import mixture_nll, watched
+from ..heads.softmax import refuse_second_derivative, wide
+from ..tensors import Members
 
 __all__ = ["AdaptiveHead", "AdaptiveOutput"]
 

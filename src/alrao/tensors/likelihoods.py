@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .axes import GATHER, KEEP, SPLIT, Op
-from .rows import FLAT, ROWS
+from .axes import FLAT, MOVE, SPLIT, Op, functions
 
 __all__ = ["Outcome", "outcome"]
 
@@ -33,10 +32,8 @@ class Outcome(Enum):
 
 
 def _ops(*names: str) -> set[Op]:
-    places: tuple[Any, ...] = (torch, torch.Tensor, F, torch.linalg, torch.special)
-    found = {getattr(place, name, None) for place in places for name in names}
-    found |= {getattr(torch.Tensor, f"{name}_", None) for name in names}
-    return {op for op in found if op is not None}
+    found = functions(*names, places=(torch, torch.Tensor, F, torch.linalg, torch.special))
+    return found | functions(*(f"{name}_" for name in names), places=(torch.Tensor,))
 
 
 _PROBABILITIES = _ops(
@@ -55,7 +52,7 @@ _PRODUCTS = _DIVISIONS | _ops(
     "tensordot", "linear", "addmm", "addmv", "addbmm", "baddbmm", "__mul__", "__rmul__", "__imul__",
     "__matmul__", "__rmatmul__", "vecdot",
 )  # fmt: skip
-_SELECTIONS = KEEP | GATHER | SPLIT | ROWS | FLAT | _ops(
+_SELECTIONS = MOVE | SPLIT | FLAT | _ops(
     "where", "masked_fill", "masked_scatter", "scatter", "scatter_add", "scatter_reduce", "index_add",
     "index_put", "index_fill", "index_copy", "index_reduce", "take", "cat", "concat", "concatenate",
     "stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "broadcast_tensors", "copy",

@@ -1,0 +1,305 @@
+r"""The outputs of all copies, each on its way through the rest of the network.
+
+Where a network does more with its output layer's outputs than change their shape (scales or caps them,
+resizes or pools them, splits them into two distributions), that belongs to every copy, not to their mixture:
+:class:`Spread` applies it to the outputs of each copy. The mixture is made where the distribution is: in the
+softmax, :math:`m = \sum_j a_j\, \mathrm{softmax}(l_j)` for the logits :math:`l_j` that come out of the rest
+of the network, or in the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..finite import alive_distributions
+from ..shortcuts import without_fallback_warning
+from ..tensors import LogProbs, Members, Prediction, members_of
+from ..tensors.axes import KEEP, Op, axis_after, axis_of_written, changes_values
+from ..tensors.predictions import BASE, hook_members
+from .exported import mean_of_copies, mixture_logit
+from .members import watched
+from .softmax import careful_gradients, careful_mixture, refuse_second_derivative, wide
+
+__all__ = ["Randomness", "Spread", "mixture_of_softmaxes"]
+
+_T = torch.Tensor
+_PLAIN = {
+    "__reduce_ex__", "__deepcopy__", "__repr__", "__format__", "__array__", "__dlpack__", "__len__",
+    "__contains__", "numpy", "backward", "item", "tolist", "register_hook", "retain_grad",
+    "as_subclass",
+}  # fmt: skip
+"""Operations on the numbers that are shown: the mean of the copies'."""
+
+
+class Randomness:
+    """The state of torch's random numbers, on the CPU and on the GPUs that hold some tensors."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._cpu = torch.get_rng_state()
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        if devices and torch.cuda.is_current_stream_capturing():
+            devices = set()
+        self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+
+    def restore(self) -> None:
+        """Put it back, to draw the same numbers again."""
+        torch.set_rng_state(self._cpu)
+        for device, numbers in self._cuda:
+            torch.cuda.set_rng_state(numbers, device)
+
+
+class Spread(Prediction):
+    """The outputs of all copies. Its numbers are their weighted mean (the mixture's logit for labels)."""
+
+    @classmethod
+    def of(cls, tensor: Tensor | None, axis: int | None, members: Members) -> Spread:
+        """Mark the mean of ``members``; ``tensor`` has its numbers, if they are known."""
+        if tensor is None:
+            tensor = _shown(members)
+            if members.own.grad_fn is not None or members.mixed.grad_fn is not None:
+                tensor = watched(tensor, len(members.own), members.evidence)
+        marked = tensor.as_subclass(cls)
+        marked.axis, marked.members = axis, members
+        return marked
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Apply an operation to the outputs of each copy; make the mixture in a softmax."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if func == BASE:
+            return None
+        if name in _PLAIN or (name == "__get__" and func not in KEEP):
+            with torch._C.DisableTorchFunctionSubclass():
+                if func is _T.register_hook:
+                    hook_members(*args)
+                return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "a model whose copies go through the rest of the network cannot be compiled: use it without "
+                "torch.compile"
+            )
+        source = args[0] if args else kwargs.get("input")
+        if isinstance(source, Spread) and source.members is not None:
+            if source.members.likelihood != "categorical":
+                if func in cls.routes:
+                    return cls.routes[func](*args, **kwargs)
+            elif func in _OF_MIXTURE:
+                named = kwargs if args else {key: value for key, value in kwargs.items() if key != "input"}
+                return _OF_MIXTURE[func](source, *args[1:], **named)
+        with torch._C.DisableTorchFunctionSubclass():
+            leaves, structure = pytree.tree_flatten((args, kwargs))
+            found = [i for i, x in enumerate(leaves) if isinstance(x, Spread) and members_of(x) is not None]
+            if not found:
+                return func(*args, **kwargs)
+            if func in (F.batch_norm, torch.batch_norm):
+                raise RuntimeError(
+                    "a BatchNorm layer follows the output layer, which would see every copy's outputs: name "
+                    'a later layer with Alrao(net, output="its.dotted.name"), or remove it'
+                )
+            call = _Call(func, leaves, structure, found)
+            in_place = changes_values(func, kwargs) and isinstance(leaves[0], Tensor)
+            return call.in_place() if in_place else call.result()
+
+
+def _shown(members: Members) -> Tensor:
+    own = members.own.detach()
+    mean = (mixture_logit if members.likelihood == "bernoulli" else mean_of_copies)(own, members.weights)
+    return torch.where((own == own[:1]).all(0), own[0], mean)  # of a class that is masked, -inf
+
+
+class _Call:
+    """A call of an operation on outputs of copies, which stand at the places ``found`` of its arguments."""
+
+    def __init__(self, func: Op, leaves: list[Any], structure: Any, found: list[int]) -> None:
+        self.func, self.leaves, self.structure, self.found = func, leaves, structure, found
+        self.source: Spread = leaves[found[0]]
+        assert self.source.members is not None
+        self.members: Members = self.source.members
+        # All copies drop the same outputs.
+        self._numbers = Randomness(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+    def result(self) -> Any:
+        """Return what the operation returns, with the outputs of each copy behind every real tensor."""
+        shown = self._plain(self.leaves)
+        parts, shape = pytree.tree_flatten(shown)
+        real = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and part.is_floating_point()]
+        if not real:
+            return shown
+
+        def one(leaves: list[Any]) -> tuple[Tensor, ...]:
+            results = pytree.tree_leaves(self._plain(leaves))
+            return tuple(results[i] for i in real)
+
+        for i, own, mixed in zip(real, *self._of_copies(one, self.found), strict=True):
+            parts[i] = Spread.of(None, self._axis(parts[i]), self.members._replace(own=own, mixed=mixed))
+        return pytree.tree_unflatten(parts, shape)
+
+    def in_place(self) -> Any:
+        """Change the outputs of each copy, and the mean that is shown.
+
+        The target need not have been an output before: rows of a tensor of zeros, to which outputs are added.
+        """
+        target = self.leaves[0]
+
+        def one(leaves: list[Any]) -> tuple[Tensor, ...]:
+            changed = leaves[0].clone()
+            self._plain([changed, *leaves[1:]])
+            return (changed,)
+
+        (own,), (mixed,) = self._of_copies(one, sorted({0, *self.found}))
+        axis = self._axis(target)
+        self._plain(self.leaves)
+        if not isinstance(target, Spread):
+            target.__class__ = Spread
+        target.axis, target.members = axis, self.members._replace(own=own, mixed=mixed)
+        with torch.no_grad():
+            target.as_subclass(Tensor).detach().copy_(_shown(target.members))
+        return target
+
+    def _plain(self, leaves: list[Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return self.func(*args, **kwargs)
+
+    def _of_copies(
+        self, one: Callable[[list[Any]], tuple[Tensor, ...]], places: list[int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what an operation makes of the outputs of each copy: for the copies, and for the body.
+
+        Args:
+            one: the operation, by the leaves of its arguments.
+            places: those of the outputs; one that has no copies is the same for all.
+        """
+
+        def of(which: str) -> list[Tensor]:
+            # What stands beside the outputs belongs to the body, and learns from the mixture only.
+            fixed = [x.detach() if which == "own" and isinstance(x, Tensor) else x for x in self.leaves]
+            outputs = []
+            for i in places:
+                x = self.leaves[i]
+                same = None if isinstance(x, Spread) else fixed[i].expand(len(self.members.own), *x.shape)
+                outputs.append(getattr(x.members, which) if same is None else same)
+
+            def filled(*of_copy: Tensor) -> tuple[Tensor, ...]:
+                complete = list(fixed)
+                for i, output in zip(places, of_copy, strict=True):
+                    complete[i] = output
+                return one(complete)
+
+            self._numbers.restore()
+            return self._for_each_copy(filled, outputs)
+
+        own = of("own")
+        return own, of("mixed") if torch.is_grad_enabled() else own
+
+    def _for_each_copy(self, one: Callable[..., tuple[Tensor, ...]], outputs: list[Tensor]) -> list[Tensor]:
+        try:
+            with without_fallback_warning():
+                return list(torch.vmap(one, randomness="same")(*outputs))
+        except RuntimeError:  # an operation that cannot be batched
+            rows = []
+            for of_copy in zip(*outputs, strict=True):
+                self._numbers.restore()
+                rows.append(one(*of_copy))
+            return [torch.stack(results) for results in zip(*rows, strict=True)]
+
+    def _axis(self, result: Tensor) -> int | None:
+        """Return the axis of the outputs, for losses of several outputs; None if they are not on one axis."""
+        source, axis = self.source, self.source.axis
+        if axis is None:
+            return None
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.structure)
+        if self.func is _T.__setitem__ and args[0] is not source:
+            return axis_of_written(args[0], args[1], source, axis)
+        if self.func in KEEP and args and args[0] is source:
+            return axis_after(self.func, source, axis, args[1:], kwargs, result)
+        same = result.ndim == source.ndim and result.shape[axis] == source.shape[axis]
+        return axis if same else None
+
+
+torch.serialization.add_safe_globals([Spread])
+
+
+# The mixture of a classifier.
+
+
+def mixture_of_softmaxes(members: Members, dim: int) -> LogProbs:
+    """Return the mixture's log-probabilities over ``dim`` of the outputs, from the logits of all copies."""
+    dim = dim % (members.own.ndim - 1)
+    own, mixed = (logits.movedim(dim + 1, -1) for logits in (members.own, members.mixed))
+    shape, classes = own.shape[1:], own.shape[-1]
+    own, mixed = (logits.reshape(len(logits), -1, classes).transpose(0, 1) for logits in (own, mixed))
+    a = members.weights.to(wide(own.dtype)).view(-1, 1)
+    log_m = _MixtureOfSoftmaxes.apply(own, mixed, a, members.evidence)
+    return LogProbs.of(log_m.view(shape).movedim(-1, dim), dim)
+
+
+class _MixtureOfSoftmaxes(torch.autograd.Function):
+    """Of logits ``(rows, copies, classes)``; a copy with a row that is no distribution fails in it."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, mixed: Tensor, a: Tensor, evidence: Tensor) -> Tensor:
+        log_p = own.log_softmax(-1, dtype=wide(own.dtype))  # a logit of -inf is a class of probability 0
+        log_p, log_m, alive, shares = careful_mixture(log_p, alive_distributions(log_p), a)
+        ctx.save_for_backward(log_p, alive, shares)
+        ctx.dtype = own.dtype
+        return log_m
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        g = g.unsqueeze(1)
+        own, mixed, evidence = careful_gradients(g, g.sum(-1, keepdim=True), *ctx.saved_tensors)
+        return own.to(ctx.dtype), mixed.to(ctx.dtype), None, evidence
+
+
+def _mixture_of(x: Spread, dim: int) -> LogProbs:
+    members = members_of(x)
+    assert members is not None
+    return mixture_of_softmaxes(members, dim)
+
+
+def _log_softmax(
+    x: Spread, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
+    implicit = 0 if x.ndim in (0, 1, 3) else 1  # torch's choice where none is given
+    log_m = _mixture_of(x, implicit if dim is None else dim)
+    return log_m if dtype is None else log_m.to(dtype)
+
+
+def _softmax(x: Spread, *args: Any, **kwargs: Any) -> Tensor:
+    return _log_softmax(x, *args, **kwargs).exp()
+
+
+def _cross_entropy(x: Spread, *args: Any, **kwargs: Any) -> Tensor:
+    return F.cross_entropy(_mixture_of(x, min(1, x.ndim - 1)), *args, **kwargs)
+
+
+def _picking(op: Any, place: int, default: int | None = None) -> Any:
+    """Return an operation that picks outputs, on the mixture's probabilities instead of the mean logits."""
+
+    def pick(x: Spread, *args: Any, **kwargs: Any) -> Any:
+        dim = kwargs["dim"] if "dim" in kwargs else args[place] if len(args) > place else default
+        if not isinstance(dim, int):
+            return op(x.detach(), *args, **kwargs)
+        return op(_mixture_of(x, dim).detach(), *args, **kwargs)
+
+    return pick
+
+
+_OF_MIXTURE: dict[Op, Op] = {
+    F.cross_entropy: _cross_entropy,
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, _T.log_softmax), _log_softmax),
+    **dict.fromkeys((F.softmax, torch.softmax, _T.softmax), _softmax),
+    **{op: _picking(op, 0) for op in (torch.argmax, _T.argmax, torch.max, _T.max)},
+    **{op: _picking(op, 1, -1) for op in (torch.topk, _T.topk)},
+}
