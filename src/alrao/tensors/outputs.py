@@ -24,7 +24,6 @@ from .axes import (
     FLAT,
     KEEP,
     MOVE,
-    PACK,
     SPLIT,
     Marked,
     Op,
@@ -50,8 +49,8 @@ class LogProbs(Marked):
     """The number of classes, if the rows stand behind each other without an axis of the classes."""
     shifted: bool = False
     """Whether something was added to scores, which are on no axis; see :mod:`.likelihoods`."""
-    rest: Tensor | None = None
-    """Where other numbers stand beside the log-probabilities: rows of padding, rows not written yet."""
+    padded: bool = False
+    """Whether there may be rows of other numbers: padding, rows not written yet."""
 
     @property
     def intact(self) -> bool:
@@ -77,8 +76,8 @@ class LogProbs(Marked):
             if route is not None and isinstance(source, LogProbs) and source.axis is not None:
                 if not args:
                     kwargs = {key: value for key, value in kwargs.items() if key != "input"}
-                if not torch.compiler.is_compiling() and source.rest is not None:
-                    source = _complete(source)
+                if not torch.compiler.is_compiling() and source.padded:
+                    source = _normalised(source)
                 return route(source, *args[1:], **kwargs)
             if func is _T.__deepcopy__ and isinstance(source, LogProbs):
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
@@ -88,54 +87,40 @@ class LogProbs(Marked):
                 if torch.compiler.is_compiling() or source.flat is None or func not in KEEP:
                     return _computed(func, args, kwargs)
                 return _unflattened(source, func(*args, **kwargs))
-            if func in SPLIT:
-                result = func(*args, **kwargs)
+            if func not in MOVE and func not in SPLIT and func not in FLAT:
+                return _computed(func, args, kwargs)
+            result = func(*args, **kwargs)
+            if isinstance(result, tuple | list):
                 return type(result)([cls._after(func, source, args[1:], kwargs, part) for part in result])
-            if func is PACK:
-                result = func(*args, **kwargs)
-                return (cls._after(func, source, args[1:], kwargs, result[0]), *result[1:])
-            if func in MOVE or func in FLAT:
-                result = func(*args, **kwargs)
-                if not isinstance(result, Tensor):
-                    return result
-                return cls._after(func, source, args[1:], kwargs, result)
-            return _computed(func, args, kwargs)
+            return cls._after(func, source, args[1:], kwargs, result)
 
     @classmethod
-    def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> Tensor:
-        """Return the result of a change of shape, marked if all classes are still on one axis."""
+    def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Any) -> Any:
+        """Return a result of a change of shape, marked if all classes are still on one axis."""
         axis = source.axis
         assert axis is not None
-        classes = source.shape[axis]
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        classes, new, flat = source.shape[axis], None, False
         if func in FLAT:
-            new = None
-            flat = selects_rows(source, axis, kwargs["mask"] if "mask" in kwargs else args[0])
-            flat = flat and source.rest is None
+            mask = kwargs["mask"] if "mask" in kwargs else args[0]
+            flat = not source.padded and selects_rows(source, axis, mask)
         else:
             new = axis_after(func, source, axis, args, kwargs, result)
-            flat = result.ndim == 1 and result.numel() == source.numel() and axis == source.ndim - 1
-            flat = flat and func in KEEP and not torch.compiler.is_compiling()
-            if new is not None and result.shape[new] == classes:
-                flat = False
-                new = new if whole(func, source, axis, args, kwargs) else None
-            else:
+            if new is None or result.shape[new] != classes:
                 new = None
-        if flat:
-            return _flattened(result, classes)
-        if new is None:
+                flat = result.ndim == 1 and result.numel() == source.numel() and axis == source.ndim - 1
+                flat = flat and func in KEEP and not torch.compiler.is_compiling()
+            elif not whole(func, source, axis, args, kwargs):
+                new = None
+        if new is None and not flat:
             return _lost(func, result)
         marked = cls.of(result, new)
-        if torch.compiler.is_compiling():
-            return marked
-        if func is F.pad or source.rest is not None:
-            marked.rest = _rest_after(func, source, args, kwargs, result)
+        if flat:
+            marked.flat = classes
+        elif not torch.compiler.is_compiling() and (func is F.pad or source.padded):
+            marked.padded = True
         return marked
-
-
-def _flattened(result: Tensor, classes: int) -> Tensor:
-    marked = LogProbs.of(result, None)
-    marked.flat = classes
-    return marked
 
 
 def _unflattened(source: LogProbs, result: Tensor) -> Tensor:
@@ -212,23 +197,12 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
-def _rest_after(func: Op, source: LogProbs, args: Any, kwargs: Any, result: Tensor) -> Tensor:
-    rest = source.rest if source.rest is not None else torch.zeros_like(source, dtype=torch.bool)
-    if func is F.pad:
-        pad = kwargs["pad"] if "pad" in kwargs else args[0]
-        return F.pad(rest.as_subclass(Tensor).byte(), pad, value=1).bool()
-    rest = rest.as_subclass(Tensor)
-    if result.shape == source.shape and result.dtype != source.dtype:
-        return rest  # another type of numbers
-    return func(rest, *args, **kwargs)
-
-
-def _complete(x: LogProbs) -> LogProbs:
-    """Normalise the rows that are no log-probabilities, as the loss would."""
+def _normalised(x: LogProbs) -> LogProbs:
+    """Normalise the rows that are no log-probabilities, as the loss would: those do not sum to 1."""
     assert x.axis is not None
-    assert x.rest is not None
     plain = x.as_subclass(Tensor)
-    return LogProbs.of(torch.where(x.rest, plain.log_softmax(x.axis), plain), x.axis)
+    log_sums = plain.logsumexp(x.axis, keepdim=True)
+    return LogProbs.of(plain - torch.where(log_sums.detach().abs() > 1e-2, log_sums, 0), x.axis)
 
 
 def _write(func: Op, target: Any = None, *rest: Any) -> bool:
@@ -238,17 +212,13 @@ def _write(func: Op, target: Any = None, *rest: Any) -> bool:
     index, value = rest[:2] if func is _T.__setitem__ else (..., rest[0])
     if not isinstance(target, Tensor) or not isinstance(value, LogProbs) or value.axis is None:
         return False
-    axis = axis_of_written(target, index, value, value.axis) if value.rest is None else None
-    if axis is None:
+    axis = None if value.padded else axis_of_written(target, index, value, value.axis)
+    if axis is None or (isinstance(target, LogProbs) and target.axis != axis):
         return False
     if not isinstance(target, LogProbs):
         target.__class__ = LogProbs
         target = cast(LogProbs, target)
-        target.axis, target.rest = axis, torch.ones_like(target, dtype=torch.bool).as_subclass(Tensor)
-    elif target.axis != axis:
-        return False
-    if target.rest is not None:
-        target.rest[index] = False
+        target.axis, target.padded = axis, True
     return True
 
 
@@ -259,9 +229,8 @@ def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> T
     if axes or axis is None or (func is torch.cat and dim % result.ndim == axis):
         return result
     marked = LogProbs.of(result, joined_axis(func, result, dim, axis))
-    if any(part.rest is not None for part in tensors):
-        rests = [torch.zeros_like(t, dtype=torch.bool) if t.rest is None else t.rest for t in tensors]
-        marked.rest = func([rest.as_subclass(Tensor) for rest in rests], dim)
+    if not torch.compiler.is_compiling() and any(part.padded for part in tensors):
+        marked.padded = True
     return marked
 
 
@@ -269,8 +238,7 @@ def _log_softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
-    if dim is None:
-        dim = _implicit_dim("log_softmax", x.ndim, 5)
+    dim = _implicit_dim("log_softmax", x.ndim, 5) if dim is None else dim
     if dim % x.ndim != x.axis:
         result = F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
         trail.record(F.log_softmax, result)
@@ -281,12 +249,10 @@ def _log_softmax(
 def _softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
-    if dim is None:
-        dim = _implicit_dim("softmax", x.ndim, 5)
-    if dim % x.ndim != x.axis:
-        return F.softmax(x.as_subclass(Tensor), dim, dtype=dtype)
-    return x.as_subclass(Tensor).to(dtype or x.dtype).exp()
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
+    dim = _implicit_dim("softmax", x.ndim, 5) if dim is None else dim
+    plain = x.as_subclass(Tensor)
+    return F.softmax(plain, dim, dtype=dtype) if dim % x.ndim != x.axis else plain.to(dtype or x.dtype).exp()
 
 
 def _logsumexp(x: LogProbs, dim: Any, keepdim: bool = False, **kwargs: Any) -> Tensor:

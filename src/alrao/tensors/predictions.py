@@ -71,25 +71,20 @@ class Prediction(Marked):
             result = func(*args, **kwargs)
             if func is _T.register_hook:
                 hook_members(source, *args[1:])
+            changed = changes_values(func, kwargs)
             if not isinstance(source, Prediction):
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined_predictions(func, result, *args, **kwargs)
-                if not torch.compiler.is_compiling():
-                    trail.record(func, source if changes_values(func, kwargs) else result)
-                return result
-            if changes_values(func, kwargs):
+            elif changed:
                 source.members = None
-                if not torch.compiler.is_compiling():
-                    trail.record(func, source)
-            if source.members is None:
+            elif source.members is None:
                 return result
-            if func in MOVE and isinstance(result, Tensor):
+            elif func in MOVE and isinstance(result, Tensor):
                 return _with_members(func, source, args, kwargs, result)
-            if func in SPLIT:
+            elif func in SPLIT:
                 parts = [_with_members(func, source, args, kwargs, part, i) for i, part in enumerate(result)]
                 return type(result)(parts)
-            if not torch.compiler.is_compiling():
-                trail.record(func, result)
+            trail.record(func, source if changed else result)
             return result
 
 
@@ -147,22 +142,20 @@ def _with_members(
 
 def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
     """Join the copies' outputs as the predictions of one model were joined, by ``cat`` or ``stack``."""
-    parts = [part.members if isinstance(part, Prediction) else None for part in tensors]
+    parts = [part.members for part in tensors if isinstance(part, Prediction) and part.members is not None]
     axes = {part.axis if isinstance(part, Prediction) else None for part in tensors}
-    first = parts[0]
-    alike = [
-        part is not None and part.evidence is first.evidence and torch.equal(part.weights, first.weights)
-        for part in parts
-        if first is not None
-    ]
-    if first is None or not all(alike) or len(axes) > 1:
+    complete = len(parts) == len(tensors) and len(axes) == 1
+    first = parts[0] if complete else None
+    if first is None or not all(
+        part.evidence is first.evidence and torch.equal(part.weights, first.weights) for part in parts
+    ):
         trail.record(func, result)
         return result
-    place = dim % result.ndim + 1
-    own, mixed = (func([getattr(part, which) for part in parts], place) for which in ("own", "mixed"))
+    own, mixed = (
+        func([getattr(part, which) for part in parts], dim % result.ndim + 1) for which in ("own", "mixed")
+    )
     axis = axes.pop()
-    if axis is not None:
-        axis = joined_axis(func, result, dim, axis)
+    axis = None if axis is None else joined_axis(func, result, dim, axis)
     return Prediction.of(result, axis, first._replace(own=own, mixed=mixed))
 
 
