@@ -88,14 +88,19 @@ class ParallelCopies(Exchange):
 
     def linear(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return every copy's linear output, gathered, as in :func:`shared_linear`."""
-        z = _SumOfGradients.apply(z, self)
+        z = z.view_as(z)
+        if z.requires_grad:  # each process has the part of its copies
+            z.register_hook(lambda g: self.add(g.clone(memory_format=torch.contiguous_format)))
         own, mixed = shared_linear(z, self.local(weight), self.local(bias))
         gathered: tuple[Tensor, Tensor] = _Gathered.apply(own, self), _Gathered.apply(mixed, self)
         return gathered
 
     def leaf(self, evidence: Tensor) -> Tensor:
         """Return the leaf for the evidence: every process reports all of it, so that each counts in part."""
-        part: Tensor = _Part.apply(evidence, dist.get_world_size(self.group))
+        part = evidence.view_as(evidence)
+        if part.requires_grad:
+            processes = dist.get_world_size(self.group)
+            part.register_hook(lambda g: g / processes)
         return marked_as(evidence, part)
 
     def gather(self, of_own: Tensor) -> Tensor:
@@ -115,19 +120,6 @@ class ParallelCopies(Exchange):
         return x
 
 
-class _SumOfGradients(torch.autograd.Function):
-    """The identity; what flows back are the parts of the processes, added up."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, parallel: ParallelCopies) -> Tensor:
-        ctx.parallel = parallel
-        return z.view_as(z)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.parallel.add(g.clone(memory_format=torch.contiguous_format)), None
-
-
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, of_own: Tensor, parallel: ParallelCopies) -> Tensor:
@@ -137,14 +129,3 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         return g[ctx.own], None
-
-
-class _Part(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor, processes: int) -> Tensor:
-        ctx.processes = processes
-        return leaf.view_as(leaf)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return g / ctx.processes, None

@@ -21,9 +21,8 @@ __all__ = ["Head", "stacked"]
 def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
     """Return ``copies`` of a parameter: as it is, or initialised again by the same scheme.
 
-    A frozen parameter is always kept: nothing would train new values. New values are the parameter's own in
-    a random order. Whatever distribution its entries were drawn from independently (uniform, normal, zero,
-    …), the new ones are drawn from it too.
+    New values are the parameter's own in a random order: whatever distribution its entries were drawn from
+    independently, the new ones are drawn from it too. A frozen parameter is always kept.
     """
     copied = parameter.detach().expand(copies, *parameter.shape).clone()
     if not keep and parameter.requires_grad and not parameter.is_meta:
@@ -56,18 +55,10 @@ class Head(nn.Module):
         self.training_weights = False
         """Whether the network has training weights of an optimizer that averages them for evaluation."""
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", {})
-        if self.training_weights and prefix[:-1] in metadata:
-            metadata[prefix[:-1]]["training_weights"] = True
-
     awake: slice | None = None
     """The copies that are awake, from the first to the last; None: all. An optimizer decides about it."""
-
     part: slice | None = None
     """The copies that the next training pass computes: those awake, and sleeping ones that are looked at."""
-
     mixing: slice | None = None
     """Those of them whose mixture the pass returns: the others are compared and trained; None: all."""
 
@@ -98,6 +89,12 @@ class Head(nn.Module):
         """Remember, in evaluation mode, whether there are features that the copies must ignore."""
         if not (self.training or torch.compiler.is_compiling()):
             self.__dict__["_unusable"] = usable(z).all().logical_not()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {})
+        if self.training_weights and prefix[:-1] in metadata:
+            metadata[prefix[:-1]]["training_weights"] = True
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
