@@ -25,8 +25,8 @@ from torch import Tensor
 from .finite import all_finite, is_finite
 
 __all__ = [
-    "CHOICES", "Evidence", "EvidenceOnDevice", "count_once", "detached", "is_readable", "marked_as", "new_leaf",
-    "no_likelihood", "of_rows", "of_rows_on_host", "pack", "read", "read_on_device", "rows_of",
+    "CHOICES", "Evidence", "EvidenceOnDevice", "count_once", "detached", "is_readable", "marked_as",
+    "new_leaf", "no_likelihood", "of_rows", "of_rows_on_host", "pack", "read", "read_on_device", "rows_of",
     "stay_on_device",
 ]  # fmt: skip
 

@@ -253,8 +253,8 @@ def _topk(
     if not len(rows):
         return NotImplemented
     parts = [x.source.values(part).topk(k, -1, largest, sorted) for part in rows.split(ROWS)]
-    joined = [torch.cat(numbers).view(*x.shape_of_rows(), k) for numbers in zip(*parts, strict=True)]
-    return torch.return_types.topk([numbers.movedim(-1, x.axis) for numbers in joined])
+    values, indices = (torch.cat(numbers).view(*x.shape_of_rows(), k) for numbers in zip(*parts, strict=True))
+    return torch.return_types.topk((values.movedim(-1, x.axis), indices.movedim(-1, x.axis)))
 
 
 ROWS = 128
