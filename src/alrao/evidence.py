@@ -85,10 +85,8 @@ def pack(scores: Tensor, weight: Tensor, positive: Tensor, rows: Tensor) -> Tens
 def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
     """Return the leaf's gradient for a softmax over classes.
 
-    Args:
-        scores: ``g`` times the log-probabilities of each copy, ``(rows, copies, classes)``.
-        g: gradient by the mixture's log-probabilities, ``(rows, 1, classes)``.
-        totals: its sum over the classes, ``(rows, 1, 1)``.
+    ``scores`` are the log-probabilities of each copy, ``(rows, copies, classes)``, times ``g``, the gradient
+    by those of the mixture, ``(rows, 1, classes)``; ``totals`` are its sums over the classes.
     """
     sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
     rows = torch.linalg.vector_norm(totals, 0, (0, 1))  # count_nonzero, in the type and shape for cat
@@ -108,10 +106,7 @@ def of_rows_on_host(scores: Tensor, g: Tensor, totals: Tensor) -> tuple[Tensor, 
 def count_once(ctx: Any, evidence: Tensor, weights: Tensor) -> Tensor:
     """Return the leaf's gradient without observations that an earlier pass back through the graph counted.
 
-    Args:
-        ctx: the context of the autograd function.
-        evidence: the leaf's gradient for this pass.
-        weights: the weight of each observation in it; 0 for one that was not seen.
+    ``weights`` are those of the observations in this pass, 0 for one that was not seen.
     """
     if torch.compiler.is_compiling():
         return evidence

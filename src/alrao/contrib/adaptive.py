@@ -42,14 +42,8 @@ class AdaptiveHead(Head):
         super().__init__(averaging, next(layer.parameters()))
         self.in_features, self.n_classes = layer.in_features, layer.n_classes
         self.cutoffs, self.div_value, self.has_head_bias = layer.cutoffs, layer.div_value, layer.head_bias
-        self._plain_names: dict[str, str] = {}
         for name, parameter in layer.named_parameters():
-            self._plain_names[name.replace(".", "_")] = name
             self.register_parameter(name.replace(".", "_"), stacked(parameter, self.copies, keep))
-
-    def plain_name(self, name: str) -> str:
-        """Return what a parameter of the head is called in the layer that it replaces."""
-        return self._plain_names[name]
 
     def forward(self, z: Tensor, target: Tensor) -> AdaptiveOutput:
         """Return the log-probability of each ``target`` under the mixture, and the mean negative of it."""

@@ -172,11 +172,9 @@ class _Call:
     def _of_copies(
         self, one: Callable[[list[Any]], tuple[Tensor, ...]], places: list[int]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what an operation makes of the outputs of each copy: for the copies, and for the body.
+        """Return what ``one``, a function of the arguments, makes of each copy: for the copies, for the body.
 
-        Args:
-            one: the operation, by the leaves of its arguments.
-            places: those of the outputs; one that has no copies is the same for all.
+        An argument at one of the ``places`` that has no copies is the same for all.
         """
 
         def of(which: str) -> list[Tensor]:

@@ -108,13 +108,9 @@ class _Watched(torch.autograd.Function):
 def mixture_nll(own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float) -> Tensor:
     """Return the mixture's negative log-likelihood of each observation.
 
-    A copy whose log-likelihood is not finite has no weight and no gradient in that observation.
-
-    Args:
-        own: log-likelihoods that each copy gives to the observations, copies first; reaches the copies.
-        mixed: the same values; reaches the body.
-        members: weights of the copies, and the leaf for the evidence.
-        if_all_fail: the loss where no copy with any weight is left.
+    ``own`` and ``mixed`` are the log-likelihoods that the copies give to the observations, copies first. A
+    copy whose log-likelihood is not finite has no weight and no gradient in that observation; where none is
+    left, the loss is ``if_all_fail``.
     """
     weights = members.weights.to(mixed.dtype).view([-1] + [1] * (mixed.ndim - 1))
     counts = alive(mixed.detach()) & (weights > 0)
@@ -148,10 +144,7 @@ class _Attached(torch.autograd.Function):
 def bernoulli_nll(members: Members, yes: Tensor, no: Tensor) -> Tensor:
     """Return the negative log-likelihood of each label under its mixture of Bernoulli distributions.
 
-    Args:
-        members: logits of the copies.
-        yes: how much the label counts as present, in the shape of the prediction.
-        no: how much it counts as absent.
+    It counts as present by the amount ``yes``, and as absent by ``no``.
     """
     weights = members.weights.view([-1] + [1] * (members.mixed.ndim - 1))
     return _BernoulliNLL.apply(members.own, members.mixed, weights, members.evidence, yes, no)

@@ -208,9 +208,7 @@ def careful_mixture(log_p: Tensor, alive: Tensor, a: Tensor) -> tuple[Tensor, Te
     """Return the mixture of log-probabilities ``(rows, copies, classes)`` without failed copies.
 
     In a row in which a copy is not ``alive`` the others share its weight; without any, the row is uniform.
-
-    Returns:
-        ``log_p`` of the copies, ``log_m`` of the mixture, ``alive``, and the responsibilities.
+    Returned are ``log_p`` of the copies, ``log_m`` of the mixture, ``alive``, and the responsibilities.
     """
     log_p = fail(log_p, alive)
     a = share_among(alive, a, 1)
@@ -228,12 +226,8 @@ def careful_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return each copy's own gradient by its logits, the mixture's, and the evidence.
 
-    Args:
-        g: gradient by the mixture's log-probabilities, ``(rows, 1, classes)``.
-        total: its sum over the classes.
-        log_p: what :func:`careful_mixture` returned, as ``alive`` and ``shares``.
-        alive: where copies have not failed.
-        shares: the responsibilities.
+    ``g`` is the gradient by the mixture's log-probabilities, ``(rows, 1, classes)``, ``total`` its sum over
+    the classes; the others are from :func:`careful_mixture`.
     """
     p = log_p.exp()
     mixed = own = torch.where(alive, _own_gradient(g, total, log_p, p), 0)

@@ -55,7 +55,7 @@ class Vocabulary:
         bias: their stacked biases, ``(copies, classes)``, or None.
         a: weights of all copies in the mixture, ``(copies, 1)``.
         evidence: leaf whose gradient receives the evidence.
-        mixing: the copies whose weight is not 0, to save work for the others; None: all.
+        mixing: the copies whose weight is not 0; None: all.
         exchange: the way to the copies of other processes.
     """
 
@@ -117,16 +117,10 @@ class Vocabulary:
             return out
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
-        """Return the mixture's negative log-likelihood of hard targets.
+        """Return the loss of each row for a hard target, times its ``share``; with a divisor their sum by it.
 
-        Where the sum over the rows is asked for, its gradients are known up to a factor. They are computed
-        in the forward pass then, which saves the logits' second computation.
-
-        Args:
-            rows: inputs of the output layer, ``(rows, d)``, in the type of the matrix products.
-            target: the classes, ``(rows,)``.
-            share: how much each row counts.
-            divisor: return the sum over the rows divided by this; None: return each row's loss.
+        The gradients of the sum are known up to a factor. They are computed in the forward pass then, which
+        saves the logits' second computation.
         """
         self._check()
         return _HardNLL.apply(rows, self.weight, self.bias, self.evidence, target, share, divisor, self)

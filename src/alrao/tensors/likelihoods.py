@@ -66,13 +66,9 @@ _LINEAR = _ops(
 
 
 def outcome(func: Op, scores: Sequence[Any], shifted: bool, leaves: Sequence[Any]) -> Outcome:
-    """Return what an operation makes of log-probabilities, or of scores.
+    """Return what an operation makes of ``scores`` among its arguments, the ``leaves``.
 
-    Args:
-        func: the operation.
-        scores: the log-probabilities and scores among its arguments.
-        shifted: whether something was added to one of them.
-        leaves: all its arguments.
+    These are log-probabilities, or functions of them; ``shifted``: something was added to one.
     """
     others = [x for x in leaves if isinstance(x, Tensor) and not any(x is score for score in scores)]
     kept = Outcome.SHIFTED if shifted else Outcome.SCORES
