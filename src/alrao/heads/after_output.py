@@ -69,11 +69,8 @@ class Spread(Prediction):
         return marked
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply an operation to the outputs of each copy; make the mixture in a softmax."""
-        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if func == BASE:
             return None
@@ -87,14 +84,13 @@ class Spread(Prediction):
                 "a model whose copies go through the rest of the network cannot be compiled: use it without "
                 "torch.compile"
             )
-        source = args[0] if args else kwargs.get("input")
+        source = args[0] if args else None
         if isinstance(source, Spread) and source.members is not None:
             if source.members.likelihood != "categorical":
                 if func in cls.routes:
                     return cls.routes[func](*args, **kwargs)
             elif func in _OF_MIXTURE:
-                named = kwargs if args else {key: value for key, value in kwargs.items() if key != "input"}
-                return _OF_MIXTURE[func](source, *args[1:], **named)
+                return _OF_MIXTURE[func](*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             leaves, structure = pytree.tree_flatten((args, kwargs))
             found = [i for i, x in enumerate(leaves) if isinstance(x, Spread) and members_of(x) is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -28,6 +28,22 @@ class Marked(torch.Tensor):
     def as_subclass(self, cls: Any) -> Any:
         """Return a plain tensor; for the type of another package, which has no meaning here, the output."""
         return super().as_subclass(cls) if cls is Tensor else self
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let :meth:`call` do an operation; an ``input`` by name becomes the first argument."""
+        kwargs = kwargs or {}
+        if not args and "input" in kwargs:
+            args = (kwargs["input"],)
+            kwargs = {key: value for key, value in kwargs.items() if key != "input"}
+        return cls.call(func, args, kwargs)
+
+    @classmethod
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation on outputs."""
+        raise NotImplementedError
 
 
 def functions(*names: str, places: tuple[Any, ...] = (torch.Tensor, torch)) -> set[Op]:

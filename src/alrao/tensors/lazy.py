@@ -92,22 +92,18 @@ class LazyLogProbs(LogProbs):
             return self.grad_fn is self._node and not self._backward_hooks and not self.retains_grad
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follow changes of shape, work through losses in chunks, compute the numbers for anything else."""
-        kwargs = kwargs or {}
         if func in _METADATA or (getattr(func, "__name__", "") == "__get__" and func not in _VIEWS):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        source = args[0] if args else kwargs.get("input")
+        source = args[0] if args else None
         if isinstance(source, LazyLogProbs) and source._unread():
-            named = kwargs if args else {k: v for k, v in kwargs.items() if k != "input"}
             result = NotImplemented
             if func in _ROUTES:
-                result = _ROUTES[func](source, *args[1:], **named)
+                result = _ROUTES[func](*args, **kwargs)
             elif torch.is_grad_enabled() and (func in KEEP or func in SPLIT):
-                result = _of_inputs(func, source, args[1:], named)
+                result = _of_inputs(func, source, args[1:], kwargs)
             if result is not NotImplemented:
                 return result
         lazy = [x for x in tree_leaves((args, kwargs)) if isinstance(x, LazyLogProbs)]

@@ -10,7 +10,6 @@ axis, which :mod:`.likelihoods` follows to find a loss that is no likelihood.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -65,17 +64,12 @@ class LogProbs(Marked):
         return marked
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace softmax and cross-entropy by their equivalents; keep the type through changes of shape."""
-        kwargs = kwargs or {}
-        source = args[0] if args else kwargs.get("input")
+        source = args[0] if args else None
         with torch._C.DisableTorchFunctionSubclass():
             route = _ROUTES.get(func)
             if route is not None and isinstance(source, LogProbs) and source.axis is not None:
-                if not args:
-                    kwargs = {key: value for key, value in kwargs.items() if key != "input"}
                 if not torch.compiler.is_compiling() and source.padded:
                     source = _normalised(source)
                 return route(source, *args[1:], **kwargs)

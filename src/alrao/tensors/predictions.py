@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -57,11 +56,8 @@ class Prediction(Marked):
         return marked
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply to the copies' outputs whatever changes the shape of the prediction."""
-        kwargs = kwargs or {}
         source = args[0] if args else None
         if func == BASE:
             return None  # torch warns of hooks that are lost with a view: those are with the members
