@@ -32,36 +32,33 @@ class Outcome(Enum):
 
 
 def _ops(*names: str) -> set[Op]:
+    """Return the operations of these names: functions, methods, those in place, and operators of Python."""
     found = functions(*names, places=(torch, torch.Tensor, F, torch.linalg, torch.special))
-    return found | functions(*(f"{name}_" for name in names), places=(torch.Tensor,))
+    for form in ("{}_", "__{}__", "__r{}__", "__i{}__"):
+        found |= functions(*map(form.format, names), places=(torch.Tensor,))
+    return found
 
 
 _PROBABILITIES = _ops(
     "exp", "exp2", "expm1", "softmax", "log_softmax", "logsumexp", "logaddexp", "logaddexp2",
     "logcumsumexp",
 )  # fmt: skip
-_SUMS = _ops(
-    "add", "sub", "subtract", "rsub", "lerp", "__add__", "__radd__", "__sub__", "__rsub__", "__iadd__",
-    "__isub__",
-)  # fmt: skip
-_DIVISIONS = _ops(
-    "div", "divide", "true_divide", "__truediv__", "__rtruediv__", "__div__", "__rdiv__", "__itruediv__",
-)  # fmt: skip
+_SUMS = _ops("add", "sub", "subtract", "rsub", "lerp")
+_DIVISIONS = _ops("div", "divide", "truediv", "true_divide")
 _PRODUCTS = _DIVISIONS | _ops(
-    "mul", "multiply", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "outer", "einsum",
-    "tensordot", "linear", "addmm", "addmv", "addbmm", "baddbmm", "__mul__", "__rmul__", "__imul__",
-    "__matmul__", "__rmatmul__", "vecdot",
+    "mul", "multiply", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "outer", "einsum", "tensordot",
+    "linear", "addmm", "addmv", "addbmm", "baddbmm", "vecdot",
 )  # fmt: skip
 _SELECTIONS = MOVE | SPLIT | FLAT | _ops(
     "where", "masked_fill", "masked_scatter", "scatter", "scatter_add", "scatter_reduce", "index_add",
     "index_put", "index_fill", "index_copy", "index_reduce", "take", "cat", "concat", "concatenate",
     "stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "broadcast_tensors", "copy",
-    "nll_loss", "kl_div", "__setitem__",
+    "nll_loss", "kl_div", "setitem",
 )  # fmt: skip
 _LINEAR = _ops(
     "sum", "nansum", "mean", "nanmean", "neg", "negative", "positive", "cumsum", "diff", "max", "min",
     "amax", "amin", "topk", "sort", "msort", "median", "nanmedian", "kthvalue", "nan_to_num", "diagonal",
-    "diag", "trace", "tril", "triu", "dropout", "__neg__", "__pos__", "requires_grad",
+    "diag", "trace", "tril", "triu", "dropout", "pos", "requires_grad",
 )  # fmt: skip
 
 
