@@ -8,10 +8,11 @@ The map:
 - ``optim`` trains every feature at its own rate; ``evidence`` is what a backward pass reports to it;
   ``trainable`` is what it takes: a model, or the ``plain`` networks that train with any loss;
 - ``auto`` is the optimizer with nothing to choose, ``recalibration`` is for BatchNorm under it;
-- ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
+- ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not;
+- ``contrib`` has the adaptive softmax, and copies on several devices.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .auto import Auto
 from .averaging import Averaging, BayesianAverage, Switch
@@ -51,13 +52,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "CopyParallel":
-        import warnings
+if not TYPE_CHECKING:  # which would take every name for one of the package
 
-        from .contrib.copy_parallel import CopyParallel
+    def __getattr__(name: str) -> Any:
+        if name == "CopyParallel":
+            import warnings
 
-        message = "alrao.CopyParallel has moved: import it from alrao.contrib.copy_parallel"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return CopyParallel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            from .contrib.copy_parallel import CopyParallel
+
+            message = "alrao.CopyParallel has moved: import it from alrao.contrib.copy_parallel"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return CopyParallel
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ __all__ = [
     "choose", "declare_untied", "make_head", "names_of", "tied_elsewhere", "verify",
 ]  # fmt: skip
 
-MOST = 2**22
+MOST_CHECKED = 2**22
 """The largest output whose numbers are checked: those of a large head take much memory."""
 
 _HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
@@ -341,7 +341,7 @@ def _check_meaning(out: Any, name: str, *, reads: bool) -> None:
     """Check that outputs that are marked as such still are: a view of them may have been changed in place."""
     for tensor in _tensors(out) if reads else ():
         members = members_of(tensor) if isinstance(tensor, Prediction) else None
-        if isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST:
+        if isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST_CHECKED:
             continue  # check_copies looks at those of Spread
         if members is not None:
             average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
@@ -364,7 +364,7 @@ def alike(head: nn.Module) -> Iterator[None]:
         assert axis is not None
         mixture: Tensor = out.log_softmax(axis) if members.likelihood == "categorical" else out
         copies = mixture.as_subclass(Tensor).expand_as(members.own)
-        return Spread.of(None, axis, members._replace(own=copies, mixed=copies))
+        return Spread.showing(members._replace(own=copies, mixed=copies), axis)
 
     handle = head.register_forward_hook(same, prepend=True)
     try:

@@ -297,6 +297,16 @@ def test_a_failed_copy_leaves_the_others_alone(name, value):
 
 
 @FOLLOWED
+def test_the_largest_of_all_outputs_is_that_of_the_numbers_that_are_shown():
+    model, x, _ = build("capped")
+    out = model(x)
+    shown = out.detach().numpy()
+    assert out.max() == shown.max()
+    assert torch.max(out) == shown.max()
+    assert out.argmax() == shown.argmax()
+
+
+@FOLLOWED
 def test_the_first_forward_pass_counts_once():
     # It is repeated; running statistics and random numbers are as after one.
     def net():

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ..finite import alive_distributions
 from ..shortcuts import without_fallback_warning
 from ..tensors import LogProbs, Members, Prediction, members_of
-from ..tensors.axes import KEEP, Op, axis_after, axis_of_written, changes_values
+from ..tensors.axes import KEEP, Op, axis_after, axis_of_written, changes_values, functions
 from ..tensors.predictions import BASE, hook_members
 from .exported import mean_of_copies, mixture_logit
 from .members import watched
@@ -58,13 +58,12 @@ class Spread(Prediction):
     """The outputs of all copies. Its numbers are their weighted mean (the mixture's logit for labels)."""
 
     @classmethod
-    def of(cls, tensor: Tensor | None, axis: int | None, members: Members) -> Spread:
-        """Mark the mean of ``members``; ``tensor`` has its numbers, if they are known."""
-        if tensor is None:
-            tensor = _shown(members)
-            if members.own.grad_fn is not None or members.mixed.grad_fn is not None:
-                tensor = watched(tensor, len(members.own), members.evidence)
-        marked = tensor.as_subclass(cls)
+    def showing(cls, members: Members, axis: int | None) -> Spread:
+        """Return the mean of ``members``, marked."""
+        mean = _shown(members)
+        if members.own.grad_fn is not None or members.mixed.grad_fn is not None:
+            mean = watched(mean, len(members.own), members.evidence)
+        marked = mean.as_subclass(cls)
         marked.axis, marked.members = axis, members
         return marked
 
@@ -89,8 +88,8 @@ class Spread(Prediction):
             if source.members.likelihood != "categorical":
                 if func in cls.routes:
                     return cls.routes[func](*args, **kwargs)
-            elif func in _OF_MIXTURE:
-                return _OF_MIXTURE[func](*args, **kwargs)
+            elif func in _ON_MIXTURE:
+                return _of_mixture(func, *args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             leaves, structure = pytree.tree_flatten((args, kwargs))
             found = [i for i, x in enumerate(leaves) if isinstance(x, Spread) and members_of(x) is not None]
@@ -136,7 +135,8 @@ class _Call:
             return tuple(results[i] for i in real)
 
         for i, own, mixed in zip(real, *self._of_copies(one, self.found), strict=True):
-            parts[i] = Spread.of(None, self._axis(parts[i]), self.members._replace(own=own, mixed=mixed))
+            members = self.members._replace(own=own, mixed=mixed)
+            parts[i] = Spread.showing(members, self._axis(parts[i]))
         return pytree.tree_unflatten(parts, shape)
 
     def in_place(self) -> Any:
@@ -255,45 +255,28 @@ class _MixtureOfSoftmaxes(torch.autograd.Function):
         return own.to(ctx.dtype), mixed.to(ctx.dtype), None, evidence
 
 
-def _mixture_of(x: Spread, dim: int) -> LogProbs:
+_SOFTMAXES = functions("softmax", "log_softmax", places=(F, torch, _T))
+_MAXIMA = functions("argmax", "max")
+_TOPK = functions("topk")
+_ON_MIXTURE: set[Op] = {F.cross_entropy} | _SOFTMAXES | _MAXIMA | _TOPK
+"""What a classifier's mixture does: the softmax, the loss, and picking the highest outputs."""
+
+
+def _of_mixture(func: Op, x: Spread, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of one of :data:`_ON_MIXTURE` for the mixture's log-probabilities."""
     members = members_of(x)
     assert members is not None
-    return mixture_of_softmaxes(members, dim)
-
-
-def _log_softmax(
-    x: Spread, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
-) -> Tensor:
-    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
-    implicit = 0 if x.ndim in (0, 1, 3) else 1  # torch's choice where none is given
-    log_m = _mixture_of(x, implicit if dim is None else dim)
-    return log_m if dtype is None else log_m.to(dtype)
-
-
-def _softmax(x: Spread, *args: Any, **kwargs: Any) -> Tensor:
-    return _log_softmax(x, *args, **kwargs).exp()
-
-
-def _cross_entropy(x: Spread, *args: Any, **kwargs: Any) -> Tensor:
-    return F.cross_entropy(_mixture_of(x, min(1, x.ndim - 1)), *args, **kwargs)
-
-
-def _picking(op: Any, place: int, default: int | None = None) -> Any:
-    """Return an operation that picks outputs, on the mixture's probabilities instead of the mean logits."""
-
-    def pick(x: Spread, *args: Any, **kwargs: Any) -> Any:
-        dim = kwargs["dim"] if "dim" in kwargs else args[place] if len(args) > place else default
-        if not isinstance(dim, int):
-            return op(x.detach(), *args, **kwargs)
-        return op(_mixture_of(x, dim).detach(), *args, **kwargs)
-
-    return pick
-
-
-_OF_MIXTURE: dict[Op, Op] = {
-    F.cross_entropy: _cross_entropy,
-    **dict.fromkeys((F.log_softmax, torch.log_softmax, _T.log_softmax), _log_softmax),
-    **dict.fromkeys((F.softmax, torch.softmax, _T.softmax), _softmax),
-    **{op: _picking(op, 0) for op in (torch.argmax, _T.argmax, torch.max, _T.max)},
-    **{op: _picking(op, 1, -1) for op in (torch.topk, _T.topk)},
-}
+    if func is F.cross_entropy:
+        return func(mixture_of_softmaxes(members, min(1, x.ndim - 1)), *args, **kwargs)
+    position = 1 if func in _TOPK else 0
+    dim = kwargs["dim"] if "dim" in kwargs else args[position] if len(args) > position else None
+    if func in _SOFTMAXES:
+        if dim is None:
+            dim = 0 if x.ndim in (0, 1, 3) else 1  # torch's choice where none is given
+        kwargs.pop("dim", None)
+        return func(mixture_of_softmaxes(members, dim), dim, *args[1:], **kwargs)
+    if dim is None and func in _TOPK:
+        dim = -1
+    if isinstance(dim, int):
+        return func(mixture_of_softmaxes(members, dim).detach(), *args, **kwargs)
+    return func(x.as_subclass(Tensor).detach(), *args, **kwargs)

@@ -33,10 +33,10 @@ class GradientRoom:
         0 for the other copies.
         """
         some: Tensor = _Rows.apply(parameter, rows, self)
-        some.gradient_room = partial(self.part, parameter, rows)  # type: ignore[attr-defined]
+        some.gradient_room = partial(self.room_for, parameter, rows)  # type: ignore[attr-defined]
         return some
 
-    def part(self, parameter: Tensor, rows: slice) -> Tensor:
+    def room_for(self, parameter: Tensor, rows: slice) -> Tensor:
         """Return memory for the gradient of some rows; :meth:`whole` completes it."""
         full = self._full
         fits = full is not None and full.shape == parameter.shape and full.dtype == parameter.dtype
@@ -53,7 +53,7 @@ class GradientRoom:
         """Return a gradient of the whole parameter from that of some rows."""
         full = self._full
         if full is None or rows != self._rows or g.data_ptr() != full[rows].data_ptr():
-            self.part(parameter, rows).copy_(g)
+            self.room_for(parameter, rows).copy_(g)
             full = self._full
             assert full is not None
         del g

@@ -92,8 +92,7 @@ class LinearHead(Head):
             unbatched = z.ndim == self.spatial + 1
             z = z[None] if unbatched else z
             if self.window is not None:
-                own, mixed = self.window.of_all_copies(z, weight, bias)
-                out = self._mixture(own, mixed)
+                out = self._output(*self.window.of_all_copies(z, weight, bias))
                 return out[0] if unbatched else out
             z = z.movedim(1, -1)
         if z.shape[-1] != inputs:
@@ -122,16 +121,17 @@ class LinearHead(Head):
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the mixture's output for ``z`` of shape ``(rows, d)``."""
-        return self._mixture(*self.parallel.linear(z, weight, bias))
+        return self._output(*self.parallel.linear(z, weight, bias))
 
-    @abstractmethod
-    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
-        """Return the mixture of the outputs of all copies, which are on axis 1, behind the copies'."""
-
-    def _members(self, own: Tensor, mixed: Tensor) -> Members:
+    def _output(self, own: Tensor, mixed: Tensor) -> Tensor:
         a = self.averaging.weights.to(own.dtype, copy=True)
         leaf = self.parallel.leaf(self.evidence_leaf(self.weight, self.bias))
-        return Members(own, mixed, a, leaf, self.likelihood)
+        members = Members(own, mixed, a, leaf, self.likelihood)
+        return Spread.showing(members, 1) if self.spread else self._mixture(members)
+
+    @abstractmethod
+    def _mixture(self, members: Members) -> Tensor:
+        """Return the mixture of the outputs of all copies, which are on axis 1, behind the copies'."""
 
     def layer(self, copy: int) -> nn.Module:
         """Return copy number ``copy`` as a linear layer or a convolution."""
@@ -218,9 +218,8 @@ class CategoricalHead(LinearHead):
             return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
         return super()._autocast(z, weight, bias)
 
-    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
-        members = self._members(own, mixed)
-        return Spread.of(None, 1, members) if self.spread else mixture_of_softmaxes(members, 1)
+    def _mixture(self, members: Members) -> Tensor:
+        return mixture_of_softmaxes(members, 1)
 
 
 class GaussianHead(LinearHead):
@@ -229,12 +228,9 @@ class GaussianHead(LinearHead):
     likelihood = "gaussian"
     remedy = "compute it with alrao.MixtureMSELoss from the model's output as it is"
 
-    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
-        members = self._members(own, mixed)
-        if self.spread:
-            return Spread.of(None, 1, members)
-        shown = watched(self._average(own.detach(), members.weights), self.copies, members.evidence)
-        return Prediction.of(shown, 1, members)
+    def _mixture(self, members: Members) -> Tensor:
+        shown = self._average(members.own.detach(), members.weights)
+        return Prediction.of(watched(shown, self.copies, members.evidence), 1, members)
 
     def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
         """Return the log-likelihoods, ``-inf`` for a copy whose relative likelihood underflows.

@@ -66,7 +66,7 @@ class Vocabulary:
         self.weight, self.bias, self.a, self.evidence, self.mixing = weight, bias, a, evidence, mixing
         self.exchange = exchange
         self.reads = reports.is_readable(evidence)
-        self._versions = self._present()
+        self._versions: list[tuple[int, int]] | None = None
 
     def log_probs(self, z: Tensor) -> LogProbs:
         """Return the mixture's log-probabilities for rows ``z`` in the type of the matrix products.
@@ -76,14 +76,15 @@ class Vocabulary:
         trained = any(x is not None and x.requires_grad for x in (z, self.weight, self.bias))
         if not torch.is_grad_enabled() or not trained or self.weight.is_inference() or z.is_inference():
             return LogProbs.of(self.values(z), 1)
+        self._versions = self._present()
         return self.output(z, 1)
 
     def _present(self) -> list[tuple[int, int]]:
         tensors = [tensor for tensor in (self.weight, self.bias) if tensor is not None]
-        return [(0 if x.is_inference() else version_of(x), x.data_ptr()) for x in tensors]
+        return [(version_of(tensor), tensor.data_ptr()) for tensor in tensors]
 
     def _check(self) -> None:
-        if self._present() != self._versions:
+        if self._versions is not None and self._present() != self._versions:
             raise RuntimeError(
                 "the weights of the head have changed since this output was returned, and a large output is "
                 "computed only when it is read: read it before the optimizer's step, take detach() of it, or "

@@ -177,8 +177,8 @@ def joined_axis(func: Op, result: Tensor, dim: int, axis: int) -> int:
     return axis + (func is torch.stack and dim % result.ndim <= axis)
 
 
-def _argument(place: int, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-    return kwargs[name] if name in kwargs else args[place] if len(args) > place else None
+def _argument(position: int, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+    return kwargs[name] if name in kwargs else args[position] if len(args) > position else None
 
 
 def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
@@ -204,10 +204,10 @@ def _after_index(ndim: int, axis: int, index: Any) -> int | None:
     known = (int, slice, Tensor, type(None))
     if not all(isinstance(part, known) and not isinstance(part, bool) for part in parts):
         return None
-    place = _part_of(axis, parts)
-    if not isinstance(parts[place], slice):
+    taking = _part_of(axis, parts)
+    if not isinstance(parts[taking], slice):
         return None
-    parts[place] = slice(None)
+    parts[taking] = slice(None)
     tried: list[Any] = []
     for part in parts:
         if isinstance(part, Tensor) and part.ndim:
