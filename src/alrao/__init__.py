@@ -8,12 +8,14 @@ The map:
 - ``optim`` trains every feature at its own rate; ``evidence`` is what a backward pass reports to it;
   ``trainable`` is what it takes: a model, or the ``plain`` networks that train with any loss;
 - ``auto`` is the optimizer with nothing to choose, ``recalibration`` is for BatchNorm under it;
-- ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
+- ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not;
+- ``contrib`` has the adaptive softmax, and copies on several devices.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from .auto import Auto
 from .averaging import Averaging, BayesianAverage, Switch
-from .copy_parallel import CopyParallel
 from .features import register_features
 from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
@@ -35,7 +37,6 @@ __all__ = [
     "BayesianAverage",
     "Bernoulli",
     "Constant",
-    "CopyParallel",
     "LogUniform",
     "MixtureBCELoss",
     "MixtureMSELoss",
@@ -49,3 +50,17 @@ __all__ = [
     "register_features",
     "summary",
 ]
+
+
+if not TYPE_CHECKING:  # which would take every name for one of the package
+
+    def __getattr__(name: str) -> Any:
+        if name == "CopyParallel":
+            import warnings
+
+            from .contrib.copy_parallel import CopyParallel
+
+            message = "alrao.CopyParallel has moved: import it from alrao.contrib.copy_parallel"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return CopyParallel
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

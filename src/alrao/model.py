@@ -14,16 +14,19 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
+from .contrib.adaptive import AdaptiveHead
 from .evidence import is_readable
 from .finite import FiniteStatistics
-from .heads import AdaptiveHead, LinearHead, check_net, make_head
+from .heads import LinearHead
 from .output_layer import (
     OutputChangedError,
     Snapshot,
     alike,
     check_collapsed,
     check_copies,
+    check_net,
     choose,
+    make_head,
     names_of,
     tied_elsewhere,
     verify,

@@ -15,7 +15,7 @@ from support.stepping import batches
 from torch import nn, optim
 
 import alrao
-from alrao.heads import large
+from alrao.heads import vocabulary
 
 quick = settings(deadline=None, max_examples=4, derandomize=True)
 
@@ -169,7 +169,7 @@ LOSSES = {
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_loss_of_a_classifier_reads_anything(loss, size, device, monkeypatch):
-    monkeypatch.setattr(large, "LARGE", 1 if size == "large" else large.LARGE)
+    monkeypatch.setattr(vocabulary, "LARGE", 1 if size == "large" else vocabulary.LARGE)
     model, chosen = build("AdamW", device=device, capturable=True)
     eager, its_own = build("AdamW")
     for i in range(4):

@@ -13,6 +13,7 @@ from support.small import mlp, observe, target_for
 from torch import nn
 
 import alrao
+from alrao.contrib.copy_parallel import CopyParallel
 
 CRITERIA = {
     "categorical": F.cross_entropy,
@@ -294,3 +295,9 @@ def test_inputs_of_the_wrong_size_raise():
     model = alrao.Alrao(nn.Linear(4, 3), 2)
     with pytest.raises(ValueError, match=r"takes 4 features, got an input of \(2, 5\)"):
         model(torch.randn(2, 5))
+
+
+def test_a_name_that_moved_to_contrib_still_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"import it from alrao\.contrib\.copy_parallel"):
+        former = alrao.CopyParallel
+    assert former is CopyParallel

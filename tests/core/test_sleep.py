@@ -25,7 +25,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import alrao
-from alrao.heads import large
+from alrao.heads import vocabulary
 from alrao.optim import sleep as sleeping
 
 
@@ -158,7 +158,7 @@ def test_sleepers_are_left_out_of_a_pass_and_copies_without_weight_of_the_mixtur
     rows, mixing, chunked, targets, monkeypatch
 ):
     if chunked:
-        monkeypatch.setattr(large, "LARGE", 1)
+        monkeypatch.setattr(vocabulary, "LARGE", 1)
     rows, mixing = slice(*rows), slice(*mixing)
     model = make_model(torch.float64)
     head = model.head
@@ -208,7 +208,7 @@ def test_sleepers_are_left_out_of_a_pass_and_copies_without_weight_of_the_mixtur
 @pytest.mark.parametrize("failed", [1, 2])
 def test_a_failed_copy_spoils_nothing_while_others_sleep(failed, chunked, monkeypatch):
     if chunked:
-        monkeypatch.setattr(large, "LARGE", 1)
+        monkeypatch.setattr(vocabulary, "LARGE", 1)
     model = make_model()
     put_to_sleep(model, slice(1, 3), mixing=slice(2, 3))
     with torch.no_grad():

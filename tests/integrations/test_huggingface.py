@@ -23,7 +23,7 @@ from support.small import TRANSFORMER
 from torch import nn
 
 import alrao
-from alrao.heads import chunked, large
+from alrao.heads import vocabulary
 from alrao.integrations.huggingface import AlraoCallback
 from alrao.tensors import LazyLogProbs
 
@@ -338,8 +338,8 @@ WORDS = 30
 
 
 def causal_gradients(monkeypatch, at_least):
-    monkeypatch.setattr(large, "LARGE", at_least)
-    monkeypatch.setattr(chunked, "CHUNK", 100)
+    monkeypatch.setattr(vocabulary, "LARGE", at_least)
+    monkeypatch.setattr(vocabulary, "CHUNK", 100)
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=1, n_head=2,

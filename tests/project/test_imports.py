@@ -29,7 +29,7 @@ ORDER = [
     "averaging",
     "tensors",
     "heads",
-    "copy_parallel",
+    "contrib",
     "losses",
 ]
 ORDER += [

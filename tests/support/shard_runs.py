@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import alrao
+from alrao.contrib.copy_parallel import CopyParallel
 
 COPIES, ROWS, STEPS = 3, 8, 5
 
@@ -83,9 +84,7 @@ def by_layers(model, **kwargs):
 
 def on_devices(model):
     """Each process holds some of the copies."""
-    parallelize_module(
-        model, init_device_mesh("cpu", (dist.get_world_size(),)), {"output": alrao.CopyParallel()}
-    )
+    parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), {"output": CopyParallel()})
     return model
 
 

@@ -1,0 +1,1 @@
+"""Heads for particular purposes, kept and tested: copies on several devices, the adaptive softmax."""
