@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .finite import alive, zero_nonfinite_
-from .shards import highest_of_shards, indices_of_copies, is_shard, local, sum_over_shards
+from .runtime.sharding import highest_of_shards, indices_of_copies, is_shard, local, sum_over_shards
 
 __all__ = ["clip_grads_"]
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
 from .evidence import is_readable
 from .finite import FiniteStatistics
@@ -28,7 +27,8 @@ from .output_layer import (
     verify,
 )
 from .placement import AveragedWrapper
-from .shards import refuse_copy
+from .posterior import Posterior, Switch, posterior_bar
+from .runtime.sharding import refuse_copy
 from .tensors import trail
 from .warn import warn
 from .watch import StepWatch, ZeroWatch
@@ -90,15 +90,15 @@ class Alrao(AveragedWrapper):
         *,
         output: str | nn.Module | None = None,
         likelihood: str | None = None,
-        averaging: Averaging | None = None,
+        averaging: Posterior | None = None,
         keep_output: bool = False,
     ) -> None:
         super().__init__()
         check_net(net)
         if averaging is None:
             averaging = Switch(DEFAULT_COPIES if copies is None else copies)
-        if not isinstance(averaging, Averaging):
-            raise TypeError(f"averaging must be an Averaging such as Switch(10), got {averaging!r}")
+        if not isinstance(averaging, Posterior):
+            raise TypeError(f"averaging must be a Posterior such as Switch(10), got {averaging!r}")
         if copies is not None and averaging.copies != copies:
             raise ValueError(
                 f"averaging is over {averaging.copies} copies, but copies={copies}: leave copies out"

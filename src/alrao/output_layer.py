@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from . import evidence as reports
 from .finite import alive, finite_module
 from .heads import Head, LinearHead
-from .shards import plain_class
+from .runtime.sharding import plain_class
 from .tensors import (
     LazyLogProbs,
     LogProbs,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from .averaging import posterior_bar
 from .features import features_of
 from .model import DEFAULT_COPIES, Alrao
 from .optim import AlraoOptimizer
 from .output_layer import candidates, choose
+from .posterior import posterior_bar
 from .trainable import Trainable, find_alrao, joined, unwrapped
 
 __all__ = ["summary"]

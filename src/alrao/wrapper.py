@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from .shards import plain_class
+from .runtime.sharding import plain_class
 
 __all__ = ["Wrapper", "copied_state", "unchanged_on_error"]
 

@@ -25,8 +25,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import alrao
+from alrao.contrib import Zoom
 from alrao.heads import large
-from alrao.optim import sleep as sleeping
+from alrao.runtime import sleeping
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_by_default_copies_sleep_only_under_auto_where_it_pays():
     assert not alrao.Auto(nn.Linear(1024, 1025)).sleeps
     regression = alrao.Alrao(nn.Linear(128, 1000), likelihood="gaussian")
     assert not alrao.Auto(regression).sleeps
-    bayes = alrao.Alrao(nn.Linear(128, 1000), averaging=alrao.BayesianAverage(10))
+    bayes = alrao.Alrao(nn.Linear(128, 1000), averaging=alrao.paper.BayesianAverage(10))
     assert not alrao.Auto(bayes).sleeps
 
 
@@ -264,8 +265,8 @@ def test_sleep_is_refused_where_no_copy_can():
     regression = alrao.Alrao(nn.Linear(3, 2), likelihood="gaussian")
     with pytest.raises(ValueError, match="GaussianHead"):
         alrao.SGD(regression, sleep=True)
-    bayes = alrao.Alrao(nn.Linear(3, 2), averaging=alrao.BayesianAverage(4))
+    bayes = alrao.Alrao(nn.Linear(3, 2), averaging=alrao.paper.BayesianAverage(4))
     with pytest.raises(ValueError, match="BayesianAverage"):
         alrao.SGD(bayes, sleep=True)
     with pytest.raises(ValueError, match="sleep=False"):
-        alrao.Zoom(alrao.SGD(make_model(), sleep=True), steps=10)
+        Zoom(alrao.SGD(make_model(), sleep=True), steps=10)

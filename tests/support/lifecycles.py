@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import alrao
-from alrao.optim import sleep as sleeping
+from alrao.runtime import sleeping
 from support.lifecycle_cases import draw
 from support.processes import together
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
-from alrao.optim import sleep as sleeping
+from alrao.runtime import sleeping
 
 COPIES, CLASSES, INPUTS = 6, 5, 4
 

@@ -20,10 +20,10 @@ from ..optim import AlraoOptimizer, checkpoint
 from ..optim.checks import check_at_least_0, check_steps
 from ..optim.factor import HIGHEST, LOW
 from ..optim.feature_rates import GroupRates, rate_dtype
-from ..optim.on_device import counter
 from ..optim.update import GroupUpdate, rewind_
 from ..rates import RateDistribution
-from ..shards import Shards
+from ..runtime.capturable import counter
+from ..runtime.sharding import Shards
 from ..trainable import Trainable
 from ..warn import warn
 from .point import GradientPoint
@@ -347,7 +347,7 @@ class Auto(AlraoOptimizer):
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return "z" in state
 
-    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
 
     def _may_sleep(self) -> bool:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import evidence as reports
-from ..averaging import Averaging, Switch
 from ..finite import alive, fail, moderate, without_failed
-from ..shards import gathered
+from ..posterior import Posterior, Switch
+from ..runtime.sharding import gathered
 from ..shortcuts import inside_functional_transform
 from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
 from .awake import GradientRoom, rows_of
@@ -54,7 +54,7 @@ class LinearHead(Head):
     parallel: ParallelCopies | None = None
     """The copies that this process holds, if they are on several devices."""
 
-    def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
+    def __init__(self, layer: nn.Module, averaging: Posterior, *, keep: bool = False) -> None:
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
         super().__init__(averaging, weight)
@@ -181,7 +181,7 @@ class CategoricalHead(LinearHead):
         "weights and soft targets are fine)"
     )
 
-    def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
+    def __init__(self, layer: nn.Module, averaging: Posterior, *, keep: bool = False) -> None:
         super().__init__(layer, averaging, keep=keep)
         self._rooms = GradientRoom(), GradientRoom()
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from ..averaging import Averaging
+from ..posterior import Posterior
 from .adaptive import AdaptiveHead
 from .base import Head
 from .linear import LINEAR_HEADS
@@ -26,7 +26,7 @@ def check_net(net: nn.Module) -> None:
         raise ValueError("the network has lazy layers of unknown size: run a batch through it first")
 
 
-def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:
+def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Posterior, keep: bool) -> Head:
     """Return the head that takes the place of an output layer.
 
     Args:

@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from .. import evidence as reports
 from .. import finite
-from ..shards import indices_of_copies
+from ..runtime.sharding import indices_of_copies
 from ..tensors import LazyLogProbs, LogProbs
 from .chunked import Copies, chunks
 from .members import shared_linear

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..rates import RateDistribution, describe, rebuild
-from ..shards import is_shard, placements_for
+from ..runtime.sharding import is_shard, placements_for
 
 __all__ = [
     "KEY",

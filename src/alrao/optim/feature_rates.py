@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from ..features import features_of
 from ..rates import Constant, Interval, PerWeight, RateDistribution
-from ..shards import is_shard, local, localized, part_of, sharded_as
+from ..runtime.sharding import is_shard, local, localized, part_of, sharded_as
 
 __all__ = ["Entry", "FeaturePlaces", "GroupRates", "rate_dtype"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .. import evidence as reports
 from ..heads import Head
+from ..runtime.capturable import Gate, widest
 from .checks import no_likelihood
-from .on_device import Gate, widest
 
 __all__ = ["look", "look_on_device", "update_posterior"]
 

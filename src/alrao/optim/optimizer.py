@@ -12,20 +12,18 @@ from torch import Generator, Tensor
 
 from .. import evidence as reports
 from ..rates import Rate, as_distribution
-from ..shards import is_shard, placed, refuse_flattened
+from ..runtime.capturable import Gate, Refusals, counter, one_unless
+from ..runtime.sharding import is_shard, placed, refuse_flattened
+from ..runtime.sleeping import Sleep
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
 from . import checkpoint, processes
-from .blocks import blocks
 from .checks import check_head, no_likelihood, refuse_sparse, warn_without_evidence
 from .factor import FactorWatch
 from .feature_rates import GroupRates
-from .gathered import Gathered
 from .observing import look, look_on_device, update_posterior
-from .on_device import Gate, Refusals, counter, one_unless
 from .rated import RatedOptimizer
-from .sleep import Sleep, missed_steps
-from .update import GroupUpdate
+from .update import Gathered, GroupUpdate, missed_steps
 
 __all__ = ["AlraoOptimizer"]
 
@@ -256,7 +254,7 @@ class AlraoOptimizer(RatedOptimizer):
         """Return an update in the parts in which it is applied: one, unless that needs much memory."""
         on_device, at_once = isinstance(gate, Gate), group["foreach"]
         if at_once is None:
-            at_once = on_device or self._sets_nothing_aside(group)  # as in torch: fewer launches
+            at_once = on_device or self._foreach_is_cheap(group)  # as in torch: fewer launches
         if at_once:
             return [update]
         in_blocks = update.params[0].is_cpu and not on_device and not rates.sharded
@@ -266,7 +264,7 @@ class AlraoOptimizer(RatedOptimizer):
         """Return an update for each parameter, or for blocks of it that stay in the cache."""
         for of_one in update.one_by_one():
             if self._has_state(self.state[of_one.params[0]], group):
-                yield from blocks(of_one, self.state)
+                yield from of_one.in_blocks(self.state)
             else:
                 yield of_one
 
@@ -283,7 +281,7 @@ class AlraoOptimizer(RatedOptimizer):
         """Return the settings with which one step stands for several: averages forget as much."""
         return group
 
-    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         """Return whether an update of all parameters at once needs too little memory to matter."""
         return False
 

@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from ..finite import in_range, keep_finite_, mask_gradients, mask_on_device
 from ..rates import Rate, RateDistribution
-from ..shards import highest_of_shards, is_shard, local
+from ..runtime.capturable import Gate, Kept, one_unless
+from ..runtime.sharding import highest_of_shards, is_shard, local
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
 from .checkpoint import broadcasts
 from .feature_rates import Entry, GroupRates
-from .on_device import Gate, Kept, one_unless
 from .optimizer import AlraoOptimizer
 from .torch_optimizers import check_capturable, default_interval, default_lr, options_of, signature_of
 from .update import GroupUpdate

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch import distributed as dist
 
-from ..shards import fingerprint, is_shard
+from ..runtime.sharding import fingerprint, is_shard
 
 __all__ = ["add_up", "check_alike", "check_copies", "common_seed", "count"]
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..rates import Constant, Interval, RateDistribution, Redrawn, as_distribution, describe, scaled
-from ..shards import names_of_parameters, placed, replaced, sharded_modules
+from ..runtime.capturable import widest
+from ..runtime.sharding import names_of_parameters, placed, replaced, sharded_modules
 from .checks import refuse_strangers, warn_of_copies
 from .factor import HIGHEST
 from .feature_rates import FeaturePlaces, GroupRates
-from .on_device import widest
 
 __all__ = ["RatedOptimizer"]
 

@@ -10,9 +10,9 @@ from torch import Generator, Tensor
 
 from ..finite import zero_unusable
 from ..rates import Rate
+from ..runtime.capturable import counter
 from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
-from .on_device import DeviceUpdate, counter
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate
 
@@ -121,11 +121,11 @@ class SGD(AlraoOptimizer):
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return group["momentum"] == 0 or "momentum_buffer" in state
 
-    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
-        if isinstance(u, DeviceUpdate):
+        if u.stopped is not None:
             return self._momentum_on_device(group, u, grads)
         buffers, moved = [], []
         for p, grad in zip(u.params, grads, strict=True):
@@ -143,9 +143,7 @@ class SGD(AlraoOptimizer):
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         return buffers
 
-    def _momentum_on_device(
-        self, group: dict[str, Any], u: DeviceUpdate, grads: list[Tensor]
-    ) -> list[Tensor]:
+    def _momentum_on_device(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
         for p in u.params:
             self._new_state(p, group)
         states = [self.state[p] for p in u.params]

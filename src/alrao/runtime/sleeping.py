@@ -28,19 +28,14 @@ trained, and cost the body nothing. In evaluation all copies take part, and all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, inf, log
 from typing import Any
 
 from torch import Tensor
 
-from ..averaging import Switch
-from ..finite import without_failed, zero_unusable
-from .blocks import Part
-from .feature_rates import Entry, GroupRates
-from .update import GroupUpdate
-
-__all__ = ["LOOKS", "NEGLIGIBLE", "PERIOD", "Sleep", "missed_steps"]
+from ..finite import without_failed
+from ..posterior import Switch
 
 PERIOD = 97
 """Steps from one decision to the next: a prime, so that looks do not always meet the same batches."""
@@ -183,7 +178,7 @@ class Sleep:
 
     # The weights.
 
-    def prepare_looks(self, state: Any, entries: Iterable[Entry]) -> None:
+    def prepare_looks(self, state: Any, entries: Iterable[tuple[Tensor, Any, bool]]) -> None:
         """Before the looks at a copy faster than all awake, let it continue from the fastest of those."""
         awake = self.head.awake
         if awake is None or self.position != PERIOD - LOOKS:
@@ -233,21 +228,3 @@ def _log(x: float) -> float:
 
 def _steps_between_looks(highest: float, rate: float) -> int:
     return max(1, min(LONGEST, int(highest / (2 * rate)))) if rate > 0 else LONGEST
-
-
-def missed_steps(
-    sleep: Sleep, state: Any, rates: GroupRates, factor: float
-) -> Iterator[tuple[int, Part, GroupUpdate]]:
-    """Return the sleeping copies that took part: how many steps the step stands for, and the step."""
-    head = sleep.head
-    awake, copies = head.awake, range(head.copies)
-    for p, rate, of_copies in rates.entries:
-        if not of_copies or p.grad is None:
-            continue
-        for j in copies[head.part]:
-            if j in copies[awake]:
-                continue
-            part, stands_for = Part(state, p, (slice(j, j + 1),)), sleep.since[j]
-            at = part.of(rate) * stands_for if isinstance(rate, Tensor) else rate
-            grads = [zero_unusable(part.of(p.grad))]
-            yield stands_for, part, GroupUpdate([part.param], grads, [at], rates.constant, factor)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..optim import AlraoOptimizer
+from ..optim.update import rewind_
 from ..rates import Interval
-from .optimizer import AlraoOptimizer
-from .update import rewind_
 
 __all__ = ["Zoom"]
 
@@ -64,11 +64,11 @@ class Zoom(LRScheduler):
         every: steps from one move of the rates to the next.
 
     Example:
-        >>> import torch, alrao
+        >>> import torch, alrao, alrao.contrib
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> model = alrao.Alrao(net)
         >>> optimizer = alrao.Adam(model, lr=(1e-6, 0.1), evidence="sum")
-        >>> zoom = alrao.Zoom(optimizer, steps=15)
+        >>> zoom = alrao.contrib.Zoom(optimizer, steps=15)
         >>> cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
         >>> for _ in range(100):
         ...     loss = torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(3, (8,)))

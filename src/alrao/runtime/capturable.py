@@ -8,8 +8,8 @@ they need to be, and a step whose loss is refused runs like any other, with coef
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,19 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..evidence import EvidenceOnDevice
-from .update import GroupUpdate
-
-__all__ = [
-    "DeviceUpdate",
-    "Gate",
-    "Kept",
-    "Refusals",
-    "Sent",
-    "counter",
-    "in_type_of",
-    "one_unless",
-    "widest",
-]
 
 
 @dataclass
@@ -45,92 +32,6 @@ class Gate:
         if evidence is None:
             return cls(torch.zeros((), dtype=torch.bool, device=device))
         return cls(evidence.refused(maximize=maximize))
-
-
-@dataclass
-class DeviceUpdate(GroupUpdate):
-    """An update by tensor operations only; ``factor`` may be a tensor."""
-
-    stopped: Tensor
-    """Whether nothing may change; the gradients are 0 then."""
-
-    _live: Tensor | None = field(default=None, init=False)
-
-    @property
-    def live(self) -> Tensor:
-        """0 for an update that changes nothing, else 1."""
-        if self._live is None:
-            self._live = one_unless(self.stopped)
-        return self._live
-
-    @property
-    def pace(self) -> Tensor:
-        """The factor on all rates, 0 for an update that changes nothing."""
-        return self.live * self.factor
-
-    def one_by_one(self) -> Iterator[GroupUpdate]:
-        """Return an update for each parameter: slower, with less memory at a time."""
-        for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
-            yield DeviceUpdate([p], [grad], [rate], self.constant, self.factor, self.stopped)
-
-    def move(self, directions: list[Tensor]) -> None:
-        """Step against ``directions``."""
-        torch._foreach_addcmul_(self.params, directions, self._pace_of_all(), -1)
-
-    def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[Any]) -> None:
-        """Step against ``above / below / divisors``; ``below`` is overwritten."""
-        steps = list(torch._foreach_div(above, below))
-        torch._foreach_div_(steps, divisors)
-        torch._foreach_mul_(steps, self._pace_of_all())
-        torch._foreach_sub_(self.params, steps)
-
-    def _pace_of_all(self) -> list[Tensor]:
-        if self.constant is not None:
-            return [self.pace * self.constant] * len(self.params)
-        return list(torch._foreach_mul(self.rates, in_type_of(self.rates, self.pace)))
-
-    def penalised(self, weight_decay: float) -> list[Tensor]:
-        """Return the gradients of the loss with an L2 penalty."""
-        decay = in_type_of(self.params, self.live * weight_decay)
-        return list(torch._foreach_add(self.grads, torch._foreach_mul(self.params, decay)))
-
-    def decayed(self, weight_decay: float) -> list[Tensor]:
-        """Return the gradients of the loss with an L2 penalty, clamped so that it never overshoots zero."""
-        if self.constant is not None:
-            return self.penalised(weight_decay)
-        decay = torch._foreach_mul(self.rates, in_type_of(self.rates, self.factor))
-        torch._foreach_reciprocal_(decay)
-        torch._foreach_clamp_max_(decay, weight_decay)
-        torch._foreach_mul_(decay, in_type_of(self.rates, self.live))
-        return list(torch._foreach_addcmul(self.grads, self.params, decay))
-
-    def shrink(self, weight_decay: float) -> None:
-        """Decay the weights in proportion to their rates, at most to zero."""
-        kept = torch._foreach_mul(self._pace_of_all(), -weight_decay)
-        torch._foreach_add_(kept, 1)
-        torch._foreach_clamp_min_(kept, 0)
-        torch._foreach_mul_(self.params, kept)
-
-    def scale_(self, kept: list[Tensor], factor: float) -> None:
-        """Multiply what is kept of earlier gradients by a factor."""
-        torch._foreach_mul_(kept, in_type_of(kept, 1 - self.live * (1 - factor)))
-
-    def mix_(self, kept: list[Tensor], new: list[Tensor], part: float) -> None:
-        """Move what is kept of earlier gradients a part of the way to new ones."""
-        self.scale_(kept, 1 - part)
-        torch._foreach_add_(kept, new, alpha=part)
-
-    def count(self, steps: list[Any]) -> list[Any]:
-        """Count this update in tensors, and return them."""
-        torch._foreach_add_(steps, [self.live] * len(steps))
-        return steps
-
-    def unbias(self, beta: float, steps: list[Any]) -> list[Any]:
-        """Return what a running average must be divided by after some steps; 1 - beta after none."""
-        powers = list(torch._foreach_pow(beta, torch._foreach_clamp_min(steps, 1.0)))
-        torch._foreach_mul_(powers, -1)
-        torch._foreach_add_(powers, 1)
-        return powers
 
 
 def widest(device: torch.device) -> torch.dtype:

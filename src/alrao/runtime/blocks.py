@@ -8,10 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .update import GroupUpdate
-
-__all__ = ["BLOCK", "Part", "blocks", "places"]
-
 BLOCK = 2**18
 """The most weights of a parameter that are updated at a time.
 
@@ -74,26 +70,8 @@ class Part:
                 whole[key] = value
 
 
-def blocks(update: GroupUpdate, state: Any) -> Iterator[GroupUpdate]:
-    """Return the update of a single parameter as those of its blocks; of a small one, as it is.
-
-    The state of the parameter must be complete, and each block updated before the next is asked for.
-    """
-    (p,), (grad,), (rate,) = update.params, update.grads, update.rates
-    parts, beta = places(p.shape), state[p].get("beta")
-    if not parts:
-        yield update
-    for i, rows in enumerate(parts):
-        part = Part(state, p, rows)
-        part.begin(1 if i else None)
-        if beta is not None:
-            state[part.param]["beta"] = beta  # the first block may have changed it
-        yield GroupUpdate([part.param], [part.of(grad)], [part.of(rate)], update.constant, update.factor)
-        part.end(None if i else ())
-
-
-def places(shape: torch.Size) -> list[tuple[slice, ...]]:
-    """Return where the blocks of a parameter are: along its first axis, or along the second as well."""
+def block_slices(shape: torch.Size) -> list[tuple[slice, ...]]:
+    """Return where the blocks of a parameter are: along its first axis, or the second too; none, if small."""
     each = shape[1:].numel()
     if shape.numel() <= BLOCK or len(shape) < 2:
         return []
