@@ -59,7 +59,7 @@ FORMER = {
     "Bernoulli": ("paper", "Bernoulli"),
     "PerWeight": ("paper", "PerWeight"),
     "Redrawn": ("paper", "Redrawn"),
-    "Zoom": ("contrib", "Zoom"),
+    "Zoom": ("contrib.zoom", "Zoom"),
 }
 """Names that have moved, with the module and the name that they have now; they work for one more release."""
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from .finite import fail_nonfinite, without_failed
 
-__all__ = ["BayesianAverage", "Posterior", "Switch", "posterior_bar"]
-
 
 class Posterior(nn.Module):
     """A posterior over ``copies`` models, updated by the evidence for each of them.

@@ -11,7 +11,7 @@ from support.stepping import deep_mlp, same
 from torch import nn
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 
 OPTIMIZERS = {
     "SGD": lambda net: alrao.SGD(net, lr=(1e-3, 0.3), momentum=0.9),

@@ -25,7 +25,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 from alrao.heads import large
 from alrao.runtime import sleeping
 
@@ -69,7 +69,7 @@ def test_by_default_copies_sleep_only_under_auto_where_it_pays():
 def test_under_auto_copies_of_a_large_layer_fall_asleep_without_being_asked_to(monkeypatch, short_cycles):
     monkeypatch.setattr(sleeping, "WORTHWHILE", 0)
     model = make_model()
-    train(model, alrao.Auto(model), range(50 + 3 * sleeping.PERIOD))
+    train(model, alrao.Auto(model), range(50 + 3 * sleeping.CYCLE))
     assert asleep(model) > 0
 
 
@@ -98,7 +98,7 @@ def literal_posterior(evidence, schedule, theta, copies):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_posterior_equals_enumeration_with_what_stands_in_for_sleepers(seed, monkeypatch):
-    for name, value in {"PERIOD": 3, "LOOKS": 1, "LONGEST": 2, "NEGLIGIBLE": 0.2}.items():
+    for name, value in {"CYCLE": 3, "LOOKS": 1, "MAX_INTERVAL": 2, "NEGLIGIBLE": 0.2}.items():
         monkeypatch.setattr(sleeping, name, value)
     model = alrao.Alrao(nn.Linear(2, 3), averaging=alrao.Switch(4, theta=0.6))
     head, sleep = model.head, sleeping.Sleep(model.head, True)

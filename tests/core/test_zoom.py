@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.zoomed import INTERVAL, a_model, all_rates, idle, learn, set_posterior, under_way
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 
 
 def slowly(posteriors, interval, steps, width, copies, memory, follow, every):

@@ -11,7 +11,7 @@ from support.zoomed import INTERVAL, a_model, all_rates, learn
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR, SequentialLR
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from support.small import TRANSFORMER
 from torch import nn
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 from alrao.heads import chunked, large
 from alrao.integrations.huggingface import AlraoCallback
 from alrao.tensors import LazyLogProbs

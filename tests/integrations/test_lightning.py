@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from support.lightning_modules import ROWS, Module, loader, network, pl, seeded, table, trainer
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 from alrao.integrations import lightning as leaf
 from alrao.integrations.lightning import AlraoCallback, MisconfigurationException
 

@@ -12,7 +12,7 @@ from support.stepping import make, train
 from torch import nn
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 from alrao.integrations import tensorboard
 
 

@@ -17,7 +17,7 @@ GRAPH = import_graph.graph("core")
 LAB = import_graph.modules("lab")
 ORDER = [
     "warn",
-    "modes",
+    "calls",
     "watch",
     "shortcuts",
     "finite",
@@ -36,7 +36,6 @@ ORDER += [
     "clipping",
     "output_layer",
     "wrapper",
-    "placement",
     "model",
     "plain",
     "trainable",

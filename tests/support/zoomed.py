@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
-from alrao.contrib import Zoom
+from alrao.contrib.zoom import Zoom
 
 INTERVAL = (1e-5, 10.0)
 

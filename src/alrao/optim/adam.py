@@ -15,8 +15,6 @@ from .checks import check_at_least_0, refuse_flags
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate, as_real, roots
 
-__all__ = ["Adam", "AdamW"]
-
 
 class Adam(AlraoOptimizer):
     r"""Adam with a learning rate for every feature (the paper's appendix E).
@@ -103,7 +101,7 @@ class Adam(AlraoOptimizer):
         torch._foreach_add_(denominators, group["eps"])
         u.move_ratio(averages, denominators, u.bias_corrections(beta1, steps))
 
-    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+    def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1**steps, beta2**steps)}
 

@@ -1,4 +1,4 @@
-"""One update of a parameter group: which parameters take part, and the arithmetic.
+"""The arithmetic of one update of a parameter group.
 
 On the CPU it is torch's arithmetic, to the bit. Where nothing may be read on the host, a decision becomes a
 mask: a step whose loss is refused runs like any other, with coefficients that change nothing.
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..finite import in_range, keep_finite_, mask_gradients, mask_on_device, zero_unusable
 from ..runtime.blocks import Part, block_slices
-from ..runtime.capturable import Gate, in_type_of, one_unless
+from ..runtime.capturable import in_type_of, one_unless
 from ..runtime.sharding import local
 from ..runtime.sleeping import Sleep
-from .feature_rates import GroupRates
+from .groups import GroupRates
 
 
 @dataclass
@@ -46,6 +46,28 @@ class GroupUpdate:
             assert self.stopped is not None
             self._live = one_unless(self.stopped)
         return self._live
+
+    @classmethod
+    def of(
+        cls,
+        params: list[Tensor],
+        grads: list[Tensor],
+        rates: list[Any],
+        constant: float | None,
+        factor: Any,
+        gate: bool | Tensor,
+    ) -> GroupUpdate | None:
+        """Return an update with 0 for gradients that must not be applied; None if there is nothing to apply.
+
+        The gate is whether the loss was finite, or on a device a tensor: whether it was refused.
+        """
+        if not params:
+            return None
+        if isinstance(gate, Tensor):
+            masked, stopped = mask_on_device(grads, gate)
+            return cls(params, masked, rates, constant, factor, stopped)
+        usable = mask_gradients(grads, suspect=not gate)
+        return None if usable is None else cls(params, usable, rates, constant, float(factor))
 
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
@@ -192,46 +214,6 @@ def roots(numbers: list[Any]) -> list[Any]:
     if isinstance(numbers[0], Tensor):
         return list(torch._foreach_sqrt(numbers))
     return [sqrt(number) for number in numbers]
-
-
-class Gathered:
-    """The parameters of a group that have a gradient; of the head's, only copies that are awake."""
-
-    def __init__(self, rates: GroupRates, state: Any, awake: slice | None) -> None:
-        self.params: list[Tensor] = []
-        self.parts: list[Part] = []
-        """What is updated of the head's parameters, if copies sleep; in ``params`` it stands for them."""
-        self.sparse: list[tuple[Tensor, Tensor, Any]] = []
-        """Parameters with a sparse gradient, their gradients and rates; they are not in ``params``."""
-        self._grads: list[Tensor] = []
-        self._rates: list[Any] = []
-        self._constant = rates.constant
-        for p, rate, of_copies in rates.entries:
-            grad = p.grad
-            if grad is None:
-                continue
-            if grad.is_sparse:
-                self.sparse.append((p, grad, rate))
-                continue
-            if of_copies and awake is not None:
-                self.parts.append(part := Part(state, p, (awake,)))
-                p, grad, rate = part.param, part.of(grad), part.of(rate)
-            self.params.append(p)
-            self._grads.append(grad)
-            self._rates.append(rate)
-
-    def update(self, gate: bool | Gate, factor: Any) -> GroupUpdate | None:
-        """Return the update, with 0 for gradients that must not be applied.
-
-        It is None, or on a device one that changes nothing, if none of the gradients is usable.
-        """
-        if isinstance(gate, Gate):
-            grads, stopped = mask_on_device(self._grads, gate.refused)
-            return GroupUpdate(self.params, grads, self._rates, self._constant, factor, stopped)
-        usable = mask_gradients(self._grads, suspect=not gate)
-        if usable is None:
-            return None
-        return GroupUpdate(self.params, usable, self._rates, self._constant, float(factor))
 
 
 def missed_steps(

@@ -9,29 +9,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-from ..evidence import EvidenceOnDevice
-
-
-@dataclass
-class Gate:
-    """What a step may do, as a tensor with a single Boolean."""
-
-    refused: Tensor
-    """Whether the loss was no likelihood: then nothing may change."""
-
-    @classmethod
-    def of(cls, evidence: EvidenceOnDevice | None, device: Any, maximize: bool) -> Gate:
-        """Return the gate for some evidence; without any, everything is accepted."""
-        if evidence is None:
-            return cls(torch.zeros((), dtype=torch.bool, device=device))
-        return cls(evidence.refused(maximize=maximize))
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -89,47 +71,40 @@ class Kept:
 
 
 class Sent:
-    """Numbers on their way to the host: read steps later, they cost no wait.
-
-    Args:
-        numbers: a vector on any device.
-    """
+    """Numbers on their way to the host: read steps later, they cost no wait. On the CPU nothing is copied."""
 
     def __init__(self, numbers: Tensor) -> None:
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self._waits = accelerator is not None and numbers.device.type == accelerator.type
-        self._copy = numbers
-        if self._waits:
+        self._copy, self._event = numbers, None
+        if _is_accelerator(numbers.device):
             self._copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
             self._copy.copy_(numbers, non_blocking=True)
             self._event = torch.Event(numbers.device)
             self._event.record()
 
+    @property
+    def arrived(self) -> bool:
+        """Whether a read would not wait."""
+        return self._event is None or self._event.query()
+
+    @property
+    def is_true(self) -> bool:
+        """Whether a single Boolean is true: in the memory of the host, by no operation that could wait."""
+        return bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
+
     def read(self) -> list[float] | None:
         """Return the numbers; None on a device that computes nothing."""
-        if self._waits:
+        if self._event is not None:
             self._event.synchronize()
         return None if self._copy.is_meta else self._copy.tolist()
 
 
 class Refusals:
-    """The news that a loss was refused, on its way from a device to the host.
-
-    A device notes it; the host looks at a copy that has been sent before, and so waits for nothing.
-    """
+    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self._noted = torch.zeros((), dtype=torch.bool, device=device)
-        self._event: Any = None
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self._waits = accelerator is not None and device.type == accelerator.type
-        self._can_arrive = self._waits or device.type == "cpu"
-        self._copy = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=self._waits)
-
-    @property
-    def device(self) -> torch.device:
-        """Where refusals are noted."""
-        return self._noted.device
+        self._sent = Sent(self._noted)
+        self._can_arrive = device.type == "cpu" or _is_accelerator(device)
 
     def note(self, refused: Tensor) -> None:
         """Note a refusal, on the device."""
@@ -137,25 +112,18 @@ class Refusals:
 
     def arrived(self) -> bool:
         """Return whether a refusal is known on the host by now, after which it is forgotten."""
-        if not self._can_arrive or _capturing():
+        if not self._can_arrive or _capturing() or not self._sent.arrived:
             return False
-        if self._event is None or self._event.query():
-            known = self._event is not None and self._read()
-            self._copy.copy_(self._noted, non_blocking=True)
-            if self._waits:
-                self._event = torch.Event(self.device)
-                self._event.record()
-            else:
-                known = self._read()
-            if known:
-                self._noted.zero_()
-                self._event = None
-            return known
-        return False
+        refused = self._sent.is_true
+        if refused:
+            self._noted.zero_()
+        self._sent = Sent(self._noted)
+        return refused
 
-    def _read(self) -> bool:
-        # The memory of the host itself: no operation that could wait.
-        return bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
+
+def _is_accelerator(device: torch.device) -> bool:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found is not None and device.type == found.type
 
 
 def _capturing() -> bool:
