@@ -40,8 +40,12 @@ class RateDistribution(ABC):
         """Return the rates at the places ``u``, in their type and on their device."""
 
     def quantiles(self, places: list[Tensor]) -> list[Tensor]:
-        """Return the rates at several tensors of places."""
-        return [self.quantile(u) for u in places]
+        """Return the rates at several tensors of places, by as many operations as for one."""
+        if len({(u.dtype, u.device) for u in places}) != 1:
+            return [self.quantile(u) for u in places]
+        rates = self.quantile(torch.cat([u.flatten() for u in places]))
+        parts = rates.split([u.numel() for u in places])
+        return [part.view(u.shape) for part, u in zip(parts, places, strict=True)]
 
     def grid(self, copies: int) -> Tensor:
         """Return the rates of ``copies`` copies of the head, lowest first: the quantiles at even places."""
@@ -104,19 +108,8 @@ class LogUniform(RateDistribution):
 
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rates at the places ``u``: geometric between the ends."""
-        return self.quantiles([u])[0]
-
-    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
-        """Return the rates at several tensors of places, by as many operations as for one."""
-        if not places:
-            return []
         low, high = log(self.lo), log(self.hi)
-        rates = list(torch._foreach_mul(places, high - low))
-        torch._foreach_add_(rates, low)
-        torch._foreach_exp_(rates)
-        torch._foreach_clamp_min_(rates, self.lo)
-        torch._foreach_clamp_max_(rates, self.hi)
-        return rates
+        return (u * (high - low)).add_(low).exp_().clamp_(self.lo, self.hi)
 
     def grid(self, copies: int) -> Tensor:
         """Return rates evenly spaced in the logarithm, both ends included."""
@@ -206,10 +199,6 @@ class _Variant(RateDistribution):
     def quantile(self, u: Tensor) -> Tensor:
         """Return the quantiles of the distribution inside."""
         return self.inner.quantile(u)
-
-    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
-        """Return those at several tensors of places."""
-        return self.inner.quantiles(places)
 
     def grid(self, copies: int) -> Tensor:
         """Return the grid of the distribution inside."""
