@@ -30,14 +30,11 @@ MAX_NORM = 1e15
 # Masks.
 
 
-def alive(x: Tensor) -> Tensor:
-    """Return where ``x`` is finite."""
-    return x.isfinite()
+alive = torch.isfinite
+"""Where a tensor is finite."""
 
-
-def is_finite(number: float) -> bool:
-    """Return whether a number is finite."""
-    return isfinite(number)
+is_finite = isfinite
+"""Whether a number is finite."""
 
 
 def alive_rows(log_p: Tensor) -> Tensor:
@@ -292,6 +289,5 @@ def _put_back(running: list[Tensor], last: list[Tensor]) -> None:
         places = [*means, *(i + 1 for i in means)]
         now, before = (torch.cat([each[i] for i in places]).view(2, -1) for each in (running, last))
         finite = torch.where(now.isfinite().all(0), now, before).view(-1)
-        torch._foreach_copy_(
-            [running[i] for i in places], list(finite.split([len(running[i]) for i in places]))
-        )
+        ours = [running[i] for i in places]
+        torch._foreach_copy_(ours, list(finite.split([len(each) for each in ours])))

@@ -245,6 +245,7 @@ class RatedOptimizer(Optimizer):
             raise ValueError("capturable=True is not supported by Redrawn, whose rates are drawn on the host")
         rates = GroupRates(distribution)
         group["distribution"] = describe(distribution)
+        group["interval"] = group["copies_interval"] = distribution.interval
         group["seed"] = self._seed
         group[HIGHEST] = 0.0
         group["redraws"] = 0 if distribution.redrawn else None
@@ -360,7 +361,7 @@ class RatedOptimizer(Optimizer):
             copies: the new interval of the copies of the head; None leaves it as it is.
         """
         self.rates_of_groups[group].move(body, copies)
-        self.compute_rates(group)
+        self._intervals_moved(group)
 
     @torch.no_grad()
     def set_rate(self, group: int, rate: float) -> None:
@@ -371,4 +372,10 @@ class RatedOptimizer(Optimizer):
             rate: the rate.
         """
         self.rates_of_groups[group].body = Constant(rate)
+        self._intervals_moved(group)
+
+    def _intervals_moved(self, group: int) -> None:
+        rates, settings = self.rates_of_groups[group], self.param_groups[group]
+        if not settings["capturable"]:  # compiled steps are guarded by what is in the groups
+            settings["interval"], settings["copies_interval"] = rates.body.interval, rates.copies.interval
         self.compute_rates(group)

@@ -363,7 +363,7 @@ class AlraoOptimizer(RatedOptimizer):
                 self.state[p] = shard_state(self.state[p], p)
         for i, (group, drawn) in enumerate(zip(self.param_groups, distributions, strict=True)):
             self.rates_of_groups[i].draw_from(drawn)
-            self.rates_of_groups[i].move(group.pop("interval"), group.pop("copies_interval"))
+            self.rates_of_groups[i].move(group["interval"], group["copies_interval"])
             self.compute_rates(i)
         self._seed, self._alike = self.param_groups[0]["seed"], False
         self._factors = None if self.param_groups[0]["capturable"] else FactorWatch()
