@@ -17,7 +17,7 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from . import paper
+from . import paper as paper
 from .auto import Auto
 from .copy_parallel import CopyParallel
 from .features import register_features
@@ -47,7 +47,6 @@ __all__ = [
     "Posterior",
     "RateDistribution",
     "Switch",
-    "paper",
     "recalibrate",
     "register_features",
     "summary",
