@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Self
@@ -33,7 +34,7 @@ from .warn import warn
 from .watch import StepWatch, ZeroWatch
 from .wrapper import Wrapper, copied_state, unchanged_on_error
 
-__all__ = ["Alrao"]
+__all__ = ["Alrao", "converted"]
 
 DEFAULT_COPIES = 10
 
@@ -138,6 +139,7 @@ class Alrao(Wrapper):
         self.__dict__["head"] = head  # not a second child: the network has it already
         self.stand_for(net if name else head)
         self._watch.follow(head)
+        converted.add(self)
 
     # The user's network, reachable through the wrapper.
 
@@ -227,6 +229,7 @@ class Alrao(Wrapper):
         super().__setstate__(state)
         self._watch = StepWatch()
         self._zeros = ZeroWatch()
+        converted.add(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         head = self.__dict__.get("head")
@@ -408,6 +411,10 @@ class Alrao(Wrapper):
         weights = self.head.averaging.weights
         bar = "(on meta)" if weights.is_meta else f"|{posterior_bar(weights)}|"
         return f"{type(self.net).__name__}, posterior: {bar}"
+
+
+converted: weakref.WeakSet[Alrao] = weakref.WeakSet()
+"""All models there are, so that an optimizer that is given parameters finds theirs."""
 
 
 @torch.compiler.disable

@@ -1,7 +1,8 @@
-"""What the optimizers take: an Alrao model, a plain network or several, or named parameters."""
+"""What the optimizers take: an Alrao model, a plain network or several, parameters or parameter groups."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,13 +11,22 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from .features import register_features
 from .known_layers import guess_axis
-from .model import Alrao
+from .model import Alrao, converted
 from .plain import Plain
+from .runtime.sharding import refuse_flattened
 
 __all__ = ["Trainable", "find_alrao", "joined", "trained", "unwrap", "unwrapped"]
 
-Trainable = nn.Module | Iterable[nn.Module] | Iterable[tuple[str, nn.Parameter]]
-"""An Alrao model or a network, several networks, or pairs of a name and a parameter."""
+Trainable = (
+    nn.Module
+    | Iterable[nn.Module]
+    | Iterable[Tensor]
+    | Iterable[tuple[str, Tensor]]
+    | Iterable[dict[str, Any]]
+)
+"""An Alrao model or a network, several networks, parameters, maybe with names, or groups of parameters."""
+
+logger = logging.getLogger("alrao")
 
 
 def find_alrao(model: Any) -> Alrao | None:
@@ -38,27 +48,63 @@ def unwrap(model: nn.Module) -> Alrao:
     return inner
 
 
-def trained(model: Trainable) -> Alrao | Plain:
-    """Return the Alrao model that an optimizer is to train, or a view of plain modules or named parameters.
+def trained(model: Trainable | None, params: Iterable[Any] | None = None) -> tuple[Alrao | Plain, Any]:
+    """Return the model that an optimizer is to train, or a view of what is no Alrao model, and the groups.
 
     Args:
         model: an Alrao model or a network, possibly wrapped by DDP or ``torch.compile``; several networks; or
-            pairs of a name and a parameter.
+            parameters or parameter groups, as torch's optimizers take them. Those of an Alrao model stand for
+            the model.
+        params: the parameters or groups to train, or None for all; with no model, what is known of it.
     """
+    if model is None:
+        model, params = params, None
     if isinstance(model, nn.Module):
+        refuse_flattened(model)
         inner = find_alrao(model)
         if inner is not None:
-            return inner
+            return inner, params
         net = unwrapped(model)
         _check(net)
-        return Plain(net, [net])
-    return Plain(*joined(model))
+        return Plain(net, [net]), params
+    parts = _parts(model)
+    net, modules = joined(parts)
+    refuse_flattened(net)
+    if modules:
+        return Plain(net, modules), params
+    groups = parts if params is None else params
+    found = _model_of(set(net.parameters()))
+    if found is not None:
+        return found, groups
+    _check(net)
+    logger.info(
+        "%d parameters were given without their layers: %s. The mode of a network cannot be seen either: "
+        "call optimizer.eval() before an evaluation or a checkpoint for inference, and optimizer.train() "
+        "after it, or pass the network itself",
+        sum(1 for _ in net.parameters()),
+        "axis 0 of each has its features, and a vector behind a matrix with as many rows is its bias"
+        if any(isinstance(layer, _Bare) for layer in net)
+        else "those whose names start alike are one layer, and shapes and names tell the features",
+    )
+    return Plain(net, []), groups
 
 
-def joined(model: Any) -> tuple[nn.Module, list[nn.Module]]:
-    """Return several plain networks, or named parameters, as one module; and the networks."""
-    parts: list[Any] = list(model) if isinstance(model, Iterable) else []
-    if parts and all(isinstance(part, nn.Module) for part in parts):
+def _model_of(params: set[nn.Parameter]) -> Alrao | None:
+    """Return the Alrao model that has some of the parameters, if there is one."""
+    found = [model for model in converted if not params.isdisjoint(model.parameters())]
+    found = [model for model in found if not params.isdisjoint(model.head.parameters())] or found
+    if len(found) > 1:
+        raise TypeError(
+            f"an optimizer trains one Alrao model, got parameters of {len(found)}: convert all modules as "
+            "one, Alrao(nn.ModuleList([encoder, decoder]), output=…), or give each its own optimizer"
+        )
+    return found[0] if found else None
+
+
+def joined(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
+    """Return several plain networks, or parameters, as one module; and the networks."""
+    parts = _parts(model)
+    if all(isinstance(part, nn.Module) for part in parts):
         modules = [unwrapped(part) for part in parts]
         for part, net in zip(parts, modules, strict=True):
             if find_alrao(part) is not None:
@@ -69,16 +115,39 @@ def joined(model: Any) -> tuple[nn.Module, list[nn.Module]]:
                 )
             _check(net)
         return nn.ModuleList(modules), modules
-    if parts and all(
-        isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str) for part in parts
-    ):
-        return _module_of(parts), []
+    params = [p for part in parts for p in (part["params"] if isinstance(part, dict) else [part])]
+    if all(isinstance(p, tuple) for p in params):
+        return _named(params), []
+    return _unnamed([p[1] if isinstance(p, tuple) else p for p in params]), []
+
+
+def _parts(model: Any) -> list[Any]:
+    """Return networks, parameters, pairs of a name and a parameter, or groups of these, as lists."""
+    parts = list(model) if isinstance(model, Iterable) and not isinstance(model, Tensor) else []
+    if parts and all(isinstance(part, nn.Module) or _is_parameter(part) for part in parts):
+        return parts
+    groups = [{**part, "params": _listed(part.get("params"))} for part in parts if isinstance(part, dict)]
+    if len(groups) != len(parts) or not all(_is_parameter(p) for group in groups for p in group["params"]):
+        groups = []
+    if any(group["params"] for group in groups):
+        return groups
     found = type(parts[0] if parts else model).__name__
     raise TypeError(
-        "alrao's optimizers take the model itself, not its parameters, several plain networks, or pairs of a "
-        f"name and a parameter, got {found}: write alrao.Auto(net) or alrao.Auto(net.named_parameters()); "
-        "parameter groups go into params="
+        "alrao's optimizers take a model, several plain networks, parameters, pairs of a name and a "
+        f"parameter, or parameter groups, got {found}: write alrao.Auto(net) or alrao.Auto(net.parameters())"
     )
+
+
+def _listed(params: Any) -> Any:
+    """Return the parameters of a group, in a list; a set stays, for torch to refuse."""
+    if isinstance(params, set):
+        return params
+    return [params] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
+
+
+def _is_parameter(part: Any) -> bool:
+    named = isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], str)
+    return isinstance(part[1] if named else part, Tensor)
 
 
 def unwrapped(net: nn.Module) -> nn.Module:
@@ -106,8 +175,29 @@ def _check(net: nn.Module) -> None:
         )
 
 
-class _Named(nn.Module):
-    """Parameters whose names start alike, without the layer that they belong to."""
+class _Layer(nn.Module):
+    """Parameters that share their features, without the layer that they belong to; any leaf tensors."""
+
+    def __init__(self, own: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._parameters.update(own)  # type: ignore[arg-type]
+
+    def get_parameter(self, target: str) -> Any:
+        """Return a parameter, which torch insists on being an ``nn.Parameter``."""
+        return self._parameters[target]
+
+
+class _Bare(_Layer):
+    """A parameter without a name, maybe with the bias of its rows."""
+
+
+class _Named(_Layer):
+    """Parameters whose names start alike."""
+
+
+@register_features(_Bare)
+def _bare_features(layer: nn.Module) -> dict[str, int | Tensor]:
+    return {name: 0 for name, _ in layer.named_parameters(recurse=False)}
 
 
 @register_features(_Named)
@@ -115,20 +205,26 @@ def _named_features(layer: nn.Module) -> dict[str, int | Tensor]:
     return {name: guess_axis(name, p) for name, p in layer.named_parameters(recurse=False)}
 
 
-def _module_of(named: list[tuple[str, Any]]) -> nn.Module:
+def _unnamed(params: list[Tensor]) -> nn.ModuleList:
+    """Return a module with parameters; a vector behind a matrix with as many rows shares its features."""
+    layers: list[dict[str, Tensor]] = []
+    before = None
+    for p in params:
+        if before is not None and p.ndim == 1 < before.ndim and len(p) == len(before):
+            layers[-1]["bias"] = p
+        else:
+            layers.append({"weight": p})
+        before = p
+    return nn.ModuleList(map(_Bare, layers))
+
+
+def _named(params: list[tuple[str, Tensor]]) -> nn.ModuleList:
     """Return a module with named parameters; those of one layer, by their names, share their features."""
-    layers: dict[str, _Named] = {}
-    seen: set[str] = set()
-    for name, parameter in named:
-        if not isinstance(parameter, nn.Parameter):
-            raise TypeError(
-                "named parameters are pairs of a name and an nn.Parameter, got "
-                f"{type(parameter).__name__} for {name!r}: pass net.named_parameters(), or "
-                "nn.Parameter(tensor)"
-            )
-        if name in seen or not name:
-            raise ValueError(f"each parameter needs its own name, got {name!r} twice or an empty one")
-        seen.add(name)
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in params:
         layer, _, last = name.rpartition(".")
-        layers.setdefault(layer, _Named()).register_parameter(last or name, parameter)
-    return nn.ModuleList(layers.values())
+        own = layers.setdefault(layer, {})
+        if last in own or not last:
+            raise ValueError(f"each parameter needs its own name, got {name!r} twice or an empty one")
+        own[last] = parameter
+    return nn.ModuleList(map(_Named, layers.values()))

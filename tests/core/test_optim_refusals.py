@@ -17,14 +17,6 @@ def test_flags_that_cannot_work_are_refused(optimizer, flag):
         make(optimizer, **{flag: True})
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_parameters_without_their_model_are_refused(optimizer):
-    net = deep_mlp()
-    for given in (net.parameters(), list(net.parameters()), [{"params": net.parameters()}], [], None, 3):
-        with pytest.raises(TypeError, match=r"the model itself, not its parameters.*alrao\.Auto\(net\)"):
-            optimizer(given)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "options", "message"),
     [

@@ -239,7 +239,7 @@ def test_a_wrong_loss_changes_nothing():
             TypeError,
             "class of an optimizer first, then the model",
         ),
-        (lambda m: alrao.PerFeature(optim.NAdam, m.parameters()), TypeError, "take the model itself"),
+        (lambda m: alrao.PerFeature(optim.NAdam, m.state_dict()), TypeError, "take a model"),
         (
             lambda m: alrao.PerFeature(optim.NAdam, m, beta=1),
             TypeError,

@@ -336,10 +336,9 @@ def test_a_loss_that_cannot_train_copies_is_refused():
         net.fit(X, LINEAR)
 
 
-def test_skorchs_own_net_says_what_to_do():
-    net = skorch.NeuralNetClassifier(alrao.Alrao(Net()), optimizer=alrao.SGD, **QUIET)
-    with pytest.raises(TypeError, match="take the model itself, not its parameters"):
-        net.initialize()
+def test_skorchs_own_net_trains_an_alrao_model():
+    net = skorch.NeuralNetClassifier(alrao.Alrao(Net()), optimizer=alrao.Auto, lr=1.0, **QUIET).initialize()
+    assert net.optimizer_.model is net.module_
 
 
 def test_doctests():

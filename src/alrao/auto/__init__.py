@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from ..finite import is_finite, zero_nonfinite
 from ..optim import AlraoOptimizer, checkpoint
 from ..optim.checks import check_at_least_0, check_steps
-from ..optim.factor import HIGHEST, LOW
+from ..optim.factor import HIGHEST, LOW, check_factor
 from ..optim.groups import GroupRates, rate_dtype
 from ..optim.update import GroupUpdate, rewind_
 from ..rates import RateDistribution
@@ -82,16 +82,21 @@ class Auto(AlraoOptimizer):
 
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
-            loss, a plain network, a list of them, or pairs of a name and a parameter. Without copies the
-            search follows the features.
-        steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
-            longer run is fine.
-        weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
+            loss, a plain network, a list of them, or parameters or parameter groups as in :class:`SGD`.
+            Without copies the search follows the features. Without a network its mode is not seen: call
+            :meth:`eval` and :meth:`train`.
+        lr: factor :math:`\gamma` on the rates that the search finds, from which a scheduler starts. It is not
+            a learning rate: one below 0.1 causes a warning.
         betas: :math:`\beta_1`, the usual share of the average in the training weights, fixed when a group is
             added, and :math:`\beta_2`, of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
-        params: parameters or parameter groups, as in :class:`SGD`. A group with its own ``lr`` (interval,
-            distribution or number) keeps these rates; the others follow the search.
+        weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`.
+        steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
+            longer run is fine.
+        params: parameters or parameter groups, as in :class:`SGD`. A group whose own ``lr`` is an interval, a
+            distribution or a number up to 0.1 keeps these rates. The others follow the search; there a number
+            above 0.1 is the factor of the group, as trainers write it for rate-free optimizers, and an
+            ``lr_scale`` (timm's layer decay) multiplies the rates.
         generator: random generator for the places of the features in the interval.
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once.
@@ -129,12 +134,13 @@ class Auto(AlraoOptimizer):
 
     def __init__(
         self,
-        model: Trainable,
-        *,
-        steps: int | None = None,
-        weight_decay: float = 0.0,
+        model: Trainable | None = None,
+        lr: float = 1.0,
         betas: tuple[float, float] = (0.7, 0.99),
         eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        steps: int | None = None,
         params: Iterable[Any] | None = None,
         generator: Generator | None = None,
         maximize: bool = False,
@@ -149,14 +155,16 @@ class Auto(AlraoOptimizer):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps!r}")
+        usual = check_factor(lr)
         self.search = RateSearch.of(check_steps(steps))
         self.point = GradientPoint()
         self._seen: list[FeatureGains] = []  # what this step has shown of the body
         super().__init__(
-            model, COPIES, {"betas": betas, "eps": eps, "weight_decay": weight_decay},
+            model, COPIES, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
+        self._factors = self._factors if usual else None  # of which it has warned now
         self.averages = Averages(self, swap)
         self.model.averaged_by(self.averages)
         self.model.head.start_alike()
@@ -173,11 +181,20 @@ class Auto(AlraoOptimizer):
     # Groups.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model, as in torch; without an ``lr`` of their own they follow the search."""
-        follows = "lr" not in param_group
-        scale = param_group.get("lr_scale", 1.0)
-        beta, _ = param_group.get("betas", self.defaults["betas"])  # schedulers may write betas
-        super().add_param_group({**param_group, "follows": follows, "scale": scale, "beta": beta})
+        """Add parameters of the model, as in torch; without rates of their own they follow the search.
+
+        An ``lr`` of the group is its rates, or, as a number above 0.1, its factor on the search's.
+        """
+        group, lr = dict(param_group), param_group.get("lr")
+        if isinstance(lr, int | float) and lr > LOW:  # as trainers write it for rate-free optimizers
+            del group["lr"]
+        follows = "lr" not in group
+        scale = group.get("lr_scale", 1.0)
+        beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
+        super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
+        group = self.param_groups[-1]
+        if follows and lr is not None:
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
         self._place_interval(len(self.param_groups) - 1)
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
@@ -213,12 +230,21 @@ class Auto(AlraoOptimizer):
     # The modes.
 
     def train(self) -> None:
-        """Put the training weights into the parameters. The model's ``train()`` does this by itself."""
+        """Put the training weights into the parameters. The model's ``train()`` does this by itself.
+
+        An optimizer that was given parameters without their network sees no mode: call this before the
+        training continues. A step without it warns.
+        """
         self.model.hold(True)
         self.averages.place(True)
 
     def eval(self) -> None:
-        """Put the averaged weights into the parameters. The model's ``eval()`` does this by itself."""
+        """Put the averaged weights into the parameters. The model's ``eval()`` does this by itself.
+
+        An optimizer that was given parameters without their network sees no mode: call this before an
+        evaluation, and before ``net.state_dict()`` is saved for inference. Otherwise it has the training
+        weights.
+        """
         self.model.hold(False)
         self.averages.place(False)
 
@@ -290,7 +316,7 @@ class Auto(AlraoOptimizer):
 
     def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the states of parameters that are updated now, counted."""
-        searching, on_device = not self.search.over, self.on_device
+        searching = not self.search.over
         states: list[dict[str, Any]] = [self.state[p] for p in params]
         new = [(p, state) for p, state in zip(params, states, strict=True) if "exp_avg_sq" not in state]
         counts = self._counts(params[0]) if new else {}
@@ -305,7 +331,7 @@ class Auto(AlraoOptimizer):
             if not searching and "z" not in state:
                 state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         keys = ("step",) if searching else ("step", "k")
-        if on_device:
+        if group["capturable"] and not searching:
             if len(params) < len(group["params"]):
                 self._part_counts(params, group)
             shared = {id(state[key]): state[key] for state in states for key in keys}
@@ -324,25 +350,26 @@ class Auto(AlraoOptimizer):
         moved = self.point.beta(group["beta"]) if self.search.over else group["beta"]
         for i, state in enumerate(states):
             step, beta = state["step"], state.get("beta", group["beta"])
-            age = id(step) if isinstance(step, Tensor) else (step, state["k"])
+            age = (id(step), id(state["k"])) if isinstance(step, Tensor) else (step, state["k"])
             places.setdefault((age, beta, moved if "beta" in state else beta), []).append(i)
         return places.items()
 
     def _counts(self, p: Tensor) -> dict[str, Any]:
         """Return counters of 0; tensors are shared by all parameters that begin together."""
-        return {key: counter(p, on_device=True) if self.on_device else 0 for key in ("step", "k")}
+        capturable = self.search.over and self.defaults["capturable"]
+        return {key: counter(p, on_device=True) if capturable else 0 for key in ("step", "k")}
 
     def _part_counts(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Give parameters that step counters of their own, where others that do not step share theirs."""
         stepping = set(params)
         others = [p for p in group["params"] if p not in stepping and p in self.state]
         absent = {id(self.state[p].get("step")) for p in others}
-        new: dict[int, dict[str, Any]] = {}
+        new: dict[Any, dict[str, Any]] = {}
         for p in params:
             state = self.state[p]
             if id(state["step"]) in absent:
                 counts = {key: state[key].clone() for key in ("step", "k")}
-                state |= new.setdefault(id(state["step"]), counts)
+                state |= new.setdefault((id(state["step"]), id(state["k"])), counts)
 
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return "z" in state
@@ -434,16 +461,18 @@ class Auto(AlraoOptimizer):
             )
 
     def _place_counts(self) -> None:
-        """Put the counters where steps count: in numbers, or in tensors that parameters of one age share."""
+        """Put the counters where steps count: in numbers; captured steps in tensors that a group shares."""
         shared: dict[Any, dict[str, Any]] = {}
-        for p, state in self.state.items():
+        capturable = self.search.over and self.defaults["capturable"]
+        for i, p in ((i, p) for i, group in enumerate(self.param_groups) for p in group["params"]):
+            state = self.state.get(p, {})
             if "exp_avg_sq" not in state:
                 continue
             numbers = int(state["step"]), int(state.get("k", 0))
-            if not self.on_device:
+            if not capturable:
                 state["step"], state["k"] = numbers
                 continue
-            key = (numbers, p.device)
+            key = (i, numbers, p.device)  # every group counts its own
             if key not in shared:
                 shared[key] = {
                     name: counter(p, on_device=True).fill_(number)

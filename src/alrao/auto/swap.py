@@ -130,7 +130,8 @@ class Averages:
         """Put the averaged weights into the parameters."""
         if self.evaluating:
             return
-        self.notice_changes()
+        if self.notice_changes():
+            self.note()
         with resharded(self.sharded_modules):
             for p, beta in self._averaged():
                 x = self.average(p, beta)
@@ -189,21 +190,26 @@ class Averages:
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
 
-    def notice_changes(self, *, reads: bool = True) -> None:
+    def notice_changes(self, *, reads: bool = True) -> bool:
         """Take entries of the parameters that something else has changed for their new values.
 
         Args:
             reads: whether numbers may be read on the host.
+
+        Returns:
+            Whether there may be any.
         """
         if self.evaluating:
-            return
+            return False
         reads = reads and not self.computes_nothing
-        for p, changed in list(self.written.changed(reads=reads)):
+        found = list(self.written.changed(reads=reads))
+        for p, changed in found:
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
             if changed is None or (reads and bool(changed.all())):
                 self.restart(p)
             else:
                 self._take_over(p, p.detach(), changed)
+        return bool(found)
 
     def _take_over(self, p: Tensor, now: Tensor, changed: Tensor) -> None:
         """Take the new value of changed entries for that of all three sets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..auto import Auto
 
@@ -20,8 +20,6 @@ class PolicyAuto(Auto):
 
     PPO, A2C, SAC and the others train any network by any loss with it, without a learning rate. The policy
     acts with the weights that it trains (``swap=False``), so that PPO's ratio is 1 before its first update.
-    Stable-Baselines3 gives an optimizer the parameters without their layers: a vector behind a matrix with as
-    many rows is taken for its bias, and every row is a feature.
 
     Args:
         params: the parameters of the policy.
@@ -43,17 +41,4 @@ class PolicyAuto(Auto):
                 f"the agent's learning_rate={lr:g} is a factor on the rates that Auto finds: pass "
                 "learning_rate=1.0, or a schedule that starts there, to the agent"
             )
-        super().__init__(list(named(params)), **{"swap": False, **options})
-        for group in self.param_groups:
-            group["lr"] = lr
-
-
-def named(params: Iterable[Tensor]) -> Iterable[tuple[str, nn.Parameter]]:
-    """Return parameters with names by which a matrix and its bias belong to one layer."""
-    layer, before = -1, None
-    for p in params:
-        parameter = p if isinstance(p, nn.Parameter) else nn.Parameter(p)
-        is_bias = before is not None and p.ndim == 1 < before.ndim and len(p) == len(before)
-        layer += not is_bias
-        yield f"{layer}.{'bias' if is_bias else 'weight'}", parameter
-        before = p
+        super().__init__(params, lr, **{"swap": False, **options})

@@ -24,7 +24,7 @@ class Adam(AlraoOptimizer):
     :class:`torch.optim.Adam`, to the bit.
 
     Args:
-        model: an :class:`Alrao` model or a plain network, as in :class:`SGD`.
+        model: an :class:`Alrao` model, a plain network, or parameters, as in :class:`SGD`.
         lr: an interval, a distribution or a number, as in :class:`SGD`. Its default differs from SGD's
             because Adam's steps are normalised.
         betas: coefficients of the running averages, as in torch.
@@ -45,7 +45,7 @@ class Adam(AlraoOptimizer):
 
     def __init__(
         self,
-        model: Trainable,
+        model: Trainable | None = None,
         lr: Rate = (1e-6, 1.0),
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -126,7 +126,7 @@ class AdamW(Adam):
     :class:`torch.optim.AdamW`, to the bit.
 
     Args:
-        model: an :class:`Alrao` model or a plain network, as in :class:`SGD`.
+        model: an :class:`Alrao` model, a plain network, or parameters, as in :class:`SGD`.
         lr: an interval, a distribution or a number, as in :class:`Adam`.
         betas: coefficients of the running averages, as in torch.
         eps: term added to the denominator, as in torch.
@@ -139,7 +139,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        model: Trainable,
+        model: Trainable | None = None,
         lr: Rate = (1e-6, 1.0),
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

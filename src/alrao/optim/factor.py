@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from ..warn import warn
 
-__all__ = ["HIGHEST", "LOW", "FactorWatch"]
+__all__ = ["HIGHEST", "LOW", "FactorWatch", "check_factor"]
 
 HIGHEST = "highest_lr"
 """The key of a group's highest factor so far; in the group, so that a resumed run knows it."""
@@ -24,9 +25,21 @@ WARMED_UP = 1e-3
 
 REMEDY = (
     "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "
-    "its highest learning rate (learning_rate=1.0, max_lr=1.0, fit(…, lr=1.0)) and scale the others with it; "
+    "its highest learning rate (lr=1.0, learning_rate=1.0, max_lr=1.0) and scale the others with it; "
     "for lower rates pass a lower interval to the optimizer"
 )
+
+
+def check_factor(lr: Any) -> bool:
+    """Return whether a factor is a usable one, after a warning if it is probably a learning rate."""
+    if isinstance(lr, bool | str) or not hasattr(lr, "__float__") or not 0 <= float(lr) < inf:
+        raise ValueError(
+            f"lr of Auto is a factor on the rates that it finds, a finite number of at least 0, got {lr!r}: "
+            "leave it out, or use alrao.AdamW(model, lr=(1e-5, 1e-2)) for an interval"
+        )
+    if lr < LOW:
+        warn(f"Auto was built with lr={float(lr):g}. {REMEDY}")
+    return bool(lr >= LOW)
 
 
 class FactorWatch:

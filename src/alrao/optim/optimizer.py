@@ -15,7 +15,7 @@ from .. import evidence as reports
 from ..rates import Rate, as_distribution
 from ..runtime.blocks import Part
 from ..runtime.capturable import Refusals, counter, one_unless, widest
-from ..runtime.sharding import is_shard, refuse_flattened, shard_state
+from ..runtime.sharding import is_shard, shard_state
 from ..runtime.sleeping import Sleep
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
@@ -23,6 +23,7 @@ from . import checkpoint, processes
 from .checks import check_head, no_likelihood, refuse_sparse, warn_without_evidence
 from .factor import FactorWatch
 from .groups import GroupRates, RatedOptimizer
+from .torch_optimizers import params_first
 from .update import GroupUpdate, missed_steps
 
 __all__ = ["AlraoOptimizer"]
@@ -48,9 +49,14 @@ class AlraoOptimizer(RatedOptimizer):
     makes_state_early = True
     """Whether ``capturable`` makes all state with the optimizer, so that a compiled step is one graph."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            vars(cls)["__init__"].__signature__ = params_first(cls.__init__)
+
     def __init__(
         self,
-        model: Trainable,
+        model: Trainable | None,
         lr: Rate,
         defaults: dict[str, Any],
         *,
@@ -65,8 +71,7 @@ class AlraoOptimizer(RatedOptimizer):
     ) -> None:
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
-        refuse_flattened(model)
-        self.model = trained(model)
+        self.model, params = trained(model, params)
         distribution = as_distribution(lr)  # before anything changes
         self.look_for_shards()
         self.process_group = process_group

@@ -100,7 +100,7 @@ class PerFeature(AlraoOptimizer):
     Args:
         optimizer: a class such as :class:`torch.optim.NAdam`. Optimizers that call the model themselves
             (LBFGS) or take sparse gradients (SparseAdam) are not supported.
-        model: an :class:`Alrao` model or a plain network, as in :class:`SGD`.
+        model: an :class:`Alrao` model, a plain network, or parameters, as in :class:`SGD`.
         lr: an interval ``(low, high)``, a distribution or a number, as in :class:`SGD`. By default from a
             thousandth to a thousand times the optimizer's default.
         params: parameters or parameter groups, as in :class:`SGD`; a group may have its own ``"optimizer"``,
@@ -125,7 +125,7 @@ class PerFeature(AlraoOptimizer):
     def __init__(
         self,
         optimizer: type[Optimizer],
-        model: Trainable,
+        model: Trainable | None = None,
         lr: Rate | None = None,
         *,
         params: Iterable[Any] | None = None,

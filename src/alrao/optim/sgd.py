@@ -31,14 +31,17 @@ class SGD(AlraoOptimizer):
 
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
-            loss, a plain network, a list of them, or pairs of a name and a parameter.
+            loss, a plain network, a list of them, or parameters or parameter groups, as torch's optimizers
+            take them. Those of an Alrao model stand for the model. Of others the layers are not known:
+            axis 0 of a parameter has its features, and the entries of a vector are its features. By their
+            names, as in ``net.named_parameters()``, parameters of one layer share features.
         lr: an interval ``(low, high)`` from which the rates are drawn log-uniformly, a
             :class:`RateDistribution`, or one number for all features.
         momentum: momentum factor, as in torch.
         dampening: dampening of the momentum, as in torch.
         weight_decay: L2 penalty, as in torch.
         nesterov: use Nesterov's momentum, as in torch.
-        params: parameters or parameter groups, as torch's optimizers take them; a group may have its own
+        params: parameters or parameter groups, beside a model or without one; a group may have its own
             ``lr`` (interval, distribution or number) and ``weight_decay``. By default all of the model's.
         generator: random generator for the rates; by default torch's global one.
         maximize: maximize the objective instead of minimizing it.
@@ -65,7 +68,7 @@ class SGD(AlraoOptimizer):
 
     def __init__(
         self,
-        model: Trainable,
+        model: Trainable | None = None,
         lr: Rate = (1e-5, 10.0),
         momentum: float = 0.0,
         dampening: float = 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["check_capturable", "default_interval", "default_lr", "options_of", "signature_of"]
+__all__ = ["check_capturable", "default_interval", "default_lr", "options_of", "params_first", "signature_of"]
 
 SPAN = 1e3
 """The default interval of rates: from this factor below to this factor above the optimizer's default."""
@@ -22,6 +23,18 @@ COUNTS_NOTHING = {torch.optim.SGD, getattr(torch.optim, "Muon", torch.optim.SGD)
 def signature_of(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
     """Return the arguments of an optimizer's constructor, by name."""
     return dict(inspect.signature(kind.__init__).parameters)
+
+
+def params_first(init: Callable[..., None]) -> inspect.Signature:
+    """Return the signature of a constructor as tools expect it: torch's, with ``params`` for the model.
+
+    LightningCLI passes all arguments of a signature by name, but for ``params``.
+    """
+    signature = inspect.signature(init)
+    kept = [each for name, each in signature.parameters.items() if name != "params"]
+    return signature.replace(
+        parameters=[each.replace(name="params") if each.name == "model" else each for each in kept]
+    )
 
 
 def default_lr(kind: type[Optimizer]) -> float:
