@@ -15,11 +15,11 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from . import evidence as reports
-from .averaging import Averaging
 from .contrib.adaptive import AdaptiveHead
 from .finite import alive, finite_module
 from .heads import LINEAR_HEADS, Head, LinearHead, Randomness, Spread, Window, mean_of_copies, mixture_logit
-from .shards import plain_class
+from .posterior import Posterior
+from .runtime.sharding import plain_class
 from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
 from .warn import warn
 from .watch import version_of
@@ -222,7 +222,7 @@ def check_net(net: nn.Module) -> None:
         raise ValueError("the network has lazy layers of unknown size: run a batch through it first")
 
 
-def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Averaging, keep: bool) -> Head:
+def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Posterior, keep: bool) -> Head:
     """Return the head that takes the place of an output layer; ``keep``: its copies start as the layer is."""
     if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
         if likelihood not in (None, "categorical"):

@@ -13,7 +13,7 @@ from .features import register_features
 from .known_layers import guess_axis
 from .model import Alrao, converted
 from .plain import Plain
-from .shards import refuse_flattened
+from .runtime.sharding import refuse_flattened
 
 __all__ = ["Trainable", "find_alrao", "joined", "trained", "unwrap", "unwrapped"]
 

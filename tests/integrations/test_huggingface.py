@@ -23,6 +23,7 @@ from support.small import TRANSFORMER
 from torch import nn
 
 import alrao
+from alrao.contrib.zoom import Zoom
 from alrao.heads import vocabulary
 from alrao.integrations.huggingface import AlraoCallback
 from alrao.tensors import LazyLogProbs
@@ -130,7 +131,7 @@ def test_a_resumed_run_ends_with_the_same_bits(way, evaluates, tmp_path):
             optimizer = alrao.Auto(model, steps=20)  # six steps of search, then averages
         if way == "Zoom":
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16)
-            chain = torch.optim.lr_scheduler.ChainedScheduler([alrao.Zoom(optimizer, 12, every=3), cosine])
+            chain = torch.optim.lr_scheduler.ChainedScheduler([Zoom(optimizer, 12, every=3), cosine])
         return trainer(
             folder, model, optimizer, scheduler=chain,
             callbacks=[AlraoCallback()], num_train_epochs=4, save_strategy="epoch", seed=7,

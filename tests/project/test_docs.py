@@ -80,7 +80,7 @@ def check_formulas(site):
         assert ":math:" not in text, page
         assert ".. math::" not in text, page
     assert (site / "how-it-works.html").read_text("utf-8").count("<math") > 10
-    assert "<math" in (site / "api/averaging.html").read_text("utf-8")
+    assert "<math" in (site / "api/posterior.html").read_text("utf-8")
 
 
 def check_links_out_of_docs(site):

@@ -38,7 +38,7 @@ OPTIMIZERS = {
     "adam": lambda model: alrao.Adam(model, lr=(1e-3, 0.1)),
     "adamw": lambda model: alrao.AdamW(model, lr=(1e-3, 0.1), amsgrad=True, maximize=False),
     "per-feature": lambda model: alrao.PerFeature(torch.optim.NAdam, model, lr=(1e-3, 0.1)),
-    "per-weight": lambda model: alrao.SGD(model, lr=alrao.PerWeight(alrao.LogUniform(1e-2, 1.0))),
+    "per-weight": lambda model: alrao.SGD(model, lr=alrao.paper.PerWeight(alrao.LogUniform(1e-2, 1.0))),
     "auto": lambda model: alrao.Auto(model, steps=8, weight_decay=1e-3),  # two steps of search, then averages
 }
 

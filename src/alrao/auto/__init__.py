@@ -19,11 +19,11 @@ from ..finite import is_finite, zero_nonfinite
 from ..optim import AlraoOptimizer, checkpoint
 from ..optim.checks import check_at_least_0, check_steps
 from ..optim.factor import HIGHEST, LOW, check_factor
-from ..optim.feature_rates import GroupRates, rate_dtype
-from ..optim.on_device import counter
+from ..optim.groups import GroupRates, rate_dtype
 from ..optim.update import GroupUpdate, rewind_
 from ..rates import RateDistribution
-from ..shards import Shards
+from ..runtime.capturable import counter
+from ..runtime.sharding import Shards
 from ..trainable import Trainable
 from ..warn import warn
 from .point import GradientPoint
@@ -374,13 +374,13 @@ class Auto(AlraoOptimizer):
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return "z" in state
 
-    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
 
     def _may_sleep(self) -> bool:
         return self.search.over
 
-    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+    def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1, beta2**steps), "stands_for": steps}
 
@@ -534,8 +534,8 @@ class Auto(AlraoOptimizer):
     def _place_counters(self, p: Tensor) -> None:
         """Leave the counters to :meth:`_place_counts`, which knows all of them."""
 
-    def _follow(self, new: dict[Tensor, Tensor]) -> None:
-        super()._follow(new)
+    def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
+        super()._replace_parameters(new)
         self.averages.follow(self)
 
     def __getstate__(self) -> dict[str, Any]:

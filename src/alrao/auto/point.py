@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..finite import is_finite
-from ..optim.on_device import Sent, widest
-from ..shards import Shards
+from ..runtime.capturable import Sent, widest
+from ..runtime.sharding import Shards
 
 __all__ = ["GradientPoint"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..finite import is_finite, without_failed, zero_nan, zero_nonfinite_
 from ..rates import Interval
-from ..shards import Shards
+from ..runtime.sharding import Shards
 
 __all__ = ["COPIES", "FeatureGains", "RateSearch", "of_former_state"]
 

@@ -1,1 +1,1 @@
-"""Heads for particular purposes, kept and tested: copies on several devices, the adaptive softmax."""
+"""Kept and tested, but not recommended: the adaptive softmax, copies on several devices, ``zoom``."""

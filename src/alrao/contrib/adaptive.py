@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..averaging import Averaging
 from ..finite import alive_copies, alive_rows, fail, finite_gradient, zero_nonfinite, zero_unusable
 from ..heads.head import Head, stacked
 from ..heads.members import mixture_nll, watched
 from ..heads.softmax import refuse_second_derivative, wide
+from ..posterior import Posterior
 from ..tensors import Members
 
 __all__ = ["AdaptiveHead", "AdaptiveOutput"]
@@ -37,7 +37,7 @@ class AdaptiveHead(Head):
     remedy = "train with the loss, or the target's log-probabilities, that the layer returns for its target"
 
     def __init__(
-        self, layer: nn.AdaptiveLogSoftmaxWithLoss, averaging: Averaging, *, keep: bool = False
+        self, layer: nn.AdaptiveLogSoftmaxWithLoss, averaging: Posterior, *, keep: bool = False
     ) -> None:
         super().__init__(averaging, next(layer.parameters()))
         self.in_features, self.n_classes = layer.in_features, layer.n_classes

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from ..evidence import marked_as
 from ..heads import LinearHead
 from ..heads.members import Exchange, shared_linear
-from ..shards import indices_of_copies
+from ..runtime.sharding import indices_of_copies
 
 if TYPE_CHECKING or dist.is_available():
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..averaging import Averaging
 from ..evidence import detached, new_leaf
 from ..features import register_features
 from ..finite import usable
+from ..posterior import Posterior
 
 __all__ = ["Head", "stacked"]
 
@@ -52,7 +52,7 @@ class Head(nn.Module):
     _unusable: Tensor | None = None
     """Whether features were not usable in the last evaluation; on the device, to be read later."""
 
-    def __init__(self, averaging: Averaging, like: Tensor) -> None:
+    def __init__(self, averaging: Posterior, like: Tensor) -> None:
         super().__init__()
         self.averaging = averaging
         self.__dict__["averaging"] = averaging  # here too: torch's way to a child is slow, for every step

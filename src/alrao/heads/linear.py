@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import evidence as reports
-from ..averaging import Averaging, Switch
 from ..finite import alive, fail, moderate, without_failed
-from ..shards import gathered
+from ..posterior import Posterior, Switch
+from ..runtime.sharding import gathered
 from ..shortcuts import inside_functional_transform
 from ..tensors import LazyLogProbs, Members, Prediction
 from .after_output import Spread, mixture_of_softmaxes
@@ -53,7 +53,7 @@ class LinearHead(Head):
     parallel = Exchange()
     """The way to the copies that other processes hold, if they are on several devices."""
 
-    def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
+    def __init__(self, layer: nn.Module, averaging: Posterior, *, keep: bool = False) -> None:
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
         super().__init__(averaging, weight)
