@@ -11,7 +11,7 @@ The map:
 - ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
 """
 
-from .auto import Auto
+from .auto import Auto, AutoScheduleFree
 from .averaging import Averaging, BayesianAverage, Switch
 from .copy_parallel import CopyParallel
 from .features import register_features
@@ -31,6 +31,7 @@ __all__ = [
     "Alrao",
     "AlraoOptimizer",
     "Auto",
+    "AutoScheduleFree",
     "Averaging",
     "BayesianAverage",
     "Bernoulli",

@@ -4,6 +4,7 @@ import copy
 import inspect
 import logging
 import warnings
+from collections import defaultdict
 
 import pytest
 import torch
@@ -293,6 +294,24 @@ def test_a_run_without_a_network_is_resumed_to_the_bit(evaluates, optimizer_firs
         train(each, chosen, 5)
         chosen.eval()
     assert same(net.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize("steps", [3, 70])
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_trainer_that_clears_the_state_starts_the_averages_again(steps, converted):
+    """fastai does so when it freezes layers."""
+    torch.manual_seed(0)
+    model = alrao.Alrao(deep_mlp(), 4) if converted else deep_mlp()
+    optimizer = alrao.Auto(model, steps=100)
+    train(model, optimizer, steps)
+    rates = [optimizer.rates(p) for p in model.parameters()]
+    optimizer.state = defaultdict(dict)
+    train(model, optimizer, 1)
+    assert same(rates, [optimizer.rates(p) for p in model.parameters()]), "places are drawn once"
+    train(model, optimizer, 70)
+    model.eval()
+    assert optimizer.search.over
+    assert optimizer.averages.differ
 
 
 def test_make_still_builds_with_groups_beside_a_model():
