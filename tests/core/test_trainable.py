@@ -296,6 +296,29 @@ def test_a_run_without_a_network_is_resumed_to_the_bit(evaluates, optimizer_firs
     assert same(net.state_dict(), again.state_dict())
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 3, 70])
+def test_more_parameters_are_added_as_in_torch(optimizer, steps):
+    """Trainers unfreeze layers so."""
+    net = deep_mlp()
+    chosen = OPTIMIZERS[optimizer](net[0].parameters())
+    train(net, chosen, steps)
+    before, rates = net[4].weight.detach().clone(), chosen.rates(net[0].weight).clone()
+    chosen.add_param_group({"params": net[4].parameters()})
+    assert torch.equal(chosen.rates(net[0].weight), rates)
+    train(net, chosen, 3)
+    assert not torch.equal(net[4].weight, before)
+    twin = OPTIMIZERS[optimizer]([{"params": net[i].parameters()} for i in (0, 4)])
+    twin.load_state_dict(chosen.state_dict())
+    assert same(twin.rates(net[4].weight), chosen.rates(net[4].weight))
+
+
+def test_parameters_of_another_network_are_refused_beside_a_network():
+    optimizer = alrao.Auto(deep_mlp())
+    with pytest.raises(ValueError, match="are not the model's"):
+        optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+
+
 @pytest.mark.parametrize("steps", [3, 70])
 @pytest.mark.parametrize("converted", [False, True])
 def test_a_trainer_that_clears_the_state_starts_the_averages_again(steps, converted):

@@ -27,6 +27,10 @@ class FeaturePlaces:
     def __init__(self, model: nn.Module) -> None:
         self._numbers: dict[Tensor, Tensor] = {}  # of the feature that each entry of a parameter belongs to
         self._count = 0
+        self.add(model)
+
+    def add(self, model: nn.Module) -> None:
+        """Take the features of a model in, behind those that are known."""
         for module, numbers in features_of(model, say=True):
             count = 0
             for name, number in numbers.items():

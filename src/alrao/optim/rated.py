@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ..rates import Constant, Interval, RateDistribution, Redrawn, as_distribution, describe, scaled
 from ..shards import names_of_parameters, placed, replaced, sharded_modules
+from ..trainable import joined
 from .checks import refuse_strangers, warn_of_copies
 from .factor import HIGHEST
 from .feature_rates import FeaturePlaces, GroupRates
@@ -87,7 +88,14 @@ class RatedOptimizer(Optimizer):
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         """Draw the places of a new group's features; a subclass adds what else the group needs."""
-        refuse_strangers([p for p in group["params"] if p not in self._places])
+        strangers = [p for p in group["params"] if p not in self._places]
+        if strangers and not self.model.modules:  # without a network, there may be more, as in torch
+            more, _ = joined(strangers)
+            self.model.net.extend(more)
+            self._names = names_of_parameters(self.model)
+            self._places.add(more)
+        else:
+            refuse_strangers(strangers)
         if any(p.requires_grad for p in self.head_parameters.intersection(group["params"])):
             warn_of_copies(distribution, self.model.head.copies)
         if group["capturable"] and isinstance(distribution, Redrawn):
