@@ -3,6 +3,7 @@
 import copy
 import inspect
 import logging
+import pickle
 import warnings
 from collections import defaultdict
 
@@ -182,7 +183,8 @@ def test_auto_takes_what_adam_takes_in_its_order():
     optimizer = alrao.Auto(net.parameters(), 0.5, [0.8, 0.95], 1e-7, 1)
     (group,) = optimizer.param_groups
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.5, [0.8, 0.95], 1e-7, 1)
-    assert alrao.Auto(deep_mlp(), lr=1).param_groups[0]["lr"] == 1
+    for lr in (1, torch.tensor(1.0)):
+        assert type(alrao.Auto(deep_mlp(), lr=lr).param_groups[0]["lr"]) is float
 
 
 @pytest.mark.parametrize("capturable", [False, True])
@@ -294,6 +296,20 @@ def test_a_run_without_a_network_is_resumed_to_the_bit(evaluates, optimizer_firs
         train(each, chosen, 5)
         chosen.eval()
     assert same(net.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_copy_of_network_and_optimizer_continues_alike(evaluates):
+    net, optimizer = trained_without_a_network()
+    if evaluates:
+        optimizer.eval()
+    both = [(net, optimizer), copy.deepcopy((net, optimizer)), pickle.loads(pickle.dumps((net, optimizer)))]
+    for each, chosen in both:
+        chosen.train()
+        train(each, chosen, 5)
+        chosen.eval()
+    assert same(*(each.state_dict() for each, _ in both[:2]))
+    assert same(*(each.state_dict() for each, _ in both[1:]))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

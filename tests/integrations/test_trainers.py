@@ -126,6 +126,22 @@ def test_the_trainer_of_hugging_face_builds_auto_from_a_factory(tmp_path):
     assert averaged(optimizer)
 
 
+@pytest.mark.parametrize("evaluates", ["no", "steps"])
+def test_the_trainer_of_hugging_face_resumes_what_it_has_built(evaluates, tmp_path):
+    found = []
+    for folder in (None, "checkpoint-50"):
+        torch.manual_seed(0)
+        made = hf_trainer(
+            tmp_path, classifier(), alrao.Auto, {"steps": 80}, save_strategy="steps", save_steps=50,
+            eval_strategy=evaluates, eval_steps=50,
+        )  # fmt: skip
+        made.train(resume_from_checkpoint=folder and str(tmp_path / folder))
+        made.optimizer.optimizer.eval()
+        found.append(made.model)
+    assert averaged(made.optimizer.optimizer)
+    check_same(*found)
+
+
 def test_adapters_without_biases_make_an_empty_group(tmp_path):
     peft = pytest.importorskip("peft", reason="LoRA needs peft")
     from support.small import TRANSFORMER

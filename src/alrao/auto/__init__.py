@@ -159,7 +159,7 @@ class Auto(AlraoOptimizer):
         self.point = GradientPoint()
         self._seen: list[FeatureGains] = []  # what this step has shown of the body
         super().__init__(
-            model, COPIES, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
+            model, COPIES, {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
