@@ -149,7 +149,16 @@ def test_leaf_tensors_are_trained_as_torch_does():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "given",
-    [[], None, 3, torch.zeros(3, requires_grad=True), "net", [deep_mlp(), 3], [{"params": deep_mlp()}], [{}]],
+    [
+        [],
+        None,
+        3,
+        torch.zeros(3, requires_grad=True),
+        "net",
+        [deep_mlp(), nn.Parameter(torch.zeros(3))],
+        [{"params": deep_mlp()}],
+        [{}],
+    ],
 )
 def test_what_is_no_model_and_no_parameters_is_refused(optimizer, given):
     with pytest.raises(TypeError, match=r"alrao\.Auto\(net\) or alrao\.Auto\(net\.parameters\(\)\)"):
