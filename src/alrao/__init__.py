@@ -18,7 +18,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from . import paper as paper
-from .auto import Auto
+from .auto import Auto, AutoScheduleFree
 from .features import register_features
 from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
@@ -37,6 +37,7 @@ __all__ = [
     "Alrao",
     "AlraoOptimizer",
     "Auto",
+    "AutoScheduleFree",
     "Constant",
     "LogUniform",
     "MixtureBCELoss",

@@ -124,7 +124,7 @@ def joined(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
 def _parts(model: Any) -> list[Any]:
     """Return networks, parameters, pairs of a name and a parameter, or groups of these, as lists."""
     parts = list(model) if isinstance(model, Iterable) and not isinstance(model, Tensor) else []
-    if parts and all(isinstance(part, nn.Module) or _is_parameter(part) for part in parts):
+    if parts and (all(isinstance(part, nn.Module) for part in parts) or all(map(_is_parameter, parts))):
         return parts
     groups = [{**part, "params": _listed(part.get("params"))} for part in parts if isinstance(part, dict)]
     if len(groups) != len(parts) or not all(_is_parameter(p) for group in groups for p in group["params"]):

@@ -31,7 +31,7 @@ from .search import COPIES, FeatureGains, RateSearch, of_former_state
 from .step import Moving, round_to_, take_step
 from .swap import Averages, training_weights, wide_dtype
 
-__all__ = ["Auto"]
+__all__ = ["Auto", "AutoScheduleFree"]
 
 SMALL = 2**20
 """Weights of a group that are updated all at once by default: that sets aside too little to matter."""
@@ -160,7 +160,7 @@ class Auto(AlraoOptimizer):
         self.point = GradientPoint()
         self._seen: list[FeatureGains] = []  # what this step has shown of the body
         super().__init__(
-            model, COPIES, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
+            model, COPIES, {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
@@ -197,8 +197,8 @@ class Auto(AlraoOptimizer):
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
         self._place_interval(len(self.param_groups) - 1)
 
-    def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
-        rates = super()._begin_group(group, distribution)
+    def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
+        super()._draw_places(rates, group)
         for p in group["params"]:
             if p.is_complex():
                 raise ValueError(
@@ -207,15 +207,16 @@ class Auto(AlraoOptimizer):
                 )
             state = self.state[p]
             if p not in self.head_parameters or self.model.head.likelihood != "categorical":
-                state["beta"] = group["beta"]  # copies of a classifier keep the group's: some may sleep
-            if group["follows"] and "u" in state:
+                state.setdefault(
+                    "beta", group["beta"]
+                )  # copies of a classifier keep the group's: some may sleep
+            if group["follows"] and "u" in state and "gain" not in state:
                 state["gain"] = torch.zeros_like(state["u"])
                 if state["u"].numel() < p.numel():  # features of one weight would add next to nothing
                     state["last"] = torch.zeros_like(state["u"])
                 if self.model.head.copies < 2:
                     for key in MEANS:
                         state[key] = torch.zeros((), dtype=torch.float64, device="cpu")
-        return rates
 
     def _place_interval(self, i: int) -> None:
         """Put the interval of a group that follows the search where that is; one rate once it is over."""
@@ -256,6 +257,9 @@ class Auto(AlraoOptimizer):
 
     def _begin_step(self) -> None:
         averages = self.averages
+        if not self.state:  # a program has cleared it, as fastai does when it freezes layers
+            for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
+                self._draw_places(rates, group)
         averages.follow(self)  # torch and the first step replace the state
         if averages.retired:
             raise RuntimeError(
@@ -549,6 +553,13 @@ class Auto(AlraoOptimizer):
             self.averages.follow(self)
             self.averages.note(reads=not self.on_device)
             self.model.averaged_by(self.averages)
+
+
+class AutoScheduleFree(Auto):
+    """:class:`Auto` under a name by which trainers know to call ``eval()`` and ``train()`` around a save.
+
+    Scripts such as kohya's call them for classes whose names end in ``ScheduleFree``, and for no others.
+    """
 
 
 def _usable(factor: Any) -> Any:

@@ -20,6 +20,7 @@ from ..rates import Constant, Interval, RateDistribution, as_distribution, descr
 from ..runtime import sharding
 from ..runtime.capturable import widest
 from ..runtime.sharding import is_shard, local, sharded_as
+from ..trainable import joined
 from .checks import refuse_strangers, warn_of_copies
 from .factor import HIGHEST
 
@@ -33,6 +34,10 @@ class FeaturePlaces:
     def __init__(self, model: nn.Module) -> None:
         self._numbers: dict[Tensor, Tensor] = {}  # of the feature that each entry of a parameter belongs to
         self._count = 0
+        self.add(model)
+
+    def add(self, model: nn.Module) -> None:
+        """Take the features of a model in, behind those that are known."""
         for module, numbers in features_of(model, say=True):
             count = 0
             for name, number in numbers.items():
@@ -238,7 +243,14 @@ class RatedOptimizer(Optimizer):
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         """Draw the places of a new group's features; a subclass adds what else the group needs."""
-        refuse_strangers([p for p in group["params"] if p not in self._places])
+        strangers = [p for p in group["params"] if p not in self._places]
+        if strangers and not self.model.modules:  # without a network, there may be more, as in torch
+            more, _ = joined(strangers)
+            self.model.net.extend(more)
+            self._names = sharding.names_of_parameters(self.model)
+            self._places.add(more)
+        else:
+            refuse_strangers(strangers)
         if any(p.requires_grad for p in self.head_parameters.intersection(group["params"])):
             warn_of_copies(distribution, self.model.head.copies)
         if group["capturable"] and distribution.redrawn:
