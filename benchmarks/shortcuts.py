@@ -24,7 +24,7 @@ from step import BLOCK, WORKLOADS
 from torch.optim import Optimizer
 
 import alrao
-from alrao.heads import mixture
+from alrao.heads import softmax
 from alrao.tensors import LogProbs
 
 STEPS = 1000
@@ -47,13 +47,13 @@ class Plain(alrao.SGD):
 @contextmanager
 def plain_apply() -> Iterator[None]:
     """Let the head's function be applied, and its output marked, by torch's public interface."""
-    shortcut = mixture.apply_mixture
-    function = mixture._CategoricalMixture
-    mixture.apply_mixture = lambda *args: LogProbs.of(function.apply(*args), 1)
+    shortcut = softmax.apply_mixture
+    function = softmax._CategoricalMixture
+    softmax.apply_mixture = lambda *args: LogProbs.of(function.apply(*args), 1)
     try:
         yield
     finally:
-        mixture.apply_mixture = shortcut
+        softmax.apply_mixture = shortcut
 
 
 def timed(model: alrao.Alrao, optimizer: Optimizer, batches) -> list[float]:

@@ -3,22 +3,28 @@
 The map:
 
 - ``features`` defines what a feature of a layer is, ``rates`` the distributions of learning rates;
-- ``averaging`` is the posterior over the copies of the output layer, ``heads`` are those copies, ``tensors``
-  what they return, ``model`` puts them in place of the ``output_layer``;
+- ``posterior`` is over the copies of the output layer, ``heads`` are those copies, ``tensors`` what they
+  return, ``model`` puts them in place of the ``output_layer``;
 - ``optim`` trains every feature at its own rate; ``evidence`` is what a backward pass reports to it;
   ``trainable`` is what it takes: a model, or the ``plain`` networks that train with any loss;
 - ``auto`` is the optimizer with nothing to choose, ``recalibration`` is for BatchNorm under it;
-- ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not.
+- ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not;
+- ``runtime`` is for captured graphs, shards and sleeping copies; ``paper`` for the paper's experiments;
+  ``contrib`` is kept and tested, but not recommended.
 """
 
-from .auto import Auto
-from .averaging import Averaging, BayesianAverage, Switch
-from .copy_parallel import CopyParallel
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from . import paper as paper
+from .auto import Auto, AutoScheduleFree
 from .features import register_features
 from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
-from .optim import SGD, Adam, AdamW, AlraoOptimizer, PerFeature, Zoom
-from .rates import Bernoulli, Constant, LogUniform, PerWeight, RateDistribution, Redrawn
+from .optim import SGD, Adam, AdamW, AlraoOptimizer, PerFeature
+from .posterior import Posterior, Switch
+from .rates import Constant, LogUniform, RateDistribution
 from .recalibration import recalibrate
 from .summary import summary
 
@@ -31,21 +37,37 @@ __all__ = [
     "Alrao",
     "AlraoOptimizer",
     "Auto",
-    "Averaging",
-    "BayesianAverage",
-    "Bernoulli",
+    "AutoScheduleFree",
     "Constant",
-    "CopyParallel",
     "LogUniform",
     "MixtureBCELoss",
     "MixtureMSELoss",
     "PerFeature",
-    "PerWeight",
+    "Posterior",
     "RateDistribution",
-    "Redrawn",
     "Switch",
-    "Zoom",
     "recalibrate",
     "register_features",
     "summary",
 ]
+
+FORMER = {
+    "Averaging": ("posterior", "Posterior"),
+    "BayesianAverage": ("paper", "BayesianAverage"),
+    "Bernoulli": ("paper", "Bernoulli"),
+    "CopyParallel": ("contrib.copy_parallel", "CopyParallel"),
+    "PerWeight": ("paper", "PerWeight"),
+    "Redrawn": ("paper", "Redrawn"),
+    "Zoom": ("contrib.zoom", "Zoom"),
+}
+"""Names that have moved, with the module and the name that they have now; they work for one more release."""
+
+if not TYPE_CHECKING:  # a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in FORMER:
+            raise AttributeError(f"module 'alrao' has no attribute {name!r}")
+        module, new = FORMER[name]
+        place = f"alrao.{new}" if new in __all__ else f"alrao.{module}.{new}"
+        warnings.warn(f"alrao.{name} is {place} now", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(f"alrao.{module}"), new)

@@ -20,28 +20,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .finite import all_finite, is_finite
 
 __all__ = [
-    "CHOICES",
-    "Evidence",
-    "EvidenceOnDevice",
-    "count_once",
-    "detached",
-    "is_readable",
-    "new_leaf",
-    "no_likelihood",
-    "of_rows",
-    "of_rows_on_host",
-    "pack",
-    "read",
-    "read_on_device",
-    "rows_of",
+    "CHOICES", "Evidence", "EvidenceOnDevice", "count_once", "detached", "is_readable", "marked_as",
+    "new_leaf", "no_likelihood", "of_rows", "of_rows_on_host", "pack", "read", "read_on_device", "rows_of",
     "stay_on_device",
-]
+]  # fmt: skip
 
 CHOICES = ("mean", "sum")
 """What one batch counts for: the mean log-likelihood of its observations, or their sum."""
@@ -54,23 +41,22 @@ ROUNDING = 1e-5
 
 
 def new_leaf(copies: int, like: Tensor, before: Tensor | None = None) -> Tensor:
-    """Return a leaf for ``copies`` copies on the device of ``like``, at least in float32.
-
-    Args:
-        copies: number of copies of the head.
-        like: a parameter of the head.
-        before: the leaf that this one replaces, whose mark it gets.
-    """
+    """Return a leaf on the device of ``like``, at least in float32, with the mark of the one ``before``."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     leaf = torch.zeros(copies + EXTRA, dtype=dtype, device=like.device, requires_grad=True)
-    if before is not None and hasattr(before, "stays_on_device"):
-        stay_on_device(leaf)
-    return leaf
+    return leaf if before is None else marked_as(before, leaf)
 
 
 def stay_on_device(leaf: Tensor) -> None:
-    """Mark a leaf, so that no path that reads numbers on the host is taken, on the CPU neither."""
+    """Mark a leaf, so that no path that reads numbers on the host is taken, not even on the CPU."""
     leaf.stays_on_device = True  # type: ignore[attr-defined]
+
+
+def marked_as(before: Tensor, leaf: Tensor) -> Tensor:
+    """Return a leaf with the mark of another one."""
+    if hasattr(before, "stays_on_device"):
+        stay_on_device(leaf)
+    return leaf
 
 
 def is_readable(leaf: Tensor) -> bool:
@@ -80,31 +66,12 @@ def is_readable(leaf: Tensor) -> bool:
 
 def detached(leaf: Tensor) -> Tensor:
     """Return a leaf without its place in the graph, with its mark."""
-    copied = leaf.detach()
-    if hasattr(leaf, "stays_on_device"):
-        stay_on_device(copied)
-    return copied
+    return marked_as(leaf, leaf.detach())
 
 
 def rows_of(leaf: Tensor, copies: int, rows: slice) -> Tensor:
-    """Return the leaf as some of the copies fill it in, with its mark; 0 is what the others report."""
-    some: Tensor = _Rows.apply(leaf, copies, rows)
-    if hasattr(leaf, "stays_on_device"):
-        stay_on_device(some)
-    return some
-
-
-class _Rows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor, copies: int, rows: slice) -> Tensor:
-        ctx.copies, ctx.rows = copies, rows
-        return leaf[: rows.stop - rows.start + EXTRA]  # zeros, as all of it
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        full = g.new_zeros(ctx.copies + EXTRA)
-        full[ctx.rows], full[ctx.copies :] = g[:-EXTRA], g[-EXTRA:]
-        return full, None, None
+    """Return the leaf as some of the copies fill it in, with its mark; the others report 0."""
+    return marked_as(leaf, torch.cat([leaf[rows], leaf[copies:]]))
 
 
 # What backward fills in.
@@ -112,25 +79,15 @@ class _Rows(torch.autograd.Function):
 
 def pack(scores: Tensor, weight: Tensor, positive: Tensor, rows: Tensor) -> Tensor:
     """Return the leaf's gradient from its parts: ``scores`` of the copies, then three scalars."""
-    if torch.compiler.is_compiling():  # a cat would be memory, which the step reads in parts again
-        place, copies = torch.arange(len(scores) + EXTRA, device=scores.device), len(scores)
-        packed = F.pad(scores, (0, EXTRA))
-        for i, part in enumerate((weight, positive, rows)):
-            packed = torch.where(place == copies + i, part, packed)
-        return packed
     return torch.cat([scores, torch.stack([weight, positive, rows.to(scores.dtype)])])
 
 
 def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
     """Return the leaf's gradient for a softmax over classes.
 
-    Args:
-        scores: ``g`` times the log-probabilities of each copy, ``(rows, copies, classes)``.
-        g: gradient by the mixture's log-probabilities, ``(rows, 1, classes)``.
-        totals: its sum over the classes, ``(rows, 1, 1)``.
+    ``scores`` are the log-probabilities of each copy, ``(rows, copies, classes)``, times ``g``, the gradient
+    by those of the mixture, ``(rows, 1, classes)``; ``totals`` are its sums over the classes.
     """
-    if torch.compiler.is_compiling():
-        return pack(scores.sum(-1).sum(0), totals.sum(), g.relu().sum(), (totals != 0).sum())
     sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
     rows = torch.linalg.vector_norm(totals, 0, (0, 1))  # count_nonzero, in the type and shape for cat
     return torch.cat([sums, rows])
@@ -149,10 +106,7 @@ def of_rows_on_host(scores: Tensor, g: Tensor, totals: Tensor) -> tuple[Tensor, 
 def count_once(ctx: Any, evidence: Tensor, weights: Tensor) -> Tensor:
     """Return the leaf's gradient without observations that an earlier pass back through the graph counted.
 
-    Args:
-        ctx: the context of the autograd function.
-        evidence: the leaf's gradient for this pass.
-        weights: the weight of each observation in it; 0 for one that was not seen.
+    ``weights`` are those of the observations in this pass, 0 for one that was not seen.
     """
     if torch.compiler.is_compiling():
         return evidence

@@ -17,8 +17,6 @@ from torch.nn.utils.parametrize import ParametrizationList
 from .known_layers import Rule, guess_axis, rule_by_name
 from .warn import warn
 
-__all__ = ["features_of", "register_features"]
-
 RuleT = TypeVar("RuleT", bound=Callable[..., Mapping[str, int | Tensor]])
 
 _RULES: dict[type[nn.Module], Rule] = {}

@@ -14,37 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modes import follow
+from .calls import watch_calls
 from .watch import version_of
-
-__all__ = [
-    "HUGE",
-    "TINY",
-    "FiniteStatistics",
-    "alive",
-    "alive_copies",
-    "alive_distributions",
-    "alive_rows",
-    "all_finite",
-    "fail",
-    "fail_nonfinite",
-    "finite_gradient",
-    "finite_module",
-    "in_range",
-    "is_finite",
-    "keep_finite_",
-    "largest",
-    "mask_gradients",
-    "mask_on_device",
-    "moderate",
-    "share_among",
-    "usable",
-    "without_failed",
-    "zero_nan",
-    "zero_nonfinite",
-    "zero_nonfinite_",
-    "zero_unusable",
-]
 
 HUGE = 1e30
 """The largest loss of one observation: the sum over a batch is still finite."""
@@ -52,21 +23,18 @@ HUGE = 1e30
 TINY = 1e-30
 """Mixture probabilities in float32 below this are computed in logarithms instead."""
 
-MOST = 1e15
+MAX_NORM = 1e15
 """The largest norm of a gradient that is applied without a look at its entries."""
 
 
 # Masks.
 
 
-def alive(x: Tensor) -> Tensor:
-    """Return where ``x`` is finite."""
-    return x.isfinite()
+alive = torch.isfinite
+"""Where a tensor is finite."""
 
-
-def is_finite(number: float) -> bool:
-    """Return whether a number is finite."""
-    return isfinite(number)
+is_finite = isfinite
+"""Whether a number is finite."""
 
 
 def alive_rows(log_p: Tensor) -> Tensor:
@@ -177,16 +145,14 @@ def in_range(tensors: list[Tensor]) -> bool:
         return True
     norms = torch._foreach_norm(tensors)
     if norms[0].is_cpu:  # faster there than one more operation
-        return sum([norm.item() for norm in norms]) <= MOST
-    return bool(torch.stack([norm.float() for norm in norms]).amax() <= MOST)
+        return sum([norm.item() for norm in norms]) <= MAX_NORM
+    return bool(torch.stack([norm.float() for norm in norms]).amax() <= MAX_NORM)
 
 
 def mask_gradients(grads: list[Tensor], *, suspect: bool = False) -> list[Tensor] | None:
     """Return gradients with 0 where they are not :func:`usable`; None if none of their entries is.
 
-    Args:
-        grads: the gradients.
-        suspect: look at every entry, though all of them may be in range.
+    Every entry is looked at if one of them is out of range, or they are ``suspect``.
     """
     if not suspect and in_range(grads):
         return grads
@@ -199,46 +165,26 @@ def mask_gradients(grads: list[Tensor], *, suspect: bool = False) -> list[Tensor
 def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], Tensor]:
     """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one.
 
-    Args:
-        grads: the gradients.
-        refused: whether all of them must be 0, a single Boolean.
-
-    Returns:
-        The gradients, and whether none of their entries is left.
+    All gradients are 0 where the Boolean ``refused`` is true. Also returns whether no entry is left.
     """
-    kinds: dict[torch.dtype, list[int]] = {}
+    of_type: dict[torch.dtype, list[int]] = {}
     for i, grad in enumerate(grads):
-        kinds.setdefault(grad.dtype, []).append(i)
+        of_type.setdefault(grad.dtype, []).append(i)
     masked, nothing_left = list(grads), []
-    for dtype, places in kinds.items():
-        layouts = [_Layout(grads[i]) for i in places]
-        joined, most = torch.cat([layout.flat() for layout in layouts]), largest(dtype)
+    for dtype, places in of_type.items():
+        # In the order of the entries in memory: then flattening copies nothing, and layouts are kept.
+        axes = {i: sorted(range(grads[i].ndim), key=grads[i].stride, reverse=True) for i in places}
+        ordered = [grads[i].permute(axes[i]) for i in places]
+        joined, most = torch.cat([each.reshape(-1) for each in ordered]), largest(dtype)
         size = joined.abs() if joined.is_complex() else joined  # else nothing of that size is set aside
         unusable = (size <= most).eq_(size < -most).logical_or_(refused)  # nan is neither: equal too
         nothing_left.append(unusable.all())
         joined.masked_fill_(unusable, 0)
-        parts = joined.split([layout.grad.numel() for layout in layouts])
-        for i, part, layout in zip(places, parts, layouts, strict=True):
-            masked[i] = layout.restored(part)
+        parts = joined.split([each.numel() for each in ordered])
+        for i, part, each in zip(places, parts, ordered, strict=True):
+            back = [axes[i].index(axis) for axis in range(each.ndim)]
+            masked[i] = part.view(each.shape).permute(back)
     return masked, reduce(torch.logical_and, nothing_left)
-
-
-class _Layout:
-    """The order of a tensor's entries in memory: operations on several tensors at once need the same one."""
-
-    def __init__(self, grad: Tensor) -> None:
-        self.grad = grad
-        self._axes = sorted(range(grad.ndim), key=grad.stride, reverse=True)
-
-    def flat(self) -> Tensor:
-        """Return the entries in that order, without a copy if they are next to each other."""
-        return self.grad.permute(self._axes).reshape(-1)
-
-    def restored(self, flat: Tensor) -> Tensor:
-        """Return what :meth:`flat` returned, or numbers in its place, in the shape of the tensor."""
-        axes = self._axes
-        ordered = flat.view([self.grad.shape[axis] for axis in axes])
-        return ordered.permute([axes.index(axis) for axis in range(len(axes))])
 
 
 def finite_gradient(x: Tensor) -> Tensor:
@@ -268,18 +214,16 @@ class FiniteStatistics:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self._layers = [
-            module for module in net.modules() if isinstance(module, nn.modules.batchnorm._NormBase)
-        ]
+        self._layers = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._last: list[Tensor] = []
         self._seen: list[tuple[Tensor, int]] = []
-        self._follow()
+        self._watch_loads()
         self.restore()
 
-    def _follow(self) -> None:
+    def _watch_loads(self) -> None:
         for layer in self._layers:
-            follow(layer, "_load_from_state_dict", self._changed)
-            follow(layer, "reset_running_stats", self._changed)
+            watch_calls(layer, "_load_from_state_dict", self._changed)
+            watch_calls(layer, "reset_running_stats", self._changed)
 
     def _running(self) -> list[Tensor]:
         found = [layer._buffers for layer in self._layers]  # three times as fast as attributes
@@ -291,8 +235,11 @@ class FiniteStatistics:
 
     def remember(self, *, reads: bool = True) -> None:
         """Remember the statistics before a training pass if anything but a pass has changed them."""
-        if self._layers and not _same(self._seen, _versions(self._running())):
-            self.restore(reads=reads)
+        if self._layers:
+            now = _versions(self._running())
+            pairs = zip(self._seen, now, strict=False)
+            if len(self._seen) != len(now) or any(a[0] is not b[0] or a[1] != b[1] for a, b in pairs):
+                self.restore(reads=reads)
 
     def restore(self, *, reads: bool = True) -> None:
         """Put back what was finite last, then remember what is finite now.
@@ -305,15 +252,10 @@ class FiniteStatistics:
             return
         if [(last.device, last.dtype) for last in self._last] != [(now.device, now.dtype) for now in running]:
             self._last = _moved(self._last, running)
-        if not (reads and all(now.is_cpu for now in running)):
-            _restore_on_device(running, self._last)
-        else:
-            if not bool(torch.stack(torch._foreach_norm(running)).isfinite().all()):
-                for i in range(0, len(running), 2):  # a mean goes with its variance, which overflows first
-                    finite = running[i].isfinite() & running[i + 1].isfinite()
-                    for j in (i, i + 1):
-                        running[j].copy_(torch.where(finite, running[j], self._last[j]))
-            torch._foreach_copy_(self._last, running)
+        look = reads and all(now.is_cpu for now in running)
+        if not (look and bool(torch.stack(torch._foreach_norm(running)).isfinite().all())):
+            _put_back(running, self._last)
+        torch._foreach_copy_(self._last, running)
         self._seen = [] if torch.compiler.is_compiling() else _versions(running)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -321,7 +263,7 @@ class FiniteStatistics:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._follow()
+        self._watch_loads()
 
 
 def _versions(running: list[Tensor]) -> list[tuple[Tensor, int]]:
@@ -329,13 +271,8 @@ def _versions(running: list[Tensor]) -> list[tuple[Tensor, int]]:
     return [(now, 0 if now.is_inference() else version_of(now)) for now in running]
 
 
-def _same(seen: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bool:
-    pairs = zip(seen, now, strict=False)
-    return len(seen) == len(now) and all(a[0] is b[0] and a[1] == b[1] for a, b in pairs)
-
-
 def _moved(last: list[Tensor], running: list[Tensor]) -> list[Tensor]:
-    """Return remembered statistics as the present ones are: on their devices, and of their types."""
+    """Return remembered statistics on the devices and in the types of the present ones."""
     with torch.inference_mode(False):
         if len(last) != len(running):
             return [zero_nonfinite(now) for now in running]
@@ -343,16 +280,14 @@ def _moved(last: list[Tensor], running: list[Tensor]) -> list[Tensor]:
         return [zero_nonfinite(now) if before.is_meta else before.to(now) for before, now in pairs]
 
 
-def _restore_on_device(running: list[Tensor], last: list[Tensor]) -> None:
-    """Put back and remember as one tensor for each device and type: a launch costs more than the numbers."""
+def _put_back(running: list[Tensor], last: list[Tensor]) -> None:
+    """Put back means and variances of which one is not finite: as one tensor for each device and type."""
     kinds: dict[Any, list[int]] = {}
     for i in range(0, len(running), 2):
         kinds.setdefault((running[i].device, running[i].dtype), []).append(i)
     for means in kinds.values():
         places = [*means, *(i + 1 for i in means)]
-        ours, before = [running[i] for i in places], [last[i] for i in places]
-        joined = torch.cat(ours).view(2, -1)
-        joined = torch.where(joined.isfinite().all(0), joined, torch.cat(before).view(2, -1)).view(-1)
-        finite = list(joined.split([len(now) for now in ours]))
-        torch._foreach_copy_(ours, finite)
-        torch._foreach_copy_(before, finite)
+        now, before = (torch.cat([each[i] for i in places]).view(2, -1) for each in (running, last))
+        finite = torch.where(now.isfinite().all(0), now, before).view(-1)
+        ours = [running[i] for i in places]
+        torch._foreach_copy_(ours, list(finite.split([len(each) for each in ours])))

@@ -12,35 +12,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .averaging import Averaging, Switch, posterior_bar
 from .clipping import clip_grads_
+from .contrib.adaptive import AdaptiveHead
 from .evidence import is_readable
 from .finite import FiniteStatistics
-from .heads import AdaptiveHead, LinearHead, check_net, make_head
+from .heads import Head, LinearHead
 from .output_layer import (
     OutputChangedError,
     Snapshot,
     alike,
     check_collapsed,
     check_copies,
+    check_net,
     choose,
+    make_head,
     names_of,
     tied_elsewhere,
     verify,
 )
-from .placement import AveragedWrapper
-from .shards import refuse_copy
+from .posterior import Posterior, Switch, posterior_bar
+from .runtime.sharding import refuse_copy
 from .tensors import trail
 from .warn import warn
 from .watch import StepWatch, ZeroWatch
-from .wrapper import copied_state, unchanged_on_error
+from .wrapper import Wrapper, copied_state, unchanged_on_error
 
 __all__ = ["Alrao", "converted"]
 
 DEFAULT_COPIES = 10
 
 
-class Alrao(AveragedWrapper):
+class Alrao(Wrapper):
     r"""A network whose output layer is replaced by a head: copies of it, averaged by a posterior.
 
     The output of a classifier is the log-probability of the mixture,
@@ -79,6 +81,10 @@ class Alrao(AveragedWrapper):
     Reference: Blier, Wolinski, Ollivier, "Learning with Random Learning Rates", 2019.
     """
 
+    head: Head
+    """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
+    averages: Any = None
+    """The averaged weights, under :class:`Auto`; a copy of the model has none."""
     _watch: StepWatch | None = None
     """Notices an optimizer of torch, until one of alrao has stepped."""
     _zeros: ZeroWatch | None = None
@@ -91,15 +97,15 @@ class Alrao(AveragedWrapper):
         *,
         output: str | nn.Module | None = None,
         likelihood: str | None = None,
-        averaging: Averaging | None = None,
+        averaging: Posterior | None = None,
         keep_output: bool = False,
     ) -> None:
         super().__init__()
         check_net(net)
         if averaging is None:
             averaging = Switch(DEFAULT_COPIES if copies is None else copies)
-        if not isinstance(averaging, Averaging):
-            raise TypeError(f"averaging must be an Averaging such as Switch(10), got {averaging!r}")
+        if not isinstance(averaging, Posterior):
+            raise TypeError(f"averaging must be a Posterior such as Switch(10), got {averaging!r}")
         if copies is not None and averaging.copies != copies:
             raise ValueError(
                 f"averaging is over {averaging.copies} copies, but copies={copies}: leave copies out"
@@ -151,7 +157,7 @@ class Alrao(AveragedWrapper):
         if self._watch is not None:
             self._look_for_steps()
         if not self.training:
-            self.warn_of_training_weights()
+            self._warn_of_training_weights()
         if self._verified:
             return self.net(*args, **kwargs)
         out = self._first_forward(args, kwargs)
@@ -219,9 +225,8 @@ class Alrao(AveragedWrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         self.finite_statistics.restore()
-        return {
-            key: value for key, value in super().__getstate__().items() if key not in ("_watch", "_zeros")
-        }
+        left = ("_watch", "_zeros", "averages")
+        return {key: value for key, value in super().__getstate__().items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -237,6 +242,39 @@ class Alrao(AveragedWrapper):
                 "network before alrao.Alrao(net), or convert it again after model.collapse()"
             )
         super().__setattr__(name, value)
+
+    # Training weights and averaged weights, under Auto.
+
+    def averaged_by(self, averages: Any) -> None:
+        """Let an optimizer put its weights for the present mode into the parameters, and no other.
+
+        Args:
+            averages: an object with ``place(training)`` and ``retire()``, which the model keeps alive.
+        """
+        if self.averages is not None and self.averages is not averages:
+            self.averages.retire()
+        self.averages = averages
+
+    def place_weights(self) -> None:
+        """Put the weights for the present mode into the parameters, under :class:`Auto`."""
+        if self.averages is not None:
+            self.averages.place(self.training)
+
+    def hold(self, training: bool) -> None:
+        """Ignore a mode that the optimizer is told: the model's own mode selects the weights."""
+
+    def check_gradients(self, averages: bool) -> None:
+        """Accept all gradients: every forward pass has the weights for the mode, and may train in any."""
+
+    def _warn_of_training_weights(self) -> None:
+        """Warn, once, that the averaged weights are not known, if the weights are those of training."""
+        if self.head.training_weights:
+            self.head.training_weights = False
+            warn(
+                "the model has the training weights of a run with Auto, and the averaged weights, which "
+                "should be evaluated, are not known: call model.eval() before you save or copy a model, or "
+                "load the optimizer's state too"
+            )
 
     # The copies and their posterior.
 
@@ -296,7 +334,7 @@ class Alrao(AveragedWrapper):
         if "_watch" in self.__dict__ and self.head.evidence.grad is not None:  # not of a moving average
             self._look_for_steps()  # here too, for a compiled model's forward does not
         if not mode and "head" in self.__dict__:
-            self.warn_of_training_weights()
+            self._warn_of_training_weights()
         return self
 
     def collapse(self, *, mixture: bool = False) -> nn.Module:
@@ -317,7 +355,7 @@ class Alrao(AveragedWrapper):
         head = self.head
         self.place_weights()
         if self.averages is None:
-            self.warn_of_training_weights()
+            self._warn_of_training_weights()
         self.finite_statistics.restore()
         with torch.no_grad(), nullcontext() if self.averages is None else self.averages.shown():
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))

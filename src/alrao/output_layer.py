@@ -11,47 +11,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from . import evidence as reports
+from .contrib.adaptive import AdaptiveHead
 from .finite import alive, finite_module
-from .heads import Head, LinearHead
-from .shards import plain_class
-from .tensors import (
-    LazyLogProbs,
-    LogProbs,
-    Prediction,
-    Randomness,
-    Spread,
-    mean_of_copies,
-    members_of,
-    mixture_logit,
-    trail,
-)
+from .heads import LINEAR_HEADS, Head, LinearHead, Randomness, Spread, Window, mean_of_copies, mixture_logit
+from .posterior import Posterior
+from .runtime.sharding import plain_class
+from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
 from .warn import warn
 from .watch import version_of
 
 __all__ = [
-    "OutputChangedError",
-    "Snapshot",
-    "alike",
-    "candidates",
-    "check_collapsed",
-    "check_copies",
-    "choose",
-    "declare_untied",
-    "names_of",
-    "tied_elsewhere",
-    "verify",
-]
+    "OutputChangedError", "Snapshot", "alike", "candidates", "check_collapsed", "check_copies", "check_net",
+    "choose", "declare_untied", "make_head", "names_of", "tied_elsewhere", "verify",
+]  # fmt: skip
 
-MOST = 2**22
+MOST_CHECKED = 2**22
 """The largest output whose numbers are checked: those of a large head take much memory."""
 
 _HOW = 'name the output layer with Alrao(net, output="its.dotted.name") or output=its_module'
 
-
-_KINDS = (nn.Linear, nn.AdaptiveLogSoftmaxWithLoss, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_KINDS = (nn.Linear, nn.AdaptiveLogSoftmaxWithLoss, *_CONVOLUTIONS)
 
 
 def can_be_output(module: nn.Module) -> bool:
@@ -62,18 +46,9 @@ def can_be_output(module: nn.Module) -> bool:
     # An attention's output projection is used through its weight, not called.
     if plain_class(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return False
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return module.groups == 1 and (module.padding_mode == "zeros" or not _looks_further(module))
+    if isinstance(module, _CONVOLUTIONS):
+        return module.groups == 1 and (module.padding_mode == "zeros" or Window.of(module) is None)
     return True
-
-
-def _looks_further(module: nn.Module) -> bool:
-    """Return whether a layer is a convolution that is no linear layer at every place."""
-    if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return False
-    ones = (1,) * len(module.kernel_size)
-    plain_padding = module.padding in ("valid", "same", (0,) * len(ones))
-    return not (module.kernel_size == ones and module.stride == ones and plain_padding)
 
 
 def _computes_a_linear_layer(module: nn.Module) -> bool:
@@ -106,9 +81,8 @@ def _computes_a_linear_layer(module: nn.Module) -> bool:
 def qualified(module: nn.Module) -> str:
     """Return the full name of a layer's class; torch's own are known without their module."""
     kind = plain_class(module)
-    return (
-        kind.__name__ if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}.{kind.__qualname__}"
-    )
+    known = kind.__module__.startswith("torch.nn.")
+    return kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def candidates(net: nn.Module) -> dict[str, nn.Module]:
@@ -124,8 +98,8 @@ def candidates(net: nn.Module) -> dict[str, nn.Module]:
             found[name] = module
         elif module not in inside_adaptive and can_be_output(module):
             found[name] = module
-    if any(not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in found.values()):
-        found = {name: module for name, module in found.items() if not _looks_further(module)}
+    if any(not isinstance(module, _CONVOLUTIONS) for module in found.values()):
+        found = {name: module for name, module in found.items() if Window.of(module) is None}
     return found
 
 
@@ -218,11 +192,8 @@ def declare_untied(net: nn.Module, output: str) -> bool:
 def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) -> None:
     """Warn of a collapsed network that would be wrong without an error.
 
-    Args:
-        plain: the network.
-        name: its output layer.
-        untied: whether that was tied to other weights before the conversion.
-        masked: whether the copies ignored features in the last evaluation.
+    Its output layer may be ``untied`` from weights, and its copies have ``masked`` features that a plain
+    layer would not.
     """
     if untied and not declare_untied(plain, name):
         warn(
@@ -239,15 +210,43 @@ def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) 
         )
 
 
+def check_net(net: nn.Module) -> None:
+    """Raise for a network that cannot be converted."""
+    if isinstance(net, torch.jit.ScriptModule):
+        raise TypeError("Alrao cannot convert a scripted or traced network: pass the original one")
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"Alrao takes a network, a torch.nn.Module, got {type(net).__name__}")
+    if any(isinstance(module, Head) for module in net.modules()):
+        raise ValueError("this network has been converted already: use the Alrao model made of it")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in net.parameters()):
+        raise ValueError("the network has lazy layers of unknown size: run a batch through it first")
+
+
+def make_head(layer: nn.Module, name: str, likelihood: str | None, averaging: Posterior, keep: bool) -> Head:
+    """Return the head that takes the place of an output layer; ``keep``: its copies start as the layer is."""
+    if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss):
+        if likelihood not in (None, "categorical"):
+            raise ValueError(
+                f"an adaptive softmax is categorical, got likelihood={likelihood!r}: leave likelihood out"
+            )
+        return AdaptiveHead(layer, averaging, keep=keep)
+    likelihood = likelihood or "categorical"
+    if likelihood not in LINEAR_HEADS:
+        known = ", ".join(map(repr, LINEAR_HEADS))
+        raise ValueError(f"likelihood must be one of {known}, got {likelihood!r}")
+    if likelihood == "categorical" and next(layer.parameters()).shape[0] == 1:
+        raise ValueError(
+            f"the output layer {name!r} has a single output, and a softmax over one class is always 1: pass "
+            "likelihood='bernoulli' for a binary target, 'gaussian' for regression"
+        )
+    return LINEAR_HEADS[likelihood](layer, averaging, keep=keep)
+
+
 class Snapshot:
     """What a forward pass may change, so that it can be repeated.
 
     Buffers, such as running statistics; attributes of modules, such as the state of a recurrent network; the
     arguments, such as a cache; and random numbers.
-
-    Args:
-        net: the network.
-        inputs: its arguments.
     """
 
     def __init__(self, net: nn.Module, inputs: list[Any]) -> None:
@@ -304,12 +303,9 @@ def verify(net: nn.Module, head: Head, name: str, *, guessed: bool) -> Iterator[
             raise OutputChangedError(f"another layer, {qualified(module)}, takes the outputs of {name!r}")
 
     weighty = [
-        m
-        for m in net.modules()
-        if m is not head and any(p.ndim > 1 for p in m._parameters.values() if p is not None)
+        m for m in net.modules() if m is not head and any(p.ndim > 1 for p in m.parameters(recurse=False))
     ]
     handles += [module.register_forward_pre_hook(look_for_spread) for module in weighty]
-
     trail.clear()
     handles += [module.register_forward_hook(remember(n)) for n, module in others.items()]
     result: list[Any] = []
@@ -333,28 +329,25 @@ def verify(net: nn.Module, head: Head, name: str, *, guessed: bool) -> Iterator[
 
 
 def _tensors(out: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(_as_tree(out)) if isinstance(leaf, Tensor)]
+    """Return the tensors in what a network returned."""
+    if hasattr(out, "items"):  # dictionaries, and the output objects of Hugging Face
+        out = [value for _, value in out.items()]
+    elif hasattr(out, "__dataclass_fields__"):
+        out = [getattr(out, field) for field in out.__dataclass_fields__]
+    return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
 
 
 def _check_meaning(out: Any, name: str, *, reads: bool) -> None:
-    """Check that outputs that are marked as such still are: a view of them may have been changed in place.
-
-    Args:
-        out: what the network returned.
-        name: the name of the output layer.
-        reads: whether a read on the host costs nothing.
-    """
-    for tensor in _tensors(out):
+    """Check that outputs that are marked as such still are: a view of them may have been changed in place."""
+    for tensor in _tensors(out) if reads else ():
         members = members_of(tensor) if isinstance(tensor, Prediction) else None
-        if not reads or isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST:
+        if isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST_CHECKED:
             continue  # check_copies looks at those of Spread
         if members is not None:
             average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
             right = average(members.own.detach(), members.weights)
-        elif isinstance(tensor, LogProbs) and tensor.axis is not None:
+        elif isinstance(tensor, LogProbs) and tensor.axis is not None and not tensor.padded:
             right = tensor.detach().as_subclass(Tensor).log_softmax(tensor.axis)
-            if tensor.rest is not None:
-                right = torch.where(tensor.rest, tensor.detach(), right)
         else:
             continue
         if _differ(tensor, right):
@@ -371,7 +364,7 @@ def alike(head: nn.Module) -> Iterator[None]:
         assert axis is not None
         mixture: Tensor = out.log_softmax(axis) if members.likelihood == "categorical" else out
         copies = mixture.as_subclass(Tensor).expand_as(members.own)
-        return Spread.of(None, axis, members._replace(own=copies, mixed=copies))
+        return Spread.showing(members._replace(own=copies, mixed=copies), axis)
 
     handle = head.register_forward_hook(same, prepend=True)
     try:
@@ -381,13 +374,7 @@ def alike(head: nn.Module) -> Iterator[None]:
 
 
 def check_copies(out: Any, expected: Any, name: str) -> None:
-    """Check that copies that are alike give what a plain network gives.
-
-    Args:
-        out: what the network returned for copies that are alike.
-        expected: what it returned for one layer with their outputs.
-        name: the name of the output layer.
-    """
+    """Check that a network returns for copies that are alike what it returned for one layer."""
     ours, plain = _tensors(out), _tensors(expected)
     shapes = [tensor.shape for tensor in ours], [tensor.shape for tensor in plain]
     if shapes[0] != shapes[1] or any(_differ(*pair) for pair in zip(ours, plain, strict=True)):
@@ -428,14 +415,9 @@ def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:
 
 
 def _check_output(
-    out: Any,
-    head: nn.Module,
-    name: str,
-    produced: list[tuple[Any, str]],
-    others: dict[str, nn.Module],
-    *,
-    guessed: bool,
-) -> None:
+    out: Any, head: nn.Module, name: str, produced: list[tuple[Any, str]], others: dict[str, nn.Module],
+    *, guessed: bool,
+) -> None:  # fmt: skip
     tensors = _tensors(out)
     ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
     losses = [tensor for tensor in tensors if tensor.ndim == 0 and tensor.is_floating_point()]
@@ -447,7 +429,8 @@ def _check_output(
             f"output is log-probabilities already. If another layer is the output, {_HOW}. The other "
             f"candidates are\n{listed(others) or '  (none)'}"
         )
-    if not guessed or _says_which(out):
+    named = isinstance(getattr(out, "logits", None), LogProbs | Prediction)  # beside auxiliary classifiers
+    if not guessed or named:
         return
     returned = [_origin(tensor) for tensor in tensors]
     rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
@@ -456,19 +439,6 @@ def _check_output(
             f"the network returns the outputs of several layers, {name!r} and {sorted(rivals)}, and only one "
             f"can have copies: {_HOW}"
         )
-
-
-def _as_tree(out: Any) -> Any:
-    if hasattr(out, "items"):  # dictionaries, and the output objects of Hugging Face
-        return [value for _, value in out.items()]
-    if hasattr(out, "__dataclass_fields__"):
-        return [getattr(out, field) for field in out.__dataclass_fields__]
-    return out
-
-
-def _says_which(out: Any) -> bool:
-    """Return whether the output object names one part of it the logits (auxiliary classifiers)."""
-    return isinstance(getattr(out, "logits", None), LogProbs | Prediction)
 
 
 def _origin(tensor: Any) -> Any:

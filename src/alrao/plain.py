@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .calls import unwatch_calls, watch_calls, watchers
 from .clipping import clip_grads_
 from .evidence import is_readable
 from .finite import FiniteStatistics
-from .modes import follow, readers, unfollow
 from .warn import warn
 from .watch import version_of
 
@@ -64,7 +64,7 @@ class Plain:
     """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model.
 
     There is no wrapper, so the mode is that of the modules: training if one of them is in training mode. An
-    optimizer that averages is told of ``train()`` and ``eval()`` by :func:`alrao.modes.follow`. A module's
+    optimizer that averages is told of ``train()`` and ``eval()`` by :mod:`alrao.calls`. A module's
     ``training`` that is set without a call is seen before a closure, and warned of at a step.
 
     Args:
@@ -108,12 +108,12 @@ class Plain:
         own = {p for group in averages.groups for p in group["params"]}
         self._stop()
         for module in self.modules:
-            for other in readers(module, "train"):
+            for other in watchers(module, "train"):
                 other.retire(own)
-            follow(module, "train", self._mode_called, keep=True)  # also once the optimizer is gone
+            watch_calls(module, "train", self._mode_called, keep=True)  # also once the optimizer is gone
         trained = [m for m in self.net.modules() if not own.isdisjoint(m.parameters(recurse=False))]
         if self.modules and trained:  # the last one that a load comes to
-            follow(trained[-1], "_load_from_state_dict", self._loaded)
+            watch_calls(trained[-1], "_load_from_state_dict", self._loaded)
         self._averages = averages
 
     def retire(self, taken: set[nn.Parameter]) -> None:
@@ -173,9 +173,9 @@ class Plain:
 
     def _stop(self) -> None:
         for module in self.modules:
-            unfollow(module, "train", self._mode_called)
+            unwatch_calls(module, "train", self._mode_called)
         for module in self.net.modules():
-            unfollow(module, "_load_from_state_dict", self._loaded)
+            unwatch_calls(module, "_load_from_state_dict", self._loaded)
         self._averages = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,25 +6,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite, log, sqrt
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Generator, Tensor
-
-__all__ = [
-    "Bernoulli",
-    "Constant",
-    "Interval",
-    "LogUniform",
-    "PerWeight",
-    "Rate",
-    "RateDistribution",
-    "Redrawn",
-    "as_distribution",
-    "describe",
-    "rebuild",
-    "scaled",
-]
 
 Interval: TypeAlias = tuple[float, float]
 """The lowest and the highest learning rate."""
@@ -45,17 +30,27 @@ class RateDistribution(ABC):
         [0.0, 0.05, 0.1]
     """
 
+    per_weight: ClassVar[bool] = False
+    """Whether places are drawn for single weights, in the place of features."""
+    redrawn: ClassVar[bool] = False
+    """Whether places are drawn again at each step."""
+
     @abstractmethod
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rates at the places ``u``, in their type and on their device."""
 
     def quantiles(self, places: list[Tensor]) -> list[Tensor]:
-        """Return the rates at several tensors of places."""
-        return [self.quantile(u) for u in places]
+        """Return the rates at several tensors of places, by as many operations as for one."""
+        if len({(u.dtype, u.device) for u in places}) != 1:
+            return [self.quantile(u) for u in places]
+        rates = self.quantile(torch.cat([u.flatten() for u in places]))
+        parts = rates.split([u.numel() for u in places])
+        return [part.view(u.shape) for part, u in zip(parts, places, strict=True)]
 
     def grid(self, copies: int) -> Tensor:
         """Return the rates of ``copies`` copies of the head, lowest first: the quantiles at even places."""
-        return self.quantile(_even_places(copies))
+        ends = (0.5, 0.5) if copies == 1 else (0.0, 1.0)
+        return self.quantile(torch.linspace(*ends, copies, dtype=torch.float64, device="cpu"))
 
     def draw(self, count: int, generator: Generator | None = None) -> Tensor:
         """Draw ``count`` independent rates, in float64 on the CPU."""
@@ -69,12 +64,6 @@ class RateDistribution(ABC):
     def on(self, interval: Interval) -> RateDistribution:
         """Return this distribution on another interval."""
         raise ValueError(f"{self!r} has no interval that can be moved: give an interval as lr=(low, high)")
-
-
-def _even_places(copies: int) -> Tensor:
-    if copies == 1:
-        return torch.full((1,), 0.5, dtype=torch.float64, device="cpu")
-    return torch.linspace(0, 1, copies, dtype=torch.float64, device="cpu")
 
 
 def _check_rate(name: str, value: float) -> float:
@@ -119,27 +108,14 @@ class LogUniform(RateDistribution):
 
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rates at the places ``u``: geometric between the ends."""
-        return self.quantiles([u])[0]
-
-    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
-        """Return the rates at several tensors of places, by as many operations as for one."""
-        if not places:
-            return []
         low, high = log(self.lo), log(self.hi)
-        rates = list(torch._foreach_mul(places, high - low))
-        torch._foreach_add_(rates, low)
-        torch._foreach_exp_(rates)
-        torch._foreach_clamp_min_(rates, self.lo)
-        torch._foreach_clamp_max_(rates, self.hi)
-        return rates
+        return (u * (high - low)).add_(low).exp_().clamp_(self.lo, self.hi)
 
     def grid(self, copies: int) -> Tensor:
         """Return rates evenly spaced in the logarithm, both ends included."""
-        if copies == 1:
-            return torch.tensor([sqrt(self.lo) * sqrt(self.hi)], dtype=torch.float64, device="cpu")
         grid = super().grid(copies)
-        grid[0], grid[-1] = self.lo, self.hi
-        return grid
+        grid[0], grid[-1] = self.lo, self.hi  # exactly
+        return grid if copies > 1 else torch.full_like(grid, sqrt(self.lo) * sqrt(self.hi))
 
     @property
     def interval(self) -> Interval | None:
@@ -224,10 +200,6 @@ class _Variant(RateDistribution):
         """Return the quantiles of the distribution inside."""
         return self.inner.quantile(u)
 
-    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
-        """Return those at several tensors of places."""
-        return self.inner.quantiles(places)
-
     def grid(self, copies: int) -> Tensor:
         """Return the grid of the distribution inside."""
         return self.inner.grid(copies)
@@ -242,6 +214,8 @@ class PerWeight(_Variant):
     Args:
         distribution: where the rates come from: a distribution or an interval.
     """
+
+    per_weight = True
 
     @property
     def interval(self) -> Interval | None:
@@ -261,6 +235,8 @@ class Redrawn(_Variant):
     Args:
         distribution: where the rates come from: a distribution or an interval.
     """
+
+    redrawn = True
 
 
 Rate: TypeAlias = float | Interval | RateDistribution
@@ -302,9 +278,6 @@ def scaled(distribution: RateDistribution, factor: float) -> RateDistribution:
 
 # For checkpoints: a distribution as plain values, and back.
 
-_OURS = (Bernoulli, Constant, LogUniform, PerWeight, Redrawn)
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in _OURS}
-
 
 def describe(distribution: RateDistribution) -> dict[str, Any]:
     """Return a distribution as plain values, equal for equal distributions."""
@@ -316,13 +289,10 @@ def describe(distribution: RateDistribution) -> dict[str, Any]:
 
 
 def rebuild(description: dict[str, Any]) -> RateDistribution:
-    """Return the distribution that :func:`describe` was given.
-
-    Raises:
-        ValueError: it is a class of the user's, which a description does not hold.
-    """
+    """Return the distribution that :func:`describe` was given, unless its class is a user's."""
     values = {k: rebuild(v) if isinstance(v, dict) else v for k, v in description.items() if k != "kind"}
-    kind = _KINDS.get(description["kind"])
+    kinds: dict[str, Any] = {k.__name__: k for k in (Bernoulli, Constant, LogUniform, PerWeight, Redrawn)}
+    kind = kinds.get(description["kind"])
     if kind is None:
         raise ValueError(
             f"the rates were drawn from {description['kind']}, which is not a distribution of alrao: build "

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from .finite import keep_finite_
 from .trainable import find_alrao, unwrapped
 
-__all__ = ["recalibrate"]
-
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | str | None = None) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from .averaging import posterior_bar
 from .features import features_of
 from .model import DEFAULT_COPIES, Alrao
 from .optim import AlraoOptimizer
 from .output_layer import candidates, choose
+from .posterior import posterior_bar
 from .trainable import Trainable, find_alrao, joined, unwrapped
-
-__all__ = ["summary"]
 
 
 def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
@@ -41,24 +39,14 @@ def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
         if known:
             low, high = min(float(r.min()) for r in known), max(float(r.max()) for r in known)
             rates = f"{low:.1e} … {high:.1e}"
-        rows.append(
-            (
-                names.get(module, "") or "(net)",
-                type(module).__name__,
-                str(count),
-                rates,
-                f"{plain:,}",
-                f"{size:,}",
-            )
-        )
+        name = names.get(module) or "(net)"
+        rows.append((name, type(module).__name__, str(count), rates, f"{plain:,}", f"{size:,}"))
         before, after, features = before + plain, after + size, features + count
     rows.append(("total", "", str(features), "", f"{before:,}", f"{after:,}"))
     columns = len(rows[0]) - (alrao is None)  # a plain network has the same parameters "with Alrao"
     widths = [max(len(row[i]) for row in rows) for i in range(columns)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
-        for row in rows
-    ]
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] for row in rows)
+    lines = ["  ".join(cells).rstrip() for cells in padded]
     rule = "-" * max(map(len, lines))
     single = isinstance(model, nn.Module)
     last = _without_copies(net, single) if alrao is None else _posterior(alrao, optimizer)

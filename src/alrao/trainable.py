@@ -13,9 +13,9 @@ from .features import register_features
 from .known_layers import guess_axis
 from .model import Alrao, converted
 from .plain import Plain
-from .shards import refuse_flattened
+from .runtime.sharding import refuse_flattened
 
-__all__ = ["Trainable", "find_alrao", "joined", "trained", "unwrap", "unwrapped"]
+__all__ = ["LooseParameters", "Trainable", "find_alrao", "joined", "trained", "unwrap", "unwrapped"]
 
 Trainable = (
     nn.Module
@@ -124,7 +124,7 @@ def joined(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
 def _parts(model: Any) -> list[Any]:
     """Return networks, parameters, pairs of a name and a parameter, or groups of these, as lists."""
     parts = list(model) if isinstance(model, Iterable) and not isinstance(model, Tensor) else []
-    if parts and all(isinstance(part, nn.Module) or _is_parameter(part) for part in parts):
+    if parts and (all(isinstance(part, nn.Module) for part in parts) or all(map(_is_parameter, parts))):
         return parts
     groups = [{**part, "params": _listed(part.get("params"))} for part in parts if isinstance(part, dict)]
     if len(groups) != len(parts) or not all(_is_parameter(p) for group in groups for p in group["params"]):
@@ -175,7 +175,7 @@ def _check(net: nn.Module) -> None:
         )
 
 
-class _Layer(nn.Module):
+class LooseParameters(nn.Module):
     """Parameters that share their features, without the layer that they belong to; any leaf tensors."""
 
     def __init__(self, own: dict[str, Tensor]) -> None:
@@ -187,11 +187,11 @@ class _Layer(nn.Module):
         return self._parameters[target]
 
 
-class _Bare(_Layer):
+class _Bare(LooseParameters):
     """A parameter without a name, maybe with the bias of its rows."""
 
 
-class _Named(_Layer):
+class _Named(LooseParameters):
     """Parameters whose names start alike."""
 
 

@@ -37,11 +37,7 @@ class ZeroWatch:
         self._zeros = 0
 
     def look(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Return whether to look again, after a warning where one is due.
-
-        Args:
-            parameters: those of the head, at the end of a step.
-        """
+        """Look at a head's parameters at the end of a step; return False after the warning."""
         self._steps += 1
         if self._zeros == 0 and self._steps % ZEROS != 1:
             return True
@@ -80,12 +76,12 @@ class StepWatch:
         """Notice the steps of all optimizers of torch that train the head, until :meth:`unfollow`."""
         self._head = weakref.ref(head)
         _following.add(self)
-        _hook.update()
+        _update_hook()
 
     def unfollow(self) -> None:
         """Leave the hook, because an optimizer of alrao has been built."""
         _following.discard(self)
-        _hook.update()
+        _update_hook()
 
     def note(self, optimizer: Optimizer) -> None:
         """Note a step of an optimizer, if it changes the head's weights."""
@@ -96,12 +92,9 @@ class StepWatch:
             self._stepped |= any(each is weight for group in groups for each in group["params"])
 
     def look(self, weight: nn.Parameter, leaf: Tensor, loads: int) -> bool:
-        """Return whether to look again, after a warning where one is due.
+        """Look at a parameter of the head before a training pass; return False after the warning.
 
-        Args:
-            weight: a parameter of the head.
-            leaf: its leaf for the evidence, which is replaced when the head is moved.
-            loads: how many times weights have been loaded.
+        The leaf for the evidence is replaced when the head is moved; ``loads`` counts loads of weights.
         """
         if type(weight) is not nn.Parameter or weight.is_inference() or not weight.requires_grad:
             return True  # a shard is gathered again for each pass
@@ -124,28 +117,18 @@ class StepWatch:
 
 
 _following: weakref.WeakSet[StepWatch] = weakref.WeakSet()
+_hooks: list[Any] = []
+"""The one global hook, present only while a model has no optimizer of alrao: it would cost each step."""
 
 
-class _Hook:
-    """The one global hook, present only while a model has no optimizer of alrao: it would cost each step."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def update(self) -> None:
-        """Register the hook where it is needed, else remove it."""
-        if _following and self._handle is None:
-            self._handle = register_optimizer_step_post_hook(_note)
-        elif not _following and self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+def _update_hook() -> None:
+    if _following and not _hooks:
+        _hooks.append(register_optimizer_step_post_hook(_note))
+    elif not _following and _hooks:
+        _hooks.pop().remove()
 
 
 def _note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    for each in list(_following):
-        each.note(optimizer)
-
-
-_hook = _Hook()
+    if not torch.compiler.is_compiling():
+        for each in list(_following):
+            each.note(optimizer)

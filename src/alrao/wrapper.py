@@ -11,9 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from .shards import plain_class
-
-__all__ = ["Wrapper", "copied_state", "unchanged_on_error"]
+from .runtime.sharding import plain_class
 
 SHARED = (
     "_parameters",
@@ -27,7 +25,7 @@ SHARED = (
 )
 """What torch keeps of a module and the wrapper has in common with its network: the very same containers."""
 
-FORMER = "net."
+OLD_PREFIX = "net."
 """What names in a ``state_dict`` began with before the first release."""
 
 
@@ -178,8 +176,8 @@ class Wrapper(nn.Module):
     def translate(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Give a state whose names have a former prefix the present names."""
         own = [key for key in state_dict if key.startswith(prefix)]
-        former = prefix + FORMER
-        if FORMER[:-1] not in self._modules and own and all(key.startswith(former) for key in own):
+        former = prefix + OLD_PREFIX
+        if OLD_PREFIX[:-1] not in self._modules and own and all(key.startswith(former) for key in own):
             for key in own:
                 state_dict[prefix + key.removeprefix(former)] = state_dict.pop(key)
 
@@ -194,12 +192,7 @@ def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def unchanged_on_error(module: nn.Module, state: Mapping[str, Any]) -> Iterator[None]:
-    """Undo what torch has loaded before it raised.
-
-    Args:
-        module: the module into which a state is loaded.
-        state: its own, before.
-    """
+    """Undo what torch has loaded into a module before it raised; ``state`` is its own."""
     tensors = [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
     values = [(value, value.clone()) for value in state.values() if isinstance(value, Tensor)]
     try:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
-from alrao.optim import blocks
+from alrao.runtime import blocks
 
 OPTIMIZERS = {
     "momentum": lambda model, **o: alrao.SGD(
@@ -100,7 +100,7 @@ def test_no_tensor_of_an_update_is_larger_than_a_block():
         torch.Size(shape) for shape in ((3, 1000, 512), (10, 300, 8), (5000, 512), (1, 70_000, 64), (9,))
     ]
     for shape in sizes:
-        cut = blocks.places(shape)
+        cut = blocks.block_slices(shape)
         covered = torch.zeros(shape, dtype=torch.int8)
         for rows in cut:
             assert covered[rows].numel() <= blocks.BLOCK

@@ -15,7 +15,7 @@ from support.stepping import batches
 from torch import nn, optim
 
 import alrao
-from alrao.heads import large
+from alrao.heads import vocabulary
 
 quick = settings(deadline=None, max_examples=4, derandomize=True)
 
@@ -39,7 +39,7 @@ LIKELIHOODS = {
     "gaussian": alrao.MixtureMSELoss(),
     "bernoulli": alrao.MixtureBCELoss(),
 }
-AVERAGING = [alrao.Switch, alrao.BayesianAverage]
+AVERAGING = [alrao.Switch, alrao.paper.BayesianAverage]
 ALL = list(product(OPTIMIZERS, LIKELIHOODS, AVERAGING))
 PAPERS = [name for name in OPTIMIZERS if name != "Auto"]
 """Those whose every step may be captured; Auto's may after its search."""
@@ -169,7 +169,7 @@ LOSSES = {
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_loss_of_a_classifier_reads_anything(loss, size, device, monkeypatch):
-    monkeypatch.setattr(large, "LARGE", 1 if size == "large" else large.LARGE)
+    monkeypatch.setattr(vocabulary, "LARGE", 1 if size == "large" else vocabulary.LARGE)
     model, chosen = build("AdamW", device=device, capturable=True)
     eager, its_own = build("AdamW")
     for i in range(4):
@@ -345,7 +345,7 @@ def test_auto_captured_after_its_search_is_the_same_training():
 def test_what_cannot_be_captured_is_refused():
     model, _ = build("SGD")
     with pytest.raises(ValueError, match="Redrawn"):
-        alrao.SGD(model, lr=alrao.Redrawn((1e-4, 0.1)), capturable=True)
+        alrao.SGD(model, lr=alrao.paper.Redrawn((1e-4, 0.1)), capturable=True)
     with pytest.raises(ValueError, match="Adagrad"):
         alrao.PerFeature(optim.Adagrad, model, capturable=True)
 

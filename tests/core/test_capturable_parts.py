@@ -13,7 +13,7 @@ import alrao
 from alrao import evidence as reports
 from alrao.finite import FiniteStatistics
 
-METHODS = [alrao.Switch, alrao.BayesianAverage]
+METHODS = [alrao.Switch, alrao.paper.BayesianAverage]
 quick = settings(deadline=None, max_examples=40, derandomize=True)
 NUMBERS = st.one_of(st.floats(-5, 0), st.floats(-1e6, 1e6), st.sampled_from([nan, inf, -inf]))
 

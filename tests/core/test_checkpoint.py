@@ -26,12 +26,12 @@ import alrao
 def build(kind, seed):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
-    averaging = alrao.BayesianAverage(5) if kind == "bayes" else alrao.Switch(5)
+    averaging = alrao.paper.BayesianAverage(5) if kind == "bayes" else alrao.Switch(5)
     model = alrao.Alrao(net, 5, averaging=averaging)
     optimizer = {
         "sgd": lambda: alrao.SGD(model, momentum=0.9, weight_decay=0.01),
         "bayes": lambda: alrao.SGD(model, lr=(1e-3, 1.0), momentum=0.9, nesterov=True),
-        "redrawn": lambda: alrao.SGD(model, lr=alrao.Redrawn((1e-3, 1.0))),
+        "redrawn": lambda: alrao.SGD(model, lr=alrao.paper.Redrawn((1e-3, 1.0))),
         "adam": lambda: alrao.Adam(model),
         "adamw": lambda: alrao.AdamW(model, amsgrad=True),
     }[kind]()

@@ -26,7 +26,7 @@ OPTIMIZERS = {
 
 AVERAGING = {
     "Switch": alrao.Switch,
-    "BayesianAverage": alrao.BayesianAverage,
+    "BayesianAverage": alrao.paper.BayesianAverage,
 }
 
 

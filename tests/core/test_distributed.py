@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import alrao
+from alrao.contrib.zoom import Zoom
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 
@@ -126,7 +127,7 @@ def worker(rank, folder):
 
     model = build("categorical", seed=rank)
     optimizer = optimizer_for(model, rank)
-    zoom = alrao.Zoom(optimizer, 4, every=1)  # before rank 0's parameters go to all
+    zoom = Zoom(optimizer, 4, every=1)  # before rank 0's parameters go to all
     model = DistributedDataParallel(model)
     result["zoom"] = train(model, optimizer, "categorical", half, zoom=zoom)
 
@@ -203,7 +204,7 @@ def test_a_rank_whose_half_is_ignored_adds_nothing(ranks):
 def test_zoom_narrows_in_all_processes_as_in_one(ranks):
     model = build("categorical")
     optimizer = optimizer_for(model, 0)
-    expected = train(model, optimizer, "categorical", slice(None), zoom=alrao.Zoom(optimizer, 4, every=1))
+    expected = train(model, optimizer, "categorical", slice(None), zoom=Zoom(optimizer, 4, every=1))
     assert_same(ranks[0]["zoom"], expected, rtol=1e-5, atol=1e-6)
 
 

@@ -150,7 +150,7 @@ def test_loss_and_gradients_are_those_of_the_two_passes(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("method", [alrao.Switch, alrao.BayesianAverage])
+@pytest.mark.parametrize("method", [alrao.Switch, alrao.paper.BayesianAverage])
 def test_evidence_is_the_mean_log_likelihood_and_moves_the_posterior(case, method):
     loss_of, counts = CASES[case]
     model = alrao.Alrao(mlp(), COPIES, averaging=method(COPIES)).double()

@@ -14,7 +14,7 @@ from support.large import (
 )
 
 import alrao
-from alrao.heads import large
+from alrao.heads import vocabulary
 from alrao.tensors import LazyLogProbs, LogProbs, lazy
 
 
@@ -105,9 +105,9 @@ READINGS = {
 def test_numbers_that_are_read_are_those_of_the_present_head(name, grad, monkeypatch):
     model, x = converted(), batch()
     out = model(x)
-    monkeypatch.setattr(large, "LARGE", 10**9)
+    monkeypatch.setattr(vocabulary, "LARGE", 10**9)
     expected = READINGS[name](model(x)).detach()
-    monkeypatch.setattr(large, "LARGE", 1)
+    monkeypatch.setattr(vocabulary, "LARGE", 1)
     with torch.set_grad_enabled(grad):
         found = READINGS[name](out).detach()
     torch.testing.assert_close(found.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
@@ -115,11 +115,11 @@ def test_numbers_that_are_read_are_those_of_the_present_head(name, grad, monkeyp
 
 def test_argmax_and_topk_without_a_graph_never_hold_the_output(monkeypatch):
     monkeypatch.setattr(lazy, "ROWS", 5)
-    sizes, log_mixture = [], large.log_mixture
+    sizes, values = [], vocabulary.Vocabulary.values
     monkeypatch.setattr(
-        large,
-        "log_mixture",
-        lambda rows, *args, **options: sizes.append(len(rows)) or log_mixture(rows, *args, **options),
+        vocabulary.Vocabulary,
+        "values",
+        lambda layer, rows, *shape: sizes.append(len(rows)) or values(layer, rows, *shape),
     )
     model, x = converted(), batch(4, 3)
     out = model(x)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import alrao
-from alrao.heads import chunked, large
+from alrao.heads import vocabulary
 from alrao.tensors import LazyLogProbs
 
 
@@ -114,9 +114,9 @@ def trained(steps=8, make=alrao.SGD, wrap=lambda model: model):
 @pytest.mark.parametrize("make", [alrao.SGD, alrao.Adam, alrao.Auto])
 def test_a_training_with_chunks_is_one_without(make, monkeypatch):
     in_chunks = trained(make=make)
-    monkeypatch.setattr(chunked, "CHUNK", 10**6)
+    monkeypatch.setattr(vocabulary, "CHUNK", 10**6)
     in_one = trained(make=make)
-    monkeypatch.setattr(large, "LARGE", 10**9)
+    monkeypatch.setattr(vocabulary, "LARGE", 10**9)
     at_once = trained(make=make)
     for a, b, c in zip(in_chunks, in_one, at_once, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
@@ -190,7 +190,7 @@ def is_plain(leaf):
 
 def test_memory_is_that_of_the_gradients_and_a_chunk(monkeypatch):
     copies, classes, rows, width, chunk = 10, 500, 200, 16, 20
-    monkeypatch.setattr(chunked, "CHUNK", chunk * classes)
+    monkeypatch.setattr(vocabulary, "CHUNK", chunk * classes)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, classes))
     model = alrao.Alrao(net, copies)
@@ -201,7 +201,7 @@ def test_memory_is_that_of_the_gradients_and_a_chunk(monkeypatch):
         F.cross_entropy(model(x), y).backward()
     assert live.largest <= gradients
     assert live.most <= 1.5 * gradients + 3 * 4 * chunk * classes + 40 * 4 * rows * (width + copies)
-    monkeypatch.setattr(large, "LARGE", 10**9)  # the same measure of the other head is not idle
+    monkeypatch.setattr(vocabulary, "LARGE", 10**9)  # the same measure of the other head is not idle
     model.zero_grad()
     with Live() as at_once:
         F.cross_entropy(model(x), y).backward()

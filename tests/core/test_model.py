@@ -13,6 +13,7 @@ from support.small import mlp, observe, target_for
 from torch import nn
 
 import alrao
+from alrao.contrib.copy_parallel import CopyParallel
 
 CRITERIA = {
     "categorical": F.cross_entropy,
@@ -140,7 +141,7 @@ def test_forward_passes_keyword_arguments_on():
 
 
 def test_str_and_summary_show_the_posterior_as_a_bar():
-    model = alrao.Alrao(Net(), 4, averaging=alrao.BayesianAverage(4))
+    model = alrao.Alrao(Net(), 4, averaging=alrao.paper.BayesianAverage(4))
     assert re.search(r"posterior: \|(.)\1{3}\|", str(model)), "alike at the start"
     optimizer = alrao.SGD(model, lr=(1e-4, 10.0))
     observe(model, -50.0, -50.0, 0.0, -50.0)
@@ -182,7 +183,7 @@ def test_posterior_is_a_copy_and_sums_to_1():
     assert torch.equal(model.posterior, before)
 
 
-@pytest.mark.parametrize("averaging", [alrao.Switch, alrao.BayesianAverage])
+@pytest.mark.parametrize("averaging", [alrao.Switch, alrao.paper.BayesianAverage])
 def test_reset_posterior_returns_to_the_prior(averaging):
     model, new = alrao.Alrao(mlp(), 4, averaging=averaging(4)), averaging(4)
     observe(model, -1.0, -2.0, -3.0, -0.5)
@@ -262,7 +263,7 @@ def test_batches_of_size_0_and_1(likelihood, size):
         assert all(value.isfinite().all() for value in everything(model).values())
 
 
-@pytest.mark.parametrize("averaging", [alrao.Switch, alrao.BayesianAverage])
+@pytest.mark.parametrize("averaging", [alrao.Switch, alrao.paper.BayesianAverage])
 def test_a_batch_that_is_all_ignored_changes_nothing(averaging):
     model = alrao.Alrao(mlp(), 4, averaging=averaging(4))
     optimizer = alrao.SGD(model)
@@ -294,3 +295,9 @@ def test_inputs_of_the_wrong_size_raise():
     model = alrao.Alrao(nn.Linear(4, 3), 2)
     with pytest.raises(ValueError, match=r"takes 4 features, got an input of \(2, 5\)"):
         model(torch.randn(2, 5))
+
+
+def test_a_name_that_moved_to_contrib_still_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"import it from alrao\.contrib\.copy_parallel"):
+        former = alrao.CopyParallel
+    assert former is CopyParallel

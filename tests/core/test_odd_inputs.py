@@ -155,8 +155,8 @@ def test_a_frozen_model_asks_for_no_gradient_and_gathers_no_evidence(batch):
 
 def test_rates_that_are_redrawn_come_from_the_distribution_that_was_saved(batch):
     model = classifier()
-    optimizer = alrao.SGD(model, lr=alrao.Redrawn((10.0, 100.0)))
-    optimizer.load_state_dict(alrao.SGD(model, lr=alrao.Redrawn((1e-4, 1.0))).state_dict())
+    optimizer = alrao.SGD(model, lr=alrao.paper.Redrawn((10.0, 100.0)))
+    optimizer.load_state_dict(alrao.SGD(model, lr=alrao.paper.Redrawn((1e-4, 1.0))).state_dict())
     drawn = [optimizer.rates(p).clone() for p in model.body_parameters()]
     F.cross_entropy(model(batch[0]), batch[1]).backward()
     optimizer.step()

@@ -328,7 +328,7 @@ def words(sparse):
 
 @pytest.mark.parametrize(
     "lr",
-    [(1e-3, 1.0), alrao.Constant(0.1), alrao.PerWeight((1e-3, 1.0)), alrao.Redrawn((1e-3, 1.0))],
+    [(1e-3, 1.0), alrao.Constant(0.1), alrao.paper.PerWeight((1e-3, 1.0)), alrao.paper.Redrawn((1e-3, 1.0))],
     ids=["interval", "number", "per weight", "redrawn"],
 )
 @pytest.mark.filterwarnings("ignore:lr=0.1 gives all")

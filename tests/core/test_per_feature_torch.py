@@ -201,14 +201,14 @@ def test_groups_have_intervals_and_options_of_their_own():
 
 
 def test_redrawn_rates():
-    model, rated = build("NAdam", lr=alrao.Redrawn((1e-4, 0.1)))
+    model, rated = build("NAdam", lr=alrao.paper.Redrawn((1e-4, 0.1)))
     first = rated.rates(model.net[0].weight)
     train(model, rated, 2)
     assert not torch.equal(rated.rates(model.net[0].weight), first)
 
 
 def test_frozen_features_stay():
-    model, rated = build("NAdam", lr=alrao.Bernoulli(0.1, 0.5))
+    model, rated = build("NAdam", lr=alrao.paper.Bernoulli(0.1, 0.5))
     weight = model.net[0].weight
     before, frozen = weight.detach().clone(), rated.rates(weight).flatten() == 0
     train(model, rated, 3)

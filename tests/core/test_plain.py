@@ -11,6 +11,7 @@ from support.stepping import deep_mlp, same
 from torch import nn
 
 import alrao
+from alrao.contrib.zoom import Zoom
 
 OPTIMIZERS = {
     "SGD": lambda net: alrao.SGD(net, lr=(1e-3, 0.3), momentum=0.9),
@@ -179,7 +180,7 @@ def test_parameters_of_another_network_are_refused():
 def test_what_needs_copies_is_refused_with_the_remedy():
     optimizer = alrao.Adam(deep_mlp())
     with pytest.raises(ValueError, match=r"plain network has none.*alrao\.Alrao\(net\)"):
-        alrao.Zoom(optimizer, steps=10)
+        Zoom(optimizer, steps=10)
     with pytest.raises(ValueError, match=r"no copies.*interval\(\)"):
         optimizer.copy_rates()
 

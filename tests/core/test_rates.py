@@ -82,7 +82,7 @@ def test_constant():
 
 
 def test_bernoulli_freezes_a_fraction_of_the_features_and_no_copy():
-    law = alrao.Bernoulli(0.3, 0.7)
+    law = alrao.paper.Bernoulli(0.3, 0.7)
     rates = law.draw(4000, torch.Generator().manual_seed(0))
     assert set(rates.tolist()) == {0.0, 0.3}
     learning = int((rates > 0).sum())
@@ -92,11 +92,11 @@ def test_bernoulli_freezes_a_fraction_of_the_features_and_no_copy():
 
 @pytest.mark.parametrize(("p", "learning"), [(0.0, 0), (1.0, 500)])
 def test_bernoulli_at_its_ends(p, learning):
-    assert int((alrao.Bernoulli(0.3, p).draw(500) > 0).sum()) == learning
+    assert int((alrao.paper.Bernoulli(0.3, p).draw(500) > 0).sum()) == learning
 
 
 def test_frozen_features_do_not_move():
-    model, optimizer = make(alrao.Bernoulli(0.5, 0.5), width=16)
+    model, optimizer = make(alrao.paper.Bernoulli(0.5, 0.5), width=16)
     before = model.net[2].weight.detach().clone()
     train(model, optimizer, 3)
     frozen = optimizer.rates(model.net[2].weight).flatten() == 0
@@ -135,15 +135,17 @@ def test_quantiles_of_an_interval_rise_from_its_lower_end_to_its_upper(low, span
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_the_quantiles_of_bernoulli(p):
     u = torch.linspace(0, 1, 11, dtype=torch.float64)[:-1]
-    assert alrao.Bernoulli(0.5, p).quantile(u).tolist() == [0.5 if x >= 1 - p else 0.0 for x in u.tolist()]
+    assert alrao.paper.Bernoulli(0.5, p).quantile(u).tolist() == [
+        0.5 if x >= 1 - p else 0.0 for x in u.tolist()
+    ]
 
 
 DISTRIBUTIONS = [
     alrao.LogUniform(1e-3, 1.0),
     alrao.Constant(0.1),
-    alrao.Bernoulli(0.1, 0.5),
-    alrao.PerWeight((1e-3, 1.0)),
-    alrao.Redrawn(alrao.Bernoulli(0.1, 0.5)),
+    alrao.paper.Bernoulli(0.1, 0.5),
+    alrao.paper.PerWeight((1e-3, 1.0)),
+    alrao.paper.Redrawn(alrao.paper.Bernoulli(0.1, 0.5)),
 ]
 
 
@@ -207,7 +209,7 @@ def test_rates_of_a_number_are_that_number(dtype):
 
 
 def test_per_weight_gives_every_weight_a_rate():
-    model, optimizer = make(alrao.PerWeight((1e-5, 10.0)))
+    model, optimizer = make(alrao.paper.PerWeight((1e-5, 10.0)))
     rates = [optimizer.rates(p) for p in model.net[:4].parameters()]
     assert [rate.shape for rate in rates] == [p.shape for p in model.net[:4].parameters()]
     flat = torch.cat([rate.flatten() for rate in rates])
@@ -216,7 +218,7 @@ def test_per_weight_gives_every_weight_a_rate():
 
 
 def test_redrawn_rates_change_at_every_step_and_those_of_the_copies_do_not():
-    model, optimizer = make(alrao.Redrawn((1e-5, 0.1)))
+    model, optimizer = make(alrao.paper.Redrawn((1e-5, 0.1)))
     of_copies = optimizer.rates(model.head.weight)
     seen = [optimizer.rates(model.net[0].weight).flatten()]
     for _ in range(3):
@@ -228,12 +230,12 @@ def test_redrawn_rates_change_at_every_step_and_those_of_the_copies_do_not():
 
 
 def test_redrawn_rates_go_on_alike_after_a_resume():
-    model, optimizer = make(alrao.Redrawn((1e-5, 0.1)))
+    model, optimizer = make(alrao.paper.Redrawn((1e-5, 0.1)))
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     train(model, optimizer, 3)
     torch.manual_seed(12345)  # the new process draws other seeds
-    again, again_optimizer = make(alrao.Redrawn((1e-5, 0.1)))
+    again, again_optimizer = make(alrao.paper.Redrawn((1e-5, 0.1)))
     again.load_state_dict(saved[0])
     again_optimizer.load_state_dict(saved[1])
     train(again, again_optimizer, 3)
@@ -267,7 +269,9 @@ def test_rates_follow_the_generator_which_leaves_the_global_one_alone():
     assert torch.equal(draws[0], draws[1])
 
 
-@pytest.mark.parametrize("law", [(1e-5, 10.0), alrao.PerWeight((1e-5, 10.0))], ids=["features", "weights"])
+@pytest.mark.parametrize(
+    "law", [(1e-5, 10.0), alrao.paper.PerWeight((1e-5, 10.0))], ids=["features", "weights"]
+)
 def test_rates_do_not_depend_on_the_groups(law):
     model = alrao.Alrao(mlp())
     params = list(model.parameters())
@@ -365,10 +369,10 @@ def test_bad_rates_are_refused_and_nothing_changes(optimizer, lr, error, message
 @pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])
 def test_bernoulli_needs_a_probability(p):
     with pytest.raises(ValueError, match="probability"):
-        alrao.Bernoulli(0.1, p)
+        alrao.paper.Bernoulli(0.1, p)
 
 
-@pytest.mark.parametrize("law", [alrao.PerWeight, alrao.Redrawn])
+@pytest.mark.parametrize("law", [alrao.paper.PerWeight, alrao.paper.Redrawn])
 def test_ablations_check_what_they_draw_from(law):
     with pytest.raises(ValueError, match="low to high"):
         law((1.0, 0.1))

@@ -7,7 +7,7 @@ import torch
 from support.small import mlp
 
 import alrao
-from alrao.shards import fingerprint
+from alrao.runtime.sharding import fingerprint
 
 
 def test_heads_of_other_seeds_have_other_fingerprints():

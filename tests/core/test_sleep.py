@@ -25,8 +25,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import alrao
-from alrao.heads import large
-from alrao.optim import sleep as sleeping
+from alrao.contrib.zoom import Zoom
+from alrao.heads import vocabulary
+from alrao.runtime import sleeping
 
 
 @pytest.fixture
@@ -61,14 +62,14 @@ def test_by_default_copies_sleep_only_under_auto_where_it_pays():
     assert not alrao.Auto(nn.Linear(1024, 1025)).sleeps
     regression = alrao.Alrao(nn.Linear(128, 1000), likelihood="gaussian")
     assert not alrao.Auto(regression).sleeps
-    bayes = alrao.Alrao(nn.Linear(128, 1000), averaging=alrao.BayesianAverage(10))
+    bayes = alrao.Alrao(nn.Linear(128, 1000), averaging=alrao.paper.BayesianAverage(10))
     assert not alrao.Auto(bayes).sleeps
 
 
 def test_under_auto_copies_of_a_large_layer_fall_asleep_without_being_asked_to(monkeypatch, short_cycles):
     monkeypatch.setattr(sleeping, "WORTHWHILE", 0)
     model = make_model()
-    train(model, alrao.Auto(model), range(50 + 3 * sleeping.PERIOD))
+    train(model, alrao.Auto(model), range(50 + 3 * sleeping.CYCLE))
     assert asleep(model) > 0
 
 
@@ -97,7 +98,7 @@ def literal_posterior(evidence, schedule, theta, copies):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_posterior_equals_enumeration_with_what_stands_in_for_sleepers(seed, monkeypatch):
-    for name, value in {"PERIOD": 3, "LOOKS": 1, "LONGEST": 2, "NEGLIGIBLE": 0.2}.items():
+    for name, value in {"CYCLE": 3, "LOOKS": 1, "MAX_INTERVAL": 2, "NEGLIGIBLE": 0.2}.items():
         monkeypatch.setattr(sleeping, name, value)
     model = alrao.Alrao(nn.Linear(2, 3), averaging=alrao.Switch(4, theta=0.6))
     head, sleep = model.head, sleeping.Sleep(model.head, True)
@@ -158,7 +159,7 @@ def test_sleepers_are_left_out_of_a_pass_and_copies_without_weight_of_the_mixtur
     rows, mixing, chunked, targets, monkeypatch
 ):
     if chunked:
-        monkeypatch.setattr(large, "LARGE", 1)
+        monkeypatch.setattr(vocabulary, "LARGE", 1)
     rows, mixing = slice(*rows), slice(*mixing)
     model = make_model(torch.float64)
     head = model.head
@@ -208,7 +209,7 @@ def test_sleepers_are_left_out_of_a_pass_and_copies_without_weight_of_the_mixtur
 @pytest.mark.parametrize("failed", [1, 2])
 def test_a_failed_copy_spoils_nothing_while_others_sleep(failed, chunked, monkeypatch):
     if chunked:
-        monkeypatch.setattr(large, "LARGE", 1)
+        monkeypatch.setattr(vocabulary, "LARGE", 1)
     model = make_model()
     put_to_sleep(model, slice(1, 3), mixing=slice(2, 3))
     with torch.no_grad():
@@ -264,8 +265,8 @@ def test_sleep_is_refused_where_no_copy_can():
     regression = alrao.Alrao(nn.Linear(3, 2), likelihood="gaussian")
     with pytest.raises(ValueError, match="GaussianHead"):
         alrao.SGD(regression, sleep=True)
-    bayes = alrao.Alrao(nn.Linear(3, 2), averaging=alrao.BayesianAverage(4))
+    bayes = alrao.Alrao(nn.Linear(3, 2), averaging=alrao.paper.BayesianAverage(4))
     with pytest.raises(ValueError, match="BayesianAverage"):
         alrao.SGD(bayes, sleep=True)
     with pytest.raises(ValueError, match="sleep=False"):
-        alrao.Zoom(alrao.SGD(make_model(), sleep=True), steps=10)
+        Zoom(alrao.SGD(make_model(), sleep=True), steps=10)

@@ -9,7 +9,8 @@ from support.needs import needs_compile
 from torch import nn
 
 import alrao
-from alrao.tensors import LogProbs, Spread
+from alrao.heads import Spread
+from alrao.tensors import LogProbs
 
 INPUTS, HIDDEN, CLASSES, COPIES, ROWS = 4, 8, 5, 3, 6
 FOLLOWED = pytest.mark.filterwarnings("ignore:the output layer")
@@ -293,6 +294,16 @@ def test_a_failed_copy_leaves_the_others_alone(name, value):
     optimizer.step()
     assert model.posterior[1] == 0
     assert model(x).isfinite().all()
+
+
+@FOLLOWED
+def test_the_largest_of_all_outputs_is_that_of_the_numbers_that_are_shown():
+    model, x, _ = build("capped")
+    out = model(x)
+    shown = out.detach().numpy()
+    assert out.max() == shown.max()
+    assert torch.max(out) == shown.max()
+    assert out.argmax() == shown.argmax()
 
 
 @FOLLOWED

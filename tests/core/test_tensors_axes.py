@@ -115,6 +115,8 @@ OPERATIONS = {
     "narrow": lambda x: x.narrow(1, 0, 2),
     "index_select": lambda x: x.index_select(0, ROWS),
     "gather of rows": lambda x: torch.gather(x, 0, ROWS.view(3, 1, 1, 1).expand(3, *SHAPE[1:])),
+    "take_along_dim of rows": lambda x: x.take_along_dim(ROWS.view(3, 1, 1, 1).expand(3, *SHAPE[1:]), 0),
+    "take_along_dim of all": lambda x: torch.take_along_dim(x, torch.tensor([0, 3])),
     "gather": lambda x: x.gather(0, torch.zeros(2, *SHAPE[1:], dtype=torch.long)),
 }
 

@@ -3,7 +3,9 @@
 import copy
 import inspect
 import logging
+import pickle
 import warnings
+from collections import defaultdict
 
 import pytest
 import torch
@@ -147,7 +149,16 @@ def test_leaf_tensors_are_trained_as_torch_does():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "given",
-    [[], None, 3, torch.zeros(3, requires_grad=True), "net", [deep_mlp(), 3], [{"params": deep_mlp()}], [{}]],
+    [
+        [],
+        None,
+        3,
+        torch.zeros(3, requires_grad=True),
+        "net",
+        [deep_mlp(), nn.Parameter(torch.zeros(3))],
+        [{"params": deep_mlp()}],
+        [{}],
+    ],
 )
 def test_what_is_no_model_and_no_parameters_is_refused(optimizer, given):
     with pytest.raises(TypeError, match=r"alrao\.Auto\(net\) or alrao\.Auto\(net\.parameters\(\)\)"):
@@ -181,7 +192,8 @@ def test_auto_takes_what_adam_takes_in_its_order():
     optimizer = alrao.Auto(net.parameters(), 0.5, [0.8, 0.95], 1e-7, 1)
     (group,) = optimizer.param_groups
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.5, [0.8, 0.95], 1e-7, 1)
-    assert alrao.Auto(deep_mlp(), lr=1).param_groups[0]["lr"] == 1
+    for lr in (1, torch.tensor(1.0)):
+        assert type(alrao.Auto(deep_mlp(), lr=lr).param_groups[0]["lr"]) is float
 
 
 @pytest.mark.parametrize("capturable", [False, True])
@@ -293,6 +305,61 @@ def test_a_run_without_a_network_is_resumed_to_the_bit(evaluates, optimizer_firs
         train(each, chosen, 5)
         chosen.eval()
     assert same(net.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_copy_of_network_and_optimizer_continues_alike(evaluates):
+    net, optimizer = trained_without_a_network()
+    if evaluates:
+        optimizer.eval()
+    both = [(net, optimizer), copy.deepcopy((net, optimizer)), pickle.loads(pickle.dumps((net, optimizer)))]
+    for each, chosen in both:
+        chosen.train()
+        train(each, chosen, 5)
+        chosen.eval()
+    assert same(*(each.state_dict() for each, _ in both[:2]))
+    assert same(*(each.state_dict() for each, _ in both[1:]))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 3, 70])
+def test_more_parameters_are_added_as_in_torch(optimizer, steps):
+    """Trainers unfreeze layers so."""
+    net = deep_mlp()
+    chosen = OPTIMIZERS[optimizer](net[0].parameters())
+    train(net, chosen, steps)
+    before, rates = net[4].weight.detach().clone(), chosen.rates(net[0].weight).clone()
+    chosen.add_param_group({"params": net[4].parameters()})
+    assert torch.equal(chosen.rates(net[0].weight), rates)
+    train(net, chosen, 3)
+    assert not torch.equal(net[4].weight, before)
+    twin = OPTIMIZERS[optimizer]([{"params": net[i].parameters()} for i in (0, 4)])
+    twin.load_state_dict(chosen.state_dict())
+    assert same(twin.rates(net[4].weight), chosen.rates(net[4].weight))
+
+
+def test_parameters_of_another_network_are_refused_beside_a_network():
+    optimizer = alrao.Auto(deep_mlp())
+    with pytest.raises(ValueError, match="are not the model's"):
+        optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+
+
+@pytest.mark.parametrize("steps", [3, 70])
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_trainer_that_clears_the_state_starts_the_averages_again(steps, converted):
+    """fastai does so when it freezes layers."""
+    torch.manual_seed(0)
+    model = alrao.Alrao(deep_mlp(), 4) if converted else deep_mlp()
+    optimizer = alrao.Auto(model, steps=100)
+    train(model, optimizer, steps)
+    rates = [optimizer.rates(p) for p in model.parameters()]
+    optimizer.state = defaultdict(dict)
+    train(model, optimizer, 1)
+    assert same(rates, [optimizer.rates(p) for p in model.parameters()]), "places are drawn once"
+    train(model, optimizer, 70)
+    model.eval()
+    assert optimizer.search.over
+    assert optimizer.averages.differ
 
 
 def test_make_still_builds_with_groups_beside_a_model():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.zoomed import INTERVAL, a_model, all_rates, idle, learn, set_posterior, under_way
 
 import alrao
+from alrao.contrib.zoom import Zoom
 
 
 def slowly(posteriors, interval, steps, width, copies, memory, follow, every):
@@ -72,7 +73,7 @@ def test_every_rate_is_where_the_formula_says(
     optimizer = alrao.SGD(model, INTERVAL)
     drawn = all_rates(optimizer)
     options = {"width": width, "copies": copies, "memory": memory, "follow": follow, "every": every}
-    zoom = alrao.Zoom(optimizer, steps, **options)
+    zoom = Zoom(optimizer, steps, **options)
     idle(optimizer)
     for posterior in posteriors + later:
         set_posterior(model, posterior)
@@ -94,7 +95,7 @@ def knowing(optimizer, right):
 def test_it_narrows_around_the_rate_that_is_believed_in():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)  # copies at 1e-5, 3e-4, 0.01, 0.3, 10
-    zoom = alrao.Zoom(optimizer, 400, memory=20)
+    zoom = Zoom(optimizer, 400, memory=20)
     idle(optimizer)
     for _ in range(400):
         set_posterior(model, knowing(optimizer, 0.1))
@@ -115,7 +116,7 @@ def test_a_posterior_that_was_wrong_early_does_not_decide_for_good(lie, right):
     """The features' interval is as far off as can be; the copies, which look further, find the way back."""
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 150)
+    zoom = Zoom(optimizer, 150)
     idle(optimizer)
     for step in range(1000):
         set_posterior(model, [j == lie for j in range(5)] if step < 150 else knowing(optimizer, right))
@@ -130,7 +131,7 @@ def test_a_posterior_that_was_wrong_early_does_not_decide_for_good(lie, right):
 def test_once_narrow_it_stays_unless_an_end_wins():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10, copies=3, memory=10, every=1)
+    zoom = Zoom(optimizer, 10, copies=3, memory=10, every=1)
     idle(optimizer)
     for _ in range(10):
         set_posterior(model, [1, 1, 1, 1, 1])
@@ -152,7 +153,7 @@ def test_a_group_with_another_interval_has_its_centre_at_the_same_place(head_fir
     params = groups(model, (1e-6, 1.0))
     optimizer = alrao.SGD(model, INTERVAL, params=params if head_first else params[::-1])
     body = params[1]["params"]
-    zoom = alrao.Zoom(optimizer, 100, memory=10)
+    zoom = Zoom(optimizer, 100, memory=10)
     idle(optimizer)
     for _ in range(100):
         set_posterior(model, [0, 0, 0, 1, 0])
@@ -170,7 +171,7 @@ def test_a_group_with_one_rate_keeps_it():
     params = groups(model, 0.1)
     optimizer = alrao.SGD(model, INTERVAL, params=params)
     body = params[1]["params"]
-    zoom = alrao.Zoom(optimizer, 5, every=1)
+    zoom = Zoom(optimizer, 5, every=1)
     for seed in range(10):
         learn(model, optimizer, zoom, seed=seed)
     assert all((optimizer.rates(p) == torch.tensor(0.1)).all() for p in body)
@@ -185,7 +186,7 @@ def test_what_was_moved_too_far_is_taken_back(momentum):
     optimizer = alrao.SGD(model, INTERVAL, momentum=momentum)
     start = [p.detach().clone() for p in model.parameters()]
     drawn = all_rates(optimizer)
-    zoom = alrao.Zoom(optimizer, 30, every=3)
+    zoom = Zoom(optimizer, 30, every=3)
     directions = [torch.randn_like(p) for p in start]
     way, speed = 0.0, 0.0
     for _ in range(30):
@@ -234,7 +235,7 @@ def test_the_start_is_what_the_first_step_finds(prepare):
     model = a_model()
     first = next(model.parameters())
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 4, every=1)
+    zoom = Zoom(optimizer, 4, every=1)
     if prepare == "cast":
         model.double()
         optimizer.load_state_dict(optimizer.state_dict())
@@ -252,7 +253,7 @@ def test_the_start_is_what_the_first_step_finds(prepare):
 def test_at_its_last_step_it_is_narrow_even_between_moves():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 7, every=5)
+    zoom = Zoom(optimizer, 7, every=5)
     for seed in range(7):
         learn(model, optimizer, zoom, seed=seed)
     assert zoom.interval[1] / zoom.interval[0] == pytest.approx(3)
@@ -264,7 +265,7 @@ def test_how_far_from_the_middle_moves_it(away, moves, copies):
     """In widths of the features' interval."""
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10, copies=copies, every=1)
+    zoom = Zoom(optimizer, 10, copies=copies, every=1)
     idle(optimizer)
     for _ in range(10):
         set_posterior(model, [1, 1, 1, 1, 1])
@@ -280,7 +281,7 @@ def test_nothing_is_taken_back_unless_wanted_nor_once_narrow():
     for rewind, steps in ((False, 20), (True, 4)):
         model = a_model()
         optimizer = alrao.SGD(model, INTERVAL)
-        zoom = alrao.Zoom(optimizer, steps, rewind=rewind, every=2)
+        zoom = Zoom(optimizer, steps, rewind=rewind, every=2)
         for seed in range(6):
             learn(model, optimizer, zoom, seed=seed)
         before = [p.detach().clone() for p in model.parameters()]
@@ -293,7 +294,7 @@ def test_nothing_is_taken_back_unless_wanted_nor_once_narrow():
 def test_a_copy_that_ran_to_infinity_is_back_at_its_start():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 20, every=1)
+    zoom = Zoom(optimizer, 20, every=1)
     start = model.head.weight.detach().clone()
     learn(model, optimizer, zoom)
     model.head.weight.data[4] = torch.inf
@@ -304,15 +305,15 @@ def test_a_copy_that_ran_to_infinity_is_back_at_its_start():
 
 def test_the_centre_is_averaged_over_half_of_the_time_unless_told():
     model = a_model()
-    assert alrao.Zoom(alrao.SGD(model), 50).memory == 25
-    assert alrao.Zoom(alrao.SGD(model), 1).memory == 1
-    assert alrao.Zoom(alrao.SGD(model), 50, memory=7).memory == 7
+    assert Zoom(alrao.SGD(model), 50).memory == 25
+    assert Zoom(alrao.SGD(model), 1).memory == 1
+    assert Zoom(alrao.SGD(model), 50, memory=7).memory == 7
 
 
 def test_no_memory_the_size_of_the_weights():
     model = a_model(hidden=64)
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 5, every=1)
+    zoom = Zoom(optimizer, 5, every=1)
     for seed in range(6):
         learn(model, optimizer, zoom, seed=seed)
     assert not [value for value in zoom.state_dict().values() if isinstance(value, torch.Tensor)]
@@ -330,8 +331,13 @@ def groups(model, of_body):
     ("build", "kwargs", "error", "words"),
     [
         (lambda m: torch.optim.SGD(m.parameters(), 0.1), {}, TypeError, "alrao.SGD"),
-        (lambda m: alrao.SGD(m, alrao.Redrawn(INTERVAL)), {}, ValueError, "drawn once"),
-        (lambda m: alrao.SGD(m, params=groups(m, alrao.Redrawn(INTERVAL))), {}, ValueError, "drawn once"),
+        (lambda m: alrao.SGD(m, alrao.paper.Redrawn(INTERVAL)), {}, ValueError, "drawn once"),
+        (
+            lambda m: alrao.SGD(m, params=groups(m, alrao.paper.Redrawn(INTERVAL))),
+            {},
+            ValueError,
+            "drawn once",
+        ),
         (lambda m: alrao.SGD(m), {"steps": 0}, ValueError, "steps must be a whole number"),
         (lambda m: alrao.SGD(m), {"steps": 2.5}, ValueError, "2.5"),
         (lambda m: alrao.SGD(m), {"every": True}, ValueError, "every"),
@@ -347,12 +353,12 @@ def groups(model, of_body):
 )
 def test_refusals(build, kwargs, error, words):
     with pytest.raises(error, match=words):
-        alrao.Zoom(build(a_model()), **{"steps": 10, **kwargs})
+        Zoom(build(a_model()), **{"steps": 10, **kwargs})
 
 
 @pytest.mark.filterwarnings("ignore:lr=0.1 gives all", "ignore:the single copy")
 def test_copies_without_rates_to_choose_from_are_refused():
     with pytest.raises(ValueError, match=r"must have an interval, got.*Constant"):
-        alrao.Zoom(alrao.SGD(a_model(), 0.1), 10)
+        Zoom(alrao.SGD(a_model(), 0.1), 10)
     with pytest.raises(ValueError, match="there is only one"):
-        alrao.Zoom(alrao.SGD(a_model(copies=1)), 10)
+        Zoom(alrao.SGD(a_model(copies=1)), 10)

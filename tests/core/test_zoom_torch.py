@@ -11,6 +11,7 @@ from support.zoomed import INTERVAL, a_model, all_rates, learn
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LinearLR, SequentialLR
 
 import alrao
+from alrao.contrib.zoom import Zoom
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,7 @@ import alrao
     [
         lambda model: alrao.SGD(model, momentum=0.9),
         lambda model: alrao.Adam(model),
-        lambda model: alrao.AdamW(model, alrao.PerWeight((1e-5, 0.1))),
+        lambda model: alrao.AdamW(model, alrao.paper.PerWeight((1e-5, 0.1))),
         lambda model: alrao.PerFeature(torch.optim.NAdam, model, (1e-5, 0.1)),
     ],
     ids=["SGD", "Adam", "PerWeight", "Rated"],
@@ -28,7 +29,7 @@ def test_the_step_is_at_the_rates_of_the_moment(build):
     torch.manual_seed(0)
     model = a_model()
     optimizer = build(model)
-    zoom = alrao.Zoom(optimizer, 4, copies=3, every=1)
+    zoom = Zoom(optimizer, 4, copies=3, every=1)
     for seed in range(6):
         learn(model, optimizer, zoom, seed=seed)
     twin = copy.deepcopy(model)
@@ -49,7 +50,7 @@ def test_it_leaves_the_factor_to_other_schedulers():
         optimizer = alrao.SGD(model, INTERVAL)
         schedulers = [CosineAnnealingLR(optimizer, T_max=20)]
         if with_zoom:
-            schedulers = [alrao.Zoom(optimizer, 5), *schedulers, alrao.Zoom(optimizer, 7)]
+            schedulers = [Zoom(optimizer, 5), *schedulers, Zoom(optimizer, 7)]
         seen = []
         for seed in range(20):
             learn(model, optimizer, *schedulers, seed=seed)
@@ -64,7 +65,7 @@ def test_chained_with_another_it_resumes_too():
         torch.manual_seed(3)
         model = a_model()
         optimizer = alrao.Adam(model)
-        chain = [alrao.Zoom(optimizer, 20, every=3), CosineAnnealingLR(optimizer, T_max=40)]
+        chain = [Zoom(optimizer, 20, every=3), CosineAnnealingLR(optimizer, T_max=40)]
         return model, optimizer, ChainedScheduler(chain)
 
     model, optimizer, chain = start()
@@ -86,7 +87,7 @@ def test_chained_with_another_it_resumes_too():
 def test_chained_and_in_sequence():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10)
+    zoom = Zoom(optimizer, 10)
     chain = ChainedScheduler([zoom, CosineAnnealingLR(optimizer, T_max=20)])
     for seed in range(20):
         learn(model, optimizer, chain, seed=seed)
@@ -96,7 +97,7 @@ def test_chained_and_in_sequence():
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
     warm = LinearLR(optimizer, 0.1, total_iters=10)
-    zoom = alrao.Zoom(optimizer, 10)
+    zoom = Zoom(optimizer, 10)
     sequence = SequentialLR(optimizer, [warm, zoom], milestones=[10])
     for seed in range(10):
         learn(model, optimizer, sequence, seed=seed)
@@ -114,7 +115,7 @@ def test_resumed_to_the_bit(at, optimizer_first):
         torch.manual_seed(seed)
         model = a_model()
         optimizer = alrao.Adam(model)
-        return model, optimizer, alrao.Zoom(optimizer, 20, memory=15, every=4)
+        return model, optimizer, Zoom(optimizer, 20, memory=15, every=4)
 
     model, optimizer, zoom = start(0)
     for seed in range(at):
@@ -144,7 +145,7 @@ def test_a_group_added_later_is_moved_too():
     model = a_model()
     first, *others = model.parameters()
     optimizer = alrao.SGD(model, INTERVAL, params=others)
-    zoom = alrao.Zoom(optimizer, 5, every=1)
+    zoom = Zoom(optimizer, 5, every=1)
     for seed in range(8):
         learn(model, optimizer, zoom, seed=seed)
     optimizer.add_param_group({"params": [first]})
@@ -161,7 +162,7 @@ def test_a_group_added_later_is_moved_too():
 def test_copies_and_pickles_go_on_to_the_same_bits(way, at):
     model = a_model()
     optimizer = alrao.Adam(model)
-    both = model, optimizer, alrao.Zoom(optimizer, 20, every=4)
+    both = model, optimizer, Zoom(optimizer, 20, every=4)
     for seed in range(at):
         learn(*both, seed=seed)
     other = way(both)

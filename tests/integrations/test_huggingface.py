@@ -23,7 +23,8 @@ from support.small import TRANSFORMER
 from torch import nn
 
 import alrao
-from alrao.heads import chunked, large
+from alrao.contrib.zoom import Zoom
+from alrao.heads import vocabulary
 from alrao.integrations.huggingface import AlraoCallback
 from alrao.tensors import LazyLogProbs
 
@@ -130,7 +131,7 @@ def test_a_resumed_run_ends_with_the_same_bits(way, evaluates, tmp_path):
             optimizer = alrao.Auto(model, steps=20)  # six steps of search, then averages
         if way == "Zoom":
             cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=16)
-            chain = torch.optim.lr_scheduler.ChainedScheduler([alrao.Zoom(optimizer, 12, every=3), cosine])
+            chain = torch.optim.lr_scheduler.ChainedScheduler([Zoom(optimizer, 12, every=3), cosine])
         return trainer(
             folder, model, optimizer, scheduler=chain,
             callbacks=[AlraoCallback()], num_train_epochs=4, save_strategy="epoch", seed=7,
@@ -338,8 +339,8 @@ WORDS = 30
 
 
 def causal_gradients(monkeypatch, at_least):
-    monkeypatch.setattr(large, "LARGE", at_least)
-    monkeypatch.setattr(chunked, "CHUNK", 100)
+    monkeypatch.setattr(vocabulary, "LARGE", at_least)
+    monkeypatch.setattr(vocabulary, "CHUNK", 100)
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=1, n_head=2,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from support.lightning_modules import ROWS, Module, loader, network, pl, seeded, table, trainer
 
 import alrao
+from alrao.contrib.zoom import Zoom
 from alrao.integrations import lightning as leaf
 from alrao.integrations.lightning import AlraoCallback, MisconfigurationException
 
@@ -227,7 +228,7 @@ def test_the_names_stay_while_rates_move(tmp_path):
     class Zoomed(Module):
         def configure_optimizers(self):
             optimizer = alrao.SGD(self.model, lr=(1e-3, 1.0))
-            return [optimizer], [{"scheduler": alrao.Zoom(optimizer, steps=4), "interval": "step"}]
+            return [optimizer], [{"scheduler": Zoom(optimizer, steps=4), "interval": "step"}]
 
     logger = pl.loggers.CSVLogger(tmp_path)
     trainer(3, logger=logger, log_every_n_steps=1, callbacks=[AlraoCallback()]).fit(Zoomed(), loader())

@@ -302,11 +302,11 @@ def test_evaluation_during_training(tmp_path):
 def test_another_optimizer_and_average():
     trained = trained_agent(
         learning_rate=(1e-6, 1e-1),
-        averaging=alrao.BayesianAverage(COPIES),
+        averaging=alrao.paper.BayesianAverage(COPIES),
         policy_kwargs={"optimizer_class": alrao.Adam, "optimizer_kwargs": {"betas": (0.8, 0.99)}},
     )
     assert isinstance(trained.policy.optimizer, alrao.Adam)
-    assert isinstance(trained.q_net.head.averaging, alrao.BayesianAverage)
+    assert isinstance(trained.q_net.head.averaging, alrao.paper.BayesianAverage)
     assert trained.policy.optimizer.param_groups[0]["betas"] == (0.8, 0.99)
     assert trained.policy.optimizer.copy_rates()[-1].item() == pytest.approx(0.1)
 

@@ -12,6 +12,7 @@ from support.stepping import make, train
 from torch import nn
 
 import alrao
+from alrao.contrib.zoom import Zoom
 from alrao.integrations import tensorboard
 
 
@@ -51,7 +52,7 @@ def test_what_is_logged(optimizer):
 
 def test_names_stay_while_rates_move():
     model, optimizer = make(alrao.Adam, lr=(1e-3, 1.0))
-    zoom = alrao.Zoom(optimizer, steps=2, copies=3)
+    zoom = Zoom(optimizer, steps=2, copies=3)
     writer = Recorder()
     for step in range(5):
         train(model, optimizer, 1)
@@ -113,7 +114,7 @@ def test_frozen_features_and_groups():
     optimizer = alrao.SGD(
         model,
         params=[
-            {"params": model.body_parameters(), "lr": alrao.Bernoulli(0.1, 0.0)},
+            {"params": model.body_parameters(), "lr": alrao.paper.Bernoulli(0.1, 0.0)},
             {"params": model.head.parameters()},
         ],
     )

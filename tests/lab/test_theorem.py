@@ -45,7 +45,7 @@ def losses_of_training(problem, lowest, highest, copies, evidence, steps=1500):
     """The mixture's loss and each copy's, step by step, for rates between the two multiples of 1/lambda."""
     x, y, _, bound = problem
     net = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
-    model = alrao.Alrao(net, copies, averaging=alrao.BayesianAverage(copies))
+    model = alrao.Alrao(net, copies, averaging=alrao.paper.BayesianAverage(copies))
     optimizer = alrao.SGD(model, lr=(lowest / bound, highest / bound), evidence=evidence)
     mixture, own = [], []
     for _ in range(steps):

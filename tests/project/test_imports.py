@@ -17,30 +17,31 @@ GRAPH = import_graph.graph("core")
 LAB = import_graph.modules("lab")
 ORDER = [
     "warn",
-    "modes",
+    "calls",
     "watch",
-    "shards",
     "shortcuts",
     "finite",
     "evidence",
     "rates",
     "known_layers",
     "features",
-    "averaging",
+    "posterior",
+    "runtime",
     "tensors",
     "heads",
-    "copy_parallel",
+    "contrib",
     "losses",
 ]
 ORDER += [
     "clipping",
     "output_layer",
     "wrapper",
-    "placement",
     "model",
     "plain",
     "trainable",
     "optim",
+    "contrib",
+    "paper",
     "recalibration",
     "auto",
     "summary",
@@ -96,7 +97,7 @@ def test_the_core_imports_torch_and_the_standard_library_only(module):
 def test_imports_of_modules_are_seen():
     # Of the tool: without this, the other tests could pass for nothing.
     assert {"trainable", "rates"} <= GRAPH["optim.optimizer"]
-    assert {"model", "heads.__init__", "averaging", "features"} <= reachable("optim.__init__")
+    assert {"model", "heads.__init__", "posterior", "features"} <= reachable("optim.__init__")
     assert "lab.settings" in import_graph.graph("lab")["lab.tasks.images"]
 
 
@@ -234,3 +235,17 @@ def test_examples_run(name):
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "Alrao" in done.stdout
+
+
+@pytest.mark.parametrize("name", alrao.FORMER)
+def test_a_former_name_works_and_says_where_it_is_now(name):
+    module, new = alrao.FORMER[name]
+    with pytest.warns(DeprecationWarning, match=rf"alrao.{name} is alrao\.\S*{new} now"):
+        found = getattr(alrao, name)
+    assert found is getattr(importlib.import_module(f"alrao.{module}"), new)
+    assert name not in alrao.__all__
+
+
+def test_a_name_that_never_was_is_no_attribute():
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        alrao.Nothing  # noqa: B018

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
-from alrao.heads import chunked, large
+from alrao.heads import vocabulary
 from alrao.tensors import LazyLogProbs
 
 COPIES, ROWS, INPUTS, CLASSES = 4, 12, 3, 7
@@ -20,8 +20,8 @@ BY_ROW = torch.linspace(0, 3, ROWS, dtype=torch.float64)
 
 def count_as_large(monkeypatch):
     """Take every output for a large one, and two rows for a chunk."""
-    monkeypatch.setattr(large, "LARGE", 1)
-    monkeypatch.setattr(chunked, "CHUNK", 2 * CLASSES)
+    monkeypatch.setattr(vocabulary, "LARGE", 1)
+    monkeypatch.setattr(vocabulary, "CHUNK", 2 * CLASSES)
 
 
 def converted(outputs=CLASSES, bias=True, dtype=torch.float64, net=None):
@@ -43,7 +43,7 @@ def everything(model, x, loss_of, monkeypatch, at_once):
     model = copy.deepcopy(model)
     with monkeypatch.context() as patch:
         if at_once:
-            patch.setattr(large, "LARGE", 10**9)
+            patch.setattr(vocabulary, "LARGE", 10**9)
         out = model(x)
         assert isinstance(out, LazyLogProbs) != at_once
         loss = loss_of(out)

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import alrao
-from alrao.optim import sleep as sleeping
+from alrao.runtime import sleeping
 from support.lifecycle_cases import draw
 from support.processes import together
 
@@ -243,7 +243,7 @@ def check_start(case):
 @contextmanager
 def conditions():
     """Let warnings be errors, and copies fall asleep within few steps."""
-    short = mock.patch.multiple(sleeping, PERIOD=5, LOOKS=2, LONGEST=3, NEGLIGIBLE=0.1)
+    short = mock.patch.multiple(sleeping, CYCLE=5, LOOKS=2, MAX_INTERVAL=3, NEGLIGIBLE=0.1)
     with short, warnings.catch_warnings():
         warnings.simplefilter("error")
         for message in EXPECTED:

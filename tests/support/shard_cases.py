@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 import alrao
-from alrao.heads import large
+from alrao.contrib.copy_parallel import CopyParallel
+from alrao.heads import vocabulary
 from support.shard_runs import (
     CHECKPOINTS,
     COPIES,
@@ -34,7 +35,7 @@ from support.shard_runs import (
     whole,
 )
 
-LARGE = large.LARGE
+LARGE = vocabulary.LARGE
 
 
 def smooth(out, y):
@@ -135,7 +136,7 @@ def special(what, way=None, rank=0, world=1):
         torch.manual_seed(100)
         on_device = what == "plain-device" and way is not None
         optimizer = alrao.Auto(model, steps=20, capturable=on_device)  # six steps of search
-    large.LARGE = 1 if what == "large" and way else LARGE
+    vocabulary.LARGE = 1 if what == "large" and way else LARGE
     criterion = smooth if what == "smooth" else F.cross_entropy
     for step in range(15 if what.startswith("plain") else STEPS):
         if what == "plain-gathered" and way and step == 3:  # in the midst of the search
@@ -146,7 +147,7 @@ def special(what, way=None, rank=0, world=1):
         if "clip" in rest:
             optimizer.model.clip_grad_norm_(rest["clip"])
         optimizer.step()
-    large.LARGE = LARGE
+    vocabulary.LARGE = LARGE
     if what == "gathered" and way:
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         states = get_state_dict(model, optimizer, options=options)
@@ -177,7 +178,7 @@ def exchanged(rank, world):
     torch.manual_seed(0)
     model = alrao.Alrao(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 300)), COPIES)
     mesh = init_device_mesh("cpu", (world,))
-    parallelize_module(model.head, mesh, alrao.CopyParallel())
+    parallelize_module(model.head, mesh, CopyParallel())
     optimizer = alrao.SGD(model)
     x, y = torch.randn(ROWS, 5), torch.randint(300, (ROWS,))
     sizes, before = [], dist.all_reduce

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import alrao
+from alrao.contrib.copy_parallel import CopyParallel
 
 COPIES, ROWS, STEPS = 3, 8, 5
 
@@ -37,7 +38,7 @@ OPTIMIZERS = {
     "adam": lambda model: alrao.Adam(model, lr=(1e-3, 0.1)),
     "adamw": lambda model: alrao.AdamW(model, lr=(1e-3, 0.1), amsgrad=True, maximize=False),
     "per-feature": lambda model: alrao.PerFeature(torch.optim.NAdam, model, lr=(1e-3, 0.1)),
-    "per-weight": lambda model: alrao.SGD(model, lr=alrao.PerWeight(alrao.LogUniform(1e-2, 1.0))),
+    "per-weight": lambda model: alrao.SGD(model, lr=alrao.paper.PerWeight(alrao.LogUniform(1e-2, 1.0))),
     "auto": lambda model: alrao.Auto(model, steps=8, weight_decay=1e-3),  # two steps of search, then averages
 }
 
@@ -83,9 +84,7 @@ def by_layers(model, **kwargs):
 
 def on_devices(model):
     """Each process holds some of the copies."""
-    parallelize_module(
-        model, init_device_mesh("cpu", (dist.get_world_size(),)), {"output": alrao.CopyParallel()}
-    )
+    parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), {"output": CopyParallel()})
     return model
 
 

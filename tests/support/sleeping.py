@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
-from alrao.optim import sleep as sleeping
+from alrao.runtime import sleeping
 
 COPIES, CLASSES, INPUTS = 6, 5, 4
 
@@ -44,9 +44,9 @@ OPTIMIZERS = {
 
 
 def shorten_cycles(monkeypatch):
-    monkeypatch.setattr(sleeping, "PERIOD", 11)
+    monkeypatch.setattr(sleeping, "CYCLE", 11)
     monkeypatch.setattr(sleeping, "LOOKS", 2)
-    monkeypatch.setattr(sleeping, "LONGEST", 5)
+    monkeypatch.setattr(sleeping, "MAX_INTERVAL", 5)
     monkeypatch.setattr(sleeping, "NEGLIGIBLE", 0.03)
 
 

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
+from alrao.contrib.zoom import Zoom
 
 INTERVAL = (1e-5, 10.0)
 
@@ -43,7 +44,7 @@ def under_way(**options):
     """A model in the middle of narrowing, with the move of the tenth step to come."""
     model = a_model()
     optimizer = alrao.SGD(model, INTERVAL)
-    zoom = alrao.Zoom(optimizer, 10, every=5, **options)
+    zoom = Zoom(optimizer, 10, every=5, **options)
     for seed in range(9):
         learn(model, optimizer, zoom, seed=seed)
     learn(model, optimizer, seed=9)

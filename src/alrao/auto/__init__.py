@@ -19,11 +19,11 @@ from ..finite import is_finite, zero_nonfinite
 from ..optim import AlraoOptimizer, checkpoint
 from ..optim.checks import check_at_least_0, check_steps
 from ..optim.factor import HIGHEST, LOW, check_factor
-from ..optim.feature_rates import GroupRates
-from ..optim.on_device import counter, widest
+from ..optim.groups import GroupRates
 from ..optim.update import GroupUpdate
 from ..rates import Constant, LogUniform, RateDistribution
-from ..shards import is_shard, local, sum_over_shards
+from ..runtime.capturable import counter, widest
+from ..runtime.sharding import is_shard, local, sum_over_shards
 from ..trainable import Trainable
 from ..warn import warn
 from .matrices import hidden_matrices
@@ -31,7 +31,7 @@ from .search import USUAL, RateSearch, distance_for
 from .step import Moving, round_to_, take_step
 from .swap import Averages, training_weights, wide_dtype
 
-__all__ = ["Auto"]
+__all__ = ["Auto", "AutoScheduleFree"]
 
 SMALL = 2**20
 """Weights of a group that are updated all at once by default: that sets aside too little to matter."""
@@ -160,12 +160,11 @@ class Auto(AlraoOptimizer):
         self._matrices: set[Tensor] = set()
         super().__init__(
             model, (COPIES[0] * USUAL, COPIES[1] * USUAL),
-            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
+            {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
         self._factors = self._factors if usual else None  # of which it has warned now
-        self._matrices = hidden_matrices(self.model.net, self.head_parameters)
         self.search.over = not any(group["follows"] for group in self.param_groups)
         self.averages = Averages(self, swap)
         self.model.averaged_by(self.averages)
@@ -194,6 +193,7 @@ class Auto(AlraoOptimizer):
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
+        self._matrices = hidden_matrices(self.model.net, self.head_parameters)
         group = self.param_groups[-1]
         if follows and lr is not None:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
@@ -247,6 +247,9 @@ class Auto(AlraoOptimizer):
 
     def _begin_step(self) -> None:
         averages = self.averages
+        if not self.state:  # a program has cleared it, as fastai does when it freezes layers
+            for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
+                self._draw_places(rates, group)
         averages.follow(self)  # torch and the first step replace the state
         if averages.retired:
             raise RuntimeError(
@@ -265,7 +268,8 @@ class Auto(AlraoOptimizer):
         y = [training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         pairs = zip(u.grads, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
-        rates, lr = u.rates, _usable(u.factor)
+        rates: list[Any] = list(u.rates)
+        lr = _usable(u.factor)
         if searching and group["follows"]:
             self._observe_way([whole.get(p, p) for p in u.params], states, y, g, group["betas"][1])
             # Copies are alike until the rate is known. A schedule starts from that.
@@ -372,13 +376,13 @@ class Auto(AlraoOptimizer):
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return "z" in state and "exp_avg" not in state  # a matrix moves as a whole
 
-    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         return sum(p.numel() for p in group["params"]) <= SMALL
 
     def _may_sleep(self) -> bool:
         return self.search.over
 
-    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+    def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1, beta2**steps), "stands_for": steps}
 
@@ -508,8 +512,8 @@ class Auto(AlraoOptimizer):
     def _place_counters(self, p: Tensor) -> None:
         """Leave the counters to :meth:`_place_counts`, which knows all of them."""
 
-    def _follow(self, new: dict[Tensor, Tensor]) -> None:
-        super()._follow(new)
+    def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
+        super()._replace_parameters(new)
         self.averages.follow(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -523,6 +527,13 @@ class Auto(AlraoOptimizer):
             self.averages.follow(self)
             self.averages.note(reads=not self.on_device)
             self.model.averaged_by(self.averages)
+
+
+class AutoScheduleFree(Auto):
+    """:class:`Auto` under a name by which trainers know to call ``eval()`` and ``train()`` around a save.
+
+    Scripts such as kohya's call them for classes whose names end in ``ScheduleFree``, and for no others.
+    """
 
 
 def _usable(factor: Any) -> Any:

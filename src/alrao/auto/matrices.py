@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..shards import gathered, local, part_of, sharded_as
+from ..runtime.sharding import gathered, local, part_of, sharded_as
+from ..trainable import LooseParameters
 
 __all__ = ["PERIOD", "hidden_matrices", "orthogonal_steps"]
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 PERIOD = 5
 """Steps from one move of a matrix to the next, which is as large as all of them: five products of matrices
@@ -29,18 +32,18 @@ SIZE = 0.2
 def hidden_matrices(net: nn.Module, of_head: set[Tensor]) -> set[Tensor]:
     """Return the weights of linear, convolutional, attention and recurrent layers, but for the output's.
 
-    Those of embeddings, tied ones too, are tables of vectors. Without copies the last layer is taken for the
-    output layer.
+    Those of embeddings, tied ones too, are tables of vectors; of parameters without their layers, those with
+    eight times as many rows as columns. Without copies the last layer is taken for the output layer.
     """
     tables = {m.weight for m in net.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-    found = [
-        p
-        for m in net.modules()
-        if isinstance(m, layers) or type(m).__name__ in ("Conv1D", "_Named")
-        for p in m.parameters(recurse=False)
-        if p.ndim > 1
-    ]
+    found = []
+    for m in net.modules():
+        if isinstance(m, LAYERS) or type(m).__name__ == "Conv1D":  # of transformers
+            found += [p for p in m.parameters(recurse=False) if p.ndim > 1]
+        elif isinstance(m, LooseParameters):
+            own = [p for p in m.parameters(recurse=False) if p.ndim > 1]
+            tables |= {p for p in own if p.ndim == 2 and p.shape[0] > 8 * p.shape[1]}
+            found += own
     if found and not of_head and found[-1] not in tables:
         found.pop()
     return {p for p in found if p not in tables and p not in of_head and min(p.shape[0], p[0].numel()) > 1}

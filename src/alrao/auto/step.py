@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..finite import keep_finite_, zero_nonfinite_
-from ..optim.on_device import in_type_of
+from ..runtime.capturable import in_type_of
 from .matrices import MOMENTUM, PERIOD, orthogonal_steps
 
 __all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step"]

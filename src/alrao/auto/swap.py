@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shards import fingerprint, local, resharded
+from ..runtime.sharding import fingerprint, local, resharded
 from ..warn import warn
 from .step import average_of
 

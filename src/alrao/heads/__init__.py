@@ -1,18 +1,21 @@
 """The copies of an output layer, in its place in the network."""
 
-from .adaptive import AdaptiveHead
-from .base import Head
+from .after_output import Randomness, Spread
+from .exported import mean_of_copies, mixture_logit
+from .head import Head
 from .linear import LINEAR_HEADS, BernoulliHead, CategoricalHead, GaussianHead, LinearHead
-from .making import check_net, make_head
+from .window import Window
 
 __all__ = [
     "LINEAR_HEADS",
-    "AdaptiveHead",
     "BernoulliHead",
     "CategoricalHead",
     "GaussianHead",
     "Head",
     "LinearHead",
-    "check_net",
-    "make_head",
+    "Randomness",
+    "Spread",
+    "Window",
+    "mean_of_copies",
+    "mixture_logit",
 ]

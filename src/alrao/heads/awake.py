@@ -11,29 +11,7 @@ from torch import Tensor
 from ..shortcuts import storage_is_shared
 from ..watch import version_of
 
-__all__ = ["GradientRoom", "rows_of"]
-
-
-def rows_of(parameter: Tensor, rows: slice, room: GradientRoom) -> Tensor:
-    """Return some copies of a stacked parameter, without a copy of them.
-
-    The gradient has the parameter's shape, as hooks, clipping, gradient scalers and DDP expect it, and is 0
-    for the other copies.
-    """
-    some: Tensor = _Rows.apply(parameter, rows, room)
-    some.gradient_room = partial(room.rows, parameter.shape, parameter.dtype, parameter.device, rows)  # type: ignore[attr-defined]
-    return some
-
-
-class _Rows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, rows: slice, room: GradientRoom) -> Tensor:
-        ctx.shape, ctx.rows, ctx.room = parameter.shape, rows, room
-        return parameter[rows]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.room.gradient(g, ctx.shape, ctx.rows), None, None
+__all__ = ["GradientRoom"]
 
 
 class GradientRoom:
@@ -48,11 +26,22 @@ class GradientRoom:
         self._rows = slice(0, 0)
         self._seen = 0
 
-    def rows(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, rows: slice) -> Tensor:
-        """Return memory for the gradient of some rows; :meth:`gradient` completes it."""
+    def rows_of(self, parameter: Tensor, rows: slice) -> Tensor:
+        """Return some copies of a stacked parameter, without a copy of them.
+
+        The gradient has the parameter's shape, as hooks, clipping, gradient scalers and DDP expect it, and is
+        0 for the other copies.
+        """
+        some: Tensor = _Rows.apply(parameter, rows, self)
+        some.gradient_room = partial(self.room_for, parameter, rows)  # type: ignore[attr-defined]
+        return some
+
+    def room_for(self, parameter: Tensor, rows: slice) -> Tensor:
+        """Return memory for the gradient of some rows; :meth:`whole` completes it."""
         full = self._full
-        if full is None or full.shape != shape or full.dtype != dtype or storage_is_shared(full):
-            full = torch.zeros(shape, dtype=dtype, device=device)
+        fits = full is not None and full.shape == parameter.shape and full.dtype == parameter.dtype
+        if full is None or not fits or storage_is_shared(full):
+            full = torch.zeros_like(parameter)
         elif version_of(full) != self._seen:
             full.zero_()
         elif rows != self._rows:
@@ -60,11 +49,11 @@ class GradientRoom:
         self._full, self._rows, self._seen = full, rows, version_of(full)
         return full[rows]
 
-    def gradient(self, g: Tensor, shape: torch.Size, rows: slice) -> Tensor:
+    def whole(self, g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
         """Return a gradient of the whole parameter from that of some rows."""
         full = self._full
         if full is None or rows != self._rows or g.data_ptr() != full[rows].data_ptr():
-            self.rows(shape, g.dtype, g.device, rows).copy_(g)
+            self.room_for(parameter, rows).copy_(g)
             full = self._full
             assert full is not None
         del g
@@ -79,3 +68,14 @@ class GradientRoom:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, rows: slice, room: GradientRoom) -> Tensor:
+        ctx.parameter, ctx.rows, ctx.room = parameter, rows, room
+        return parameter[rows]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.room.whole(g, ctx.parameter, ctx.rows), None, None

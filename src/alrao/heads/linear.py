@@ -10,19 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from .. import evidence as reports
-from ..averaging import Averaging, Switch
 from ..finite import alive, fail, moderate, without_failed
-from ..shards import gathered
+from ..posterior import Posterior, Switch
+from ..runtime.sharding import gathered
 from ..shortcuts import inside_functional_transform
-from ..tensors import Members, Prediction, Spread, mean_of_copies, mixture_logit, watched
-from .awake import GradientRoom, rows_of
-from .base import Head, stacked
-from .exported import MixtureOfClassifiers
-from .large import is_large, large_mixture
-from .members import shared_linear
-from .mixture import categorical_mixture, wide
-from .parallel import ParallelCopies
-from .spread import mixture_of_softmaxes
+from ..tensors import LazyLogProbs, Members, Prediction
+from .after_output import Spread, mixture_of_softmaxes
+from .awake import GradientRoom
+from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
+from .head import Head, stacked
+from .members import Exchange, watched
+from .softmax import categorical_mixture, wide
+from .vocabulary import Vocabulary, is_large
 from .window import Window
 
 __all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "LinearHead"]
@@ -51,10 +50,10 @@ class LinearHead(Head):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    parallel: ParallelCopies | None = None
-    """The copies that this process holds, if they are on several devices."""
+    parallel = Exchange()
+    """The way to the copies that other processes hold, if they are on several devices."""
 
-    def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
+    def __init__(self, layer: nn.Module, averaging: Posterior, *, keep: bool = False) -> None:
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, Tensor)
         super().__init__(averaging, weight)
@@ -67,6 +66,7 @@ class LinearHead(Head):
         self.weight = stacked(weight.flatten(1), self.copies, keep)
         biases = stacked(bias, self.copies, keep) if isinstance(bias, Tensor) else None
         self.register_parameter("bias", biases)
+        self._rooms = GradientRoom(), GradientRoom()
 
     @property
     def in_features(self) -> int:
@@ -92,8 +92,7 @@ class LinearHead(Head):
             unbatched = z.ndim == self.spatial + 1
             z = z[None] if unbatched else z
             if self.window is not None:
-                own, mixed = self.window.of_all_copies(z, weight, bias)
-                out = self._mixture(own, mixed)
+                out = self._output(*self.window.of_all_copies(z, weight, bias))
                 return out[0] if unbatched else out
             z = z.movedim(1, -1)
         if z.shape[-1] != inputs:
@@ -110,8 +109,9 @@ class LinearHead(Head):
         return out
 
     def _some(self, part: slice) -> tuple[Tensor, Tensor | None]:
-        """Return the parameters of some copies."""
-        raise AssertionError("only for heads whose copies can sleep")
+        of_weight, of_bias = self._rooms
+        bias = None if self.bias is None else of_bias.rows_of(self.bias, part)
+        return of_weight.rows_of(self.weight, part), bias
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Matrix products in the narrow type, everything else in float32.
@@ -121,19 +121,17 @@ class LinearHead(Head):
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the mixture's output for ``z`` of shape ``(rows, d)``."""
-        linear = shared_linear if self.parallel is None else self.parallel.linear
-        return self._mixture(*linear(z, weight, bias))
+        return self._output(*self.parallel.linear(z, weight, bias))
+
+    def _output(self, own: Tensor, mixed: Tensor) -> Tensor:
+        a = self.averaging.weights.to(own.dtype, copy=True)
+        leaf = self.parallel.leaf(self.evidence_leaf(self.weight, self.bias))
+        members = Members(own, mixed, a, leaf, self.likelihood)
+        return Spread.showing(members, 1) if self.spread else self._mixture(members)
 
     @abstractmethod
-    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
+    def _mixture(self, members: Members) -> Tensor:
         """Return the mixture of the outputs of all copies, which are on axis 1, behind the copies'."""
-
-    def _members(self, own: Tensor, mixed: Tensor) -> Members:
-        a = self.averaging.weights.to(own.dtype, copy=True)
-        leaf = self.evidence_leaf(self.weight, self.bias)
-        if self.parallel is not None:
-            leaf = self.parallel.leaf(leaf)
-        return Members(own, mixed, a, leaf, self.likelihood)
 
     def layer(self, copy: int) -> nn.Module:
         """Return copy number ``copy`` as a linear layer or a convolution."""
@@ -159,8 +157,15 @@ class LinearHead(Head):
             layer.bias = nn.Parameter(bias.detach().clone(), trained)
         return layer
 
-    def _check_plain_form(self) -> None:
-        if self.spread or self.window is not None:
+    def mixture(self) -> nn.Module:
+        """Return the mixture as a layer that returns log-probabilities, or the logits of labels."""
+        self._check_plain_form(self.spread or self.window is not None)
+        return MixtureOfClassifiers(
+            gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
+        )
+
+    def _check_plain_form(self, missing: bool) -> None:
+        if missing:
             raise ValueError(
                 "the mixture has no plain form, because a convolution or the rest of the network works on "
                 "each copy's outputs: use collapse() without mixture=True, which returns the best copy"
@@ -181,10 +186,6 @@ class CategoricalHead(LinearHead):
         "weights and soft targets are fine)"
     )
 
-    def __init__(self, layer: nn.Module, averaging: Averaging, *, keep: bool = False) -> None:
-        super().__init__(layer, averaging, keep=keep)
-        self._rooms = GradientRoom(), GradientRoom()
-
     @property
     def can_sleep(self) -> bool:
         """Whether copies of this head can be left out."""
@@ -192,18 +193,12 @@ class CategoricalHead(LinearHead):
         several = self.copies > 1 and not self.spread and not self.sharded
         return plain and several and isinstance(self.averaging, Switch)
 
-    def _some(self, part: slice) -> tuple[Tensor, Tensor | None]:
-        weight, bias, (of_weight, of_bias) = self.weight, self.bias, self._rooms
-        return rows_of(weight, part, of_weight), None if bias is None else rows_of(bias, part, of_bias)
-
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.spread:
             return super()._rows(z, weight, bias)
-        leaf, rows, mixing = self.evidence_leaf(weight, bias), None, None
-        if self.parallel is not None:
-            return self.parallel.mixture(z, weight, bias, self.averaging.column(wide(z.dtype)), leaf)
-        if weight.shape[0] != self.copies:
-            rows = self.taking_part()
+        parallel, mixing = self.parallel, None
+        leaf = parallel.leaf(self.evidence_leaf(weight, bias))
+        rows = self.taking_part() if weight.shape[0] != self.copies else None
         if rows is None:
             a = self.averaging.column(wide(z.dtype))
         else:
@@ -211,25 +206,20 @@ class CategoricalHead(LinearHead):
             a = self.averaging.column_of(rows, mixing, wide(z.dtype))
             leaf = reports.rows_of(leaf, self.copies, rows)
             mixing = slice(mixing.start - rows.start, mixing.stop - rows.start)
-        if is_large(z, weight) and self.copies > 1:
-            return large_mixture(z, weight, bias, a, leaf, mixing, at_once=self.sharded)
-        return categorical_mixture(z, weight, bias, a, leaf, mixing)
+        if parallel.alone and not (self.copies > 1 and is_large(z, weight)):
+            return categorical_mixture(z, weight, bias, a, leaf, mixing)
+        layer = Vocabulary(parallel.local(weight), parallel.local(bias), a, leaf, mixing, parallel)
+        out = layer.log_probs(z)
+        # Shards are gathered only for a while.
+        return out.computed() if self.sharded and isinstance(out, LazyLogProbs) else out
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if is_large(z, weight) and self.copies > 1 and not self.spread:  # its products cast the weights
             return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
         return super()._autocast(z, weight, bias)
 
-    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
-        members = self._members(own, mixed)
-        return Spread.of(None, 1, members) if self.spread else mixture_of_softmaxes(members, 1)
-
-    def mixture(self) -> nn.Module:
-        """Return the mixture as a layer that returns log-probabilities."""
-        self._check_plain_form()
-        return MixtureOfClassifiers(
-            gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
-        )
+    def _mixture(self, members: Members) -> Tensor:
+        return mixture_of_softmaxes(members, 1)
 
 
 class GaussianHead(LinearHead):
@@ -238,12 +228,9 @@ class GaussianHead(LinearHead):
     likelihood = "gaussian"
     remedy = "compute it with alrao.MixtureMSELoss from the model's output as it is"
 
-    def _mixture(self, own: Tensor, mixed: Tensor) -> Tensor:
-        members = self._members(own, mixed)
-        if self.spread:
-            return Spread.of(None, 1, members)
-        shown = watched(self._average(own.detach(), members.weights), self.copies, members.evidence)
-        return Prediction.of(shown, 1, members)
+    def _mixture(self, members: Members) -> Tensor:
+        shown = self._average(members.own.detach(), members.weights)
+        return Prediction.of(watched(shown, self.copies, members.evidence), 1, members)
 
     def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
         """Return the log-likelihoods, ``-inf`` for a copy whose relative likelihood underflows.
@@ -265,8 +252,7 @@ class GaussianHead(LinearHead):
 
     def mixture(self) -> nn.Module:
         """Return the mixture's mean, which is one linear layer."""
-        if self.spread:
-            self._check_plain_form()
+        self._check_plain_form(self.spread)
         a = self.averaging.weights
         weight, bias = gathered(self.weight), gathered(self.bias)
         mean = self._average(weight.detach(), a.to(weight))
@@ -280,19 +266,13 @@ class BernoulliHead(GaussianHead):
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
     posterior_evidence = Head.posterior_evidence
     posterior_evidence_on_device = Head.posterior_evidence_on_device
+    mixture = LinearHead.mixture
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         if not (reports.is_readable(self.evidence) and moderate(outputs, a)):
             return mixture_logit(outputs, a)
         yes, no = (torch.tensordot(a, x, 1) for x in (outputs.sigmoid(), (-outputs).sigmoid()))
         return yes.log() - no.log()
-
-    def mixture(self) -> nn.Module:
-        """Return the mixture as a layer that returns its logit."""
-        self._check_plain_form()
-        return MixtureOfClassifiers(
-            gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
-        )
 
 
 LINEAR_HEADS: dict[str, type[LinearHead]] = {

@@ -16,9 +16,9 @@ from torch import Tensor
 from .. import evidence as reports
 from ..finite import HUGE, alive, moderate, share_among, zero_nonfinite, zero_unusable
 from ..tensors import Members
-from .mixture import refuse_second_derivative, wide
+from .softmax import refuse_second_derivative, wide
 
-__all__ = ["bernoulli_nll", "mixture_nll", "shared_linear"]
+__all__ = ["Exchange", "bernoulli_nll", "mixture_nll", "shared_linear", "watched"]
 
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -57,16 +57,60 @@ class _SharedLinear(torch.autograd.Function):
         return grad_z, grad_weight, grad_bias
 
 
+class Exchange:
+    """How processes that hold different copies of a head exchange numbers: here, one holds all of them."""
+
+    own: Any = slice(None)
+    """The numbers of the copies that this process holds."""
+    alone = True
+
+    def local(self, parameter: Any) -> Any:
+        """Return the copies of a parameter that this process holds."""
+        return parameter
+
+    def linear(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return :func:`shared_linear` of all copies."""
+        return shared_linear(z, weight, bias)
+
+    def leaf(self, evidence: Tensor) -> Tensor:
+        """Return the leaf into which this process reports the evidence of all copies."""
+        return evidence
+
+    def gather(self, of_own: Tensor) -> Tensor:
+        """Return what every process has for its copies, which are on the last axis."""
+        return of_own
+
+    def add(self, x: Tensor) -> Tensor:
+        """Replace ``x``, contiguous numbers, by the sum over the processes, and return it."""
+        return x
+
+    def highest(self, x: Tensor) -> Tensor:
+        """Replace ``x``, contiguous numbers, by the maximum over the processes, and return it."""
+        return x
+
+
+def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
+    """Return a prediction to look at: a loss computed from it would train nothing, and a step refuses it."""
+    return _Watched.apply(prediction, copies, evidence)
+
+
+class _Watched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
+        ctx.copies = copies
+        return prediction.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
+        return None, None, reports.no_likelihood(ctx.copies, g.abs().sum())
+
+
 def mixture_nll(own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float) -> Tensor:
     """Return the mixture's negative log-likelihood of each observation.
 
-    A copy whose log-likelihood is not finite has no weight and no gradient in that observation.
-
-    Args:
-        own: log-likelihoods that each copy gives to the observations, copies first; reaches the copies.
-        mixed: the same values; reaches the body.
-        members: weights of the copies, and the leaf for the evidence.
-        if_all_fail: the loss where no copy with any weight is left.
+    ``own`` and ``mixed`` are the log-likelihoods that the copies give to the observations, copies first. A
+    copy whose log-likelihood is not finite has no weight and no gradient in that observation; where none is
+    left, the loss is ``if_all_fail``.
     """
     weights = members.weights.to(mixed.dtype).view([-1] + [1] * (mixed.ndim - 1))
     counts = alive(mixed.detach()) & (weights > 0)
@@ -100,10 +144,7 @@ class _Attached(torch.autograd.Function):
 def bernoulli_nll(members: Members, yes: Tensor, no: Tensor) -> Tensor:
     """Return the negative log-likelihood of each label under its mixture of Bernoulli distributions.
 
-    Args:
-        members: logits of the copies.
-        yes: how much the label counts as present, in the shape of the prediction.
-        no: how much it counts as absent.
+    It counts as present by the amount ``yes``, and as absent by ``no``.
     """
     weights = members.weights.view([-1] + [1] * (members.mixed.ndim - 1))
     return _BernoulliNLL.apply(members.own, members.mixed, weights, members.evidence, yes, no)

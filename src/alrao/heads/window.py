@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..finite import alive_copies, finite_gradient, zero_nonfinite, zero_unusable
-from .mixture import wide
+from .softmax import wide
 
 __all__ = ["Window"]
 
@@ -28,12 +28,10 @@ class Window(NamedTuple):
         if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             return None
         ones = (1,) * len(layer.kernel_size)
-        narrow = layer.kernel_size == layer.stride == ones and layer.padding in (
-            "valid",
-            "same",
-            (0,) * len(ones),
-        )
-        return None if narrow else cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        unpadded = layer.padding in ("valid", "same", (0,) * len(ones))
+        if layer.kernel_size == layer.stride == ones and unpadded:
+            return None
+        return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
 
     def of_all_copies(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return every copy's outputs, copies first, twice: for the copies and for the body.
@@ -46,8 +44,8 @@ class Window(NamedTuple):
         parameters = [finite_gradient(zero_nonfinite(p)) for p in parameters]
         z = zero_unusable(z)
         own = self._convolved(z.detach(), *parameters)
-        mixed = own if not torch.is_grad_enabled() else None
-        if mixed is None:
+        mixed = own
+        if torch.is_grad_enabled():
             mixed = self._convolved(finite_gradient(z), *(p.detach() for p in parameters))
         failed = failed.view([-1] + [1] * (own.ndim - 1))
         return own.masked_fill(failed, torch.nan), mixed.masked_fill(failed, torch.nan)

@@ -31,7 +31,7 @@ def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> 
 
     The ends of the body's interval are of the first group that has one; they are the learning rate to log
     under :class:`alrao.Auto`. With the optimizer, the copies are named after their rates at the start: the
-    names stay the same while :class:`alrao.Zoom` moves the rates.
+    names stay the same while :class:`alrao.contrib.zoom.Zoom` moves the rates.
     """
     posterior = model.head.averaging.weights.double().cpu()
     names = None if optimizer is None else optimizer.copy_rates(initial=True).tolist()

@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 from ..auto import Auto
 from ..model import Alrao
 from ..optim import AlraoOptimizer
+from ..plain import Plain
 from ._posterior import interval_scalars, models_in, posterior_scalars
 
 __all__ = ["AlraoCallback"]
@@ -36,7 +37,8 @@ class AlraoCallback(Callback):
     ``alrao/rate``, the geometric mean rate under the posterior; and ``alrao/copies``, the effective number of
     copies (the exponential of the posterior's entropy). With several Alrao models in the module, their names
     come first. Of plain networks it logs the interval, and puts their training weights back after a
-    validation, which manual optimization needs.
+    validation, which manual optimization needs. Where ``LightningCLI`` has given ``Auto`` the parameters of
+    plain networks, it shows the averaged weights to a validation, and at the end.
 
     ``Trainer(gradient_clip_val=…)`` clips one norm over all gradients, so a diverging copy would scale down
     the whole network; the callback refuses it, except for :class:`alrao.Auto`, whose steps do not depend on
@@ -104,6 +106,17 @@ class AlraoCallback(Callback):
         for optimizer in trainer.optimizers:
             if isinstance(optimizer, AlraoOptimizer):
                 optimizer.model.place_weights()
+        for optimizer in _without_mode(trainer):
+            optimizer.train()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put averaged weights into parameters that ``Auto`` was given without their network."""
+        for optimizer in _without_mode(trainer):
+            optimizer.eval()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do the same at the end, for a test and an export."""
+        self.on_validation_start(trainer, pl_module)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -134,3 +147,9 @@ class AlraoCallback(Callback):
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _without_mode(trainer: Trainer) -> list[Auto]:
+    """Return the optimizers that see no mode, because LightningCLI gives them parameters only."""
+    ours = [each for each in trainer.optimizers if isinstance(each, Auto)]
+    return [each for each in ours if isinstance(each.model, Plain) and not each.model.modules]

@@ -130,7 +130,7 @@ class AlraoPolicy(LearnerPolicy):
         *args: Any,
         rates: Rate | None = None,
         copies: int = 10,
-        averaging: alrao.Averaging | None = None,
+        averaging: alrao.Posterior | None = None,
         optimizer_class: type[AlraoOptimizer] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -336,7 +336,7 @@ class AlraoDQN(LikelihoodDQN):
         learning_rate: Rate | None = None,
         copies: int = 10,
         *,
-        averaging: alrao.Averaging | None = None,
+        averaging: alrao.Posterior | None = None,
         reward_scale: float = 0.02,
         factor: float | Callable[[float], float] = 1.0,
         max_grad_norm: float = inf,

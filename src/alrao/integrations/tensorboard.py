@@ -21,7 +21,7 @@ def log(
     """Log the posterior and the learning rates of an Alrao model.
 
     Scalars: ``alrao/posterior/…``, the posterior of each copy of the head, named after its rate (its initial
-    rate, if :class:`alrao.Zoom` moves it); ``alrao/rate``, the geometric mean rate of the copies under the
+    rate, if :class:`Zoom` moves it); ``alrao/rate``, the geometric mean rate of the copies under the
     posterior; ``alrao/copies``, the effective number of copies (the exponential of the posterior's entropy).
     With the optimizer: ``alrao/interval/low`` and ``…/high``, the ends of the interval of the body's rates,
     which is the learning rate to watch under :class:`alrao.Auto`; ``alrao/factor/…``, the schedule's factor

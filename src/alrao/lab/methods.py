@@ -106,7 +106,7 @@ def learner(net: nn.Module, settings: Settings, problem: Task) -> Learner:
 def _rates(settings: Settings) -> alrao.RateDistribution:
     spec, interval = settings.method, settings.lr
     if spec.lr is not None and spec.fraction is not None:
-        return alrao.Bernoulli(spec.lr, spec.fraction)
+        return alrao.paper.Bernoulli(spec.lr, spec.fraction)
     assert interval is not None  # once the settings are resolved
     if interval.low == interval.high:
         return alrao.Constant(interval.low)
@@ -116,7 +116,7 @@ def _rates(settings: Settings) -> alrao.RateDistribution:
 def _alrao(net: nn.Module, settings: Settings, problem: Task, *, adam: bool = False) -> Learner:
     copies = settings.copies or 1
     bayes = settings.averaging == "bayes"
-    averaging = alrao.BayesianAverage(copies) if bayes else alrao.Switch(copies, settings.theta)
+    averaging = alrao.paper.BayesianAverage(copies) if bayes else alrao.Switch(copies, settings.theta)
     model = alrao.Alrao(net, likelihood=problem.likelihood, averaging=averaging)
     options: dict[str, Any] = {"weight_decay": settings.weight_decay, "evidence": settings.evidence or "mean"}
     rates = _rates(settings)

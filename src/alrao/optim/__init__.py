@@ -4,6 +4,5 @@ from .adam import Adam, AdamW
 from .optimizer import AlraoOptimizer
 from .per_feature import PerFeature
 from .sgd import SGD
-from .zoom import Zoom
 
-__all__ = ["SGD", "Adam", "AdamW", "AlraoOptimizer", "PerFeature", "Zoom"]
+__all__ = ["SGD", "Adam", "AdamW", "AlraoOptimizer", "PerFeature"]

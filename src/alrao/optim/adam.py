@@ -9,13 +9,11 @@ import torch
 from torch import Generator, Tensor
 
 from ..rates import Rate
+from ..runtime.capturable import counter
 from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
-from .on_device import counter
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate, as_real, roots
-
-__all__ = ["Adam", "AdamW"]
 
 
 class Adam(AlraoOptimizer):
@@ -99,11 +97,11 @@ class Adam(AlraoOptimizer):
             squares = highest
         steps = u.count([state["step"] for state in states])
         denominators = list(torch._foreach_sqrt(squares))
-        torch._foreach_div_(denominators, roots(u.unbias(beta2, steps)))
+        torch._foreach_div_(denominators, roots(u.bias_corrections(beta2, steps)))
         torch._foreach_add_(denominators, group["eps"])
-        u.move_ratio(averages, denominators, u.unbias(beta1, steps))
+        u.move_ratio(averages, denominators, u.bias_corrections(beta1, steps))
 
-    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+    def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1**steps, beta2**steps)}
 

@@ -10,19 +10,7 @@ import torch
 from torch import Tensor
 
 from ..rates import RateDistribution, describe, rebuild
-from ..shards import is_shard, placements_for
-
-__all__ = [
-    "KEY",
-    "VERSION",
-    "Unstepped",
-    "broadcasts",
-    "check_shapes",
-    "check_version",
-    "distributions",
-    "mark_empty",
-    "settle",
-]
+from ..runtime.sharding import is_shard, placements_for
 
 KEY = "alrao"
 VERSION = 4
@@ -80,9 +68,7 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
 def settle(groups: list[dict[str, Any]], built: list[dict[str, Any]]) -> None:
     """Let loaded groups run as the optimizer was built to: with ``lr`` as a tensor, or as a number.
 
-    Args:
-        groups: parameter groups, as loaded.
-        built: the groups before; a captured graph may read the memory of their ``lr``.
+    A captured graph may read the memory of the ``lr`` of the groups before, ``built``.
     """
     for group, before in zip(groups, built, strict=True):
         group["capturable"], lr = before["capturable"], before["lr"]
@@ -96,16 +82,12 @@ def _check_processes(key: str, value: Any, p: Any) -> None:
     """Raise a ValueError for a part of a state that was saved by another number of processes."""
     if not is_shard(value):
         return
-    here = p.device_mesh.size() if is_shard(p) else 1
-    if (
-        not is_shard(p)
-        or value.device_mesh.size() != here
-        or value.placements != placements_for(value.shape, p)
-    ):
+    here = p.device_mesh.size() if is_shard(p) else 0
+    if value.device_mesh.size() != here or value.placements != placements_for(value.shape, p):
         raise ValueError(
             f"{key!r} is this process's part of a state of {value.device_mesh.size()} processes, but the "
-            f"parameter is spread over {here}: save and load with torch.distributed.checkpoint, which shards "
-            "the state again, or gather it first, by get_optimizer_state_dict(model, optimizer, "
+            f"parameter is spread over {here or 1}: save and load with torch.distributed.checkpoint, which "
+            "shards the state again, or gather it first, by get_optimizer_state_dict(model, optimizer, "
             "options=StateDictOptions(full_state_dict=True))"
         )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..heads import Head
 from ..rates import Constant, LogUniform, RateDistribution
-from ..shards import local
+from ..runtime.sharding import local
 from ..tensors import trail
 from ..warn import warn
 

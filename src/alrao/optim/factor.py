@@ -20,8 +20,8 @@ LOW = 0.1
 PATIENCE = 100
 """The fewest steps before a warning; in proportion to the highest factor from 0.01 on, 1000 for 0.1."""
 
-TINY = 1e-3
-"""A warm-up of a scheduler has left this behind after :data:`PATIENCE` steps."""
+WARMED_UP = 1e-3
+"""A warm-up of a scheduler has passed this factor after :data:`PATIENCE` steps."""
 
 REMEDY = (
     "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "
@@ -55,18 +55,14 @@ class FactorWatch:
         self._idle = 0
 
     def look(self, groups: list[dict[str, Any]]) -> bool:
-        """Return whether to look again at the next step, after a warning where one is due.
-
-        Args:
-            groups: the parameter groups, whose ``lr`` is read and whose :data:`HIGHEST` is kept.
-        """
+        """Return whether to look again at the next step, after a warning where one is due."""
         if any(isinstance(group["lr"], Tensor) or HIGHEST not in group for group in groups):
             return False  # on a device, or from a state without it
         peak, now = (max(group[key] for group in groups) for key in (HIGHEST, "lr"))
         planned = max((group.get("max_lr", 1.0) for group in groups), default=1.0)
         self._steps += 1
         relative = all(group.get("initial_lr") == 1.0 for group in groups)
-        self._idle += now > 0 and (now < peak or not relative or now < TINY)
+        self._idle += now > 0 and (now < peak or not relative or now < WARMED_UP)
         if now > peak:
             for group in groups:
                 group[HIGHEST] = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from typing import Any
 
 import torch
@@ -12,21 +13,18 @@ from torch import Generator, Tensor
 
 from .. import evidence as reports
 from ..rates import Rate, as_distribution
-from ..shards import is_shard, placed
+from ..runtime.blocks import Part
+from ..runtime.capturable import Refusals, counter, one_unless, widest
+from ..runtime.sharding import is_shard, shard_state
+from ..runtime.sleeping import Sleep
 from ..shortcuts import mark_only_if_watched, profiler_is_on
 from ..trainable import Trainable, trained
 from . import checkpoint, processes
-from .blocks import blocks
 from .checks import check_head, no_likelihood, refuse_sparse, warn_without_evidence
 from .factor import FactorWatch
-from .feature_rates import GroupRates
-from .gathered import Gathered
-from .observing import look, look_on_device, update_posterior
-from .on_device import Gate, Refusals, counter, one_unless
-from .rated import RatedOptimizer
-from .sleep import Sleep, missed_steps
+from .groups import GroupRates, RatedOptimizer
 from .torch_optimizers import params_first
-from .update import GroupUpdate
+from .update import GroupUpdate, missed_steps
 
 __all__ = ["AlraoOptimizer"]
 
@@ -156,12 +154,12 @@ class AlraoOptimizer(RatedOptimizer):
     def _step(self) -> None:
         head = self.model.head
         if head.evidence.device != self._device:
-            self._follow_device()
+            self._move_to_device()
         on_device = self.on_device
         if on_device:
             self._raise_refused()
         if not self._alike:
-            self.follow_parameters()
+            self.adopt_shards()
             processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
             self._alike = True
         gradient = None
@@ -169,15 +167,14 @@ class AlraoOptimizer(RatedOptimizer):
             gradient = processes.add_up(head.evidence.grad, head.evidence, self.process_group)
             if gradient is None:
                 warn_without_evidence(self.param_groups, self.head_parameters)
-        looks = look_on_device if on_device else look
-        evidence, gate = looks(gradient, head, maximize=self.param_groups[0]["maximize"])
+        evidence, gate = self._read_evidence(gradient, on_device)
         for group in self.param_groups:
             if not self._takes_sparse(group):
                 refuse_sparse(group["params"])
         if type(self.state) is checkpoint.Unstepped:
             self.state = defaultdict(dict, self.state)
-        if isinstance(gate, Gate):
-            self._refusals.note(gate.refused)
+        if isinstance(gate, Tensor):
+            self._refusals.note(gate)
         if self._factors is not None and not self._factors.look(self.param_groups):
             self._factors = None
         if head.part is not None and evidence is not None:
@@ -193,22 +190,43 @@ class AlraoOptimizer(RatedOptimizer):
                     self._step_group(rates, group, gate)
             else:
                 self._step_group(rates, group, gate)
-        if self._sleep.wanted and not on_device:
-            self._observe(evidence)
-        else:
-            update_posterior(head, evidence, gate, self.param_groups[0]["evidence"])
+        if evidence is not None:
+            self._update_posterior(evidence, gate)
         self._end_step(evidence if complete else None, gate)
         head.evidence.grad = None
         self.model.finite_statistics.restore(reads=not on_device)
         self.model.notice_step()
 
-    def _observe(self, evidence: reports.Evidence | None) -> None:
-        """Update the posterior, of which some copies may sleep."""
-        if evidence is not None:
-            log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
+    def _read_evidence(self, gradient: Tensor | None, on_device: bool) -> tuple[Any, bool | Tensor]:
+        """Return the evidence, None if there is none, and the gate of the step.
+
+        The gate is, on the host, whether the loss was finite, and otherwise a tensor: whether it was refused.
+        """
+        head, maximize = self.model.head, self.param_groups[0]["maximize"]
+        if on_device:
+            if gradient is None:
+                return None, torch.zeros((), dtype=torch.bool, device=self._device)
+            on_its_way = reports.read_on_device(gradient, head.copies, widest(self._device))
+            return on_its_way, on_its_way.refused(maximize=maximize)
+        if gradient is None:
+            return None, True
+        evidence = reports.read(gradient, head.copies)
+        if not evidence.is_likelihood(maximize=maximize):
+            raise RuntimeError(f"the loss is {no_likelihood(head)}. Nothing has been changed")
+        return (None, True) if evidence.empty else (evidence, evidence.finite)
+
+    def _update_posterior(self, evidence: Any, gate: bool | Tensor) -> None:
+        head = self.model.head
+        log_likelihood = evidence.log_likelihood(self.param_groups[0]["evidence"])
+        if isinstance(gate, Tensor):
+            log_likelihood = head.posterior_evidence_on_device(log_likelihood)
+            head.averaging.update_on_device(log_likelihood.masked_fill(gate, -inf))
+        elif self._sleep.wanted:
             self._sleep.observe(log_likelihood, self.copy_rates, allowed=self._may_sleep())
             entries = (entry for rates in self.rates_of_groups for entry in rates.entries)
             self._sleep.prepare_looks(self.state, entries)
+        else:
+            head.averaging.update(head.posterior_evidence(log_likelihood))
 
     def _may_sleep(self) -> bool:
         """Return whether copies may sleep now, in an optimizer that does not allow it always."""
@@ -221,7 +239,7 @@ class AlraoOptimizer(RatedOptimizer):
                 f"the loss of an earlier step was {no_likelihood(self.model.head)}. {self._after_refusal}"
             )
 
-    def _follow_device(self) -> None:
+    def _move_to_device(self) -> None:
         """Move the rates and the state to the device that the model has been moved to."""
         self._device = self.model.head.evidence.device
         self._refusals = Refusals(self._device)
@@ -230,38 +248,49 @@ class AlraoOptimizer(RatedOptimizer):
     def _begin_step(self) -> None:
         """Prepare the parameters for an update, in a subclass that needs to; nothing can refuse it now."""
 
-    def _end_step(self, evidence: Any, gate: bool | Gate) -> None:
+    def _end_step(self, evidence: Any, gate: bool | Tensor) -> None:
         """Use the evidence of a finished step, in a subclass that needs it beside the posterior."""
 
-    def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
-        head = self.model.head
-        found = Gathered(rates, self.state, head.awake)
-        for p, grad, rate in found.sparse:
-            grad = grad * one_unless(gate.refused) if isinstance(gate, Gate) else grad
-            self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
-        update = found.update(gate, group["lr"]) if found.params else None
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Tensor) -> None:
+        head, parts = self.model.head, []
+        params, grads, of_features = [], [], []
+        for p, rate, of_copies in rates.entries:
+            grad = p.grad
+            if grad is None:
+                continue
+            if grad.is_sparse:
+                grad = grad * one_unless(gate) if isinstance(gate, Tensor) else grad
+                self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
+                continue
+            if of_copies and head.awake is not None:
+                parts.append(part := Part(self.state, p, (head.awake,)))  # it stands for the parameter
+                p, grad, rate = part.param, part.of(grad), part.of(rate)
+            params.append(p)
+            grads.append(grad)
+            of_features.append(rate)
+        update = GroupUpdate.of(params, grads, of_features, rates.constant, group["lr"], gate)
         if update is None:
             return
-        for part in found.parts:
+        for part in parts:
             part.begin()
-        for each in self._divided(update, group, gate, rates):
+        for each in self._divided(update, group, rates):
             self._apply(group, each)
-        for part in found.parts:
+        for part in parts:
             part.end(self._starts_as_weights)
-        if found.parts and head.part != head.awake:
+        if parts and head.part != head.awake:
             missed = missed_steps(self._sleep, self.state, rates, update.factor)
             for stands_for, part, each in missed:
                 part.begin(stands_for)
-                self._apply(self._standing_for(group, stands_for), each)
+                self._apply(self._hyperparams_for_skipped(group, stands_for), each)
                 part.end(None)
 
     def _divided(
-        self, update: GroupUpdate, group: dict[str, Any], gate: bool | Gate, rates: GroupRates
+        self, update: GroupUpdate, group: dict[str, Any], rates: GroupRates
     ) -> Iterable[GroupUpdate]:
         """Return an update in the parts in which it is applied: one, unless that needs much memory."""
-        on_device, at_once = isinstance(gate, Gate), group["foreach"]
+        on_device, at_once = update.stopped is not None, group["foreach"]
         if at_once is None:
-            at_once = on_device or self._sets_nothing_aside(group)  # as in torch: fewer launches
+            at_once = on_device or self._foreach_is_cheap(group)  # as in torch: fewer launches
         if at_once:
             return [update]
         in_blocks = update.params[0].is_cpu and not on_device and not rates.sharded
@@ -271,7 +300,7 @@ class AlraoOptimizer(RatedOptimizer):
         """Return an update for each parameter, or for blocks of it that stay in the cache."""
         for of_one in update.one_by_one():
             if self._has_state(self.state[of_one.params[0]], group):
-                yield from blocks(of_one, self.state)
+                yield from of_one.in_blocks(self.state)
             else:
                 yield of_one
 
@@ -284,11 +313,11 @@ class AlraoOptimizer(RatedOptimizer):
             update.negate()
         self._update(group, update)
 
-    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+    def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         """Return the settings with which one step stands for several: averages forget as much."""
         return group
 
-    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         """Return whether an update of all parameters at once needs too little memory to matter."""
         return False
 
@@ -306,7 +335,7 @@ class AlraoOptimizer(RatedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as in torch, with the places of the features and the intervals."""
-        self.follow_parameters()
+        self.adopt_shards()
         packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
         for i, group in enumerate(packed["param_groups"]):
             group["interval"], group["copies_interval"] = self.interval(i), self.interval(i, copies=True)
@@ -318,7 +347,7 @@ class AlraoOptimizer(RatedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
         checkpoint.check_version(state_dict)
-        self.follow_parameters()
+        self.adopt_shards()
         params = [p for group in self.param_groups for p in group["params"]]
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         if len(saved) == len(params):
@@ -336,7 +365,7 @@ class AlraoOptimizer(RatedOptimizer):
             self._place_counters(p)
             self.state[p].pop(checkpoint.KEY, None)
             if is_shard(p):
-                self.state[p] = placed(self.state[p], p)
+                self.state[p] = shard_state(self.state[p], p)
         for i, (group, drawn) in enumerate(zip(self.param_groups, distributions, strict=True)):
             self.rates_of_groups[i].draw_from(drawn)
             self.rates_of_groups[i].move(group["interval"], group["copies_interval"])

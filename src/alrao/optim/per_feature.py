@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -13,19 +13,16 @@ from torch.optim import Optimizer
 
 from ..finite import in_range, keep_finite_, mask_gradients, mask_on_device
 from ..rates import Rate, RateDistribution
-from ..shards import highest_of_shards, is_shard, local
+from ..runtime.capturable import Kept, one_unless
+from ..runtime.sharding import highest_of_shards, is_shard, local
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
 from .checkpoint import broadcasts
-from .feature_rates import Entry, GroupRates
-from .on_device import Gate, Kept, one_unless
+from .groups import Entry, GroupRates
 from .optimizer import AlraoOptimizer
 from .torch_optimizers import check_capturable, default_interval, default_lr, options_of, signature_of
 from .update import GroupUpdate
-
-__all__ = ["PerFeature"]
-
 
 ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -39,33 +36,52 @@ NOT_PROPORTIONAL = {"ASGD", "Adafactor", "Rprop"}
 """Optimizers whose update is not proportional to the learning rate: they step at their default rate."""
 
 
-class _View(NamedTuple):
-    """A parameter as the optimizer is given it."""
-
-    seen: list[nn.Parameter]
-    """The parameter itself, or its copies one by one, or this process's part of it."""
-    of: str
-    """``"parameter"``, ``"copies"`` or ``"part"``."""
-
-
 @dataclass
 class _InnerGroup(GroupRates):
     """The rates of a group, and the torch optimizer that steps for it."""
 
     inner: Optimizer = field(init=False)
-    views: list[_View] = field(init=False)
-    """What the optimizer is given of each parameter, in the order of the entries."""
+    views: list[list[nn.Parameter]] = field(init=False)
+    """What the optimizer is given of each entry: the parameter, this process's part of it, or its copies."""
+    apart: bool = False
+    """Whether it is given the copies of the head one by one."""
 
     def view(self, kind: type[Optimizer]) -> None:
         """Make the views that an optimizer can step on."""
-        apart = kind not in ELEMENTWISE
-        if apart and self.sharded:
+        self.apart = kind not in ELEMENTWISE
+        if self.apart and self.sharded:
             raise ValueError(
                 f"{kind.__name__} does not update every weight by itself, so it cannot step on shards of "
                 "parameters: use one that does, such as alrao.PerFeature(torch.optim.NAdam, model), or train "
                 "without shards, with DDP"
             )
-        self.views = [_view(e, apart=apart) for e in self.entries]
+        self.views = [self._view(entry) for entry in self.entries]
+
+    def _view(self, entry: Entry) -> list[Any]:
+        p = entry.param
+        if self.apart and entry.of_copies:
+            return [nn.Parameter(copy, p.requires_grad) for copy in p.detach()]
+        return [nn.Parameter(local(p).detach(), p.requires_grad) if is_shard(p) else p]
+
+    @property
+    def seen(self) -> list[nn.Parameter]:
+        """All that the optimizer is given."""
+        return [q for view in self.views for q in view]
+
+    def point(self) -> None:
+        """Point what the optimizer is given at the parameters and their gradients."""
+        for (p, _, of_copies), view in zip(self.entries, self.views, strict=True):
+            if self.apart and of_copies:
+                for j, copy in enumerate(view):
+                    copy.data, copy.grad = p.detach()[j], None if p.grad is None else p.grad[j]
+            elif view[0] is not p:
+                view[0].data, view[0].grad = p.detach(), p.grad
+
+    def release(self) -> None:
+        """Let go of the gradients of copies and parts."""
+        for (p, *_), view in zip(self.entries, self.views, strict=True):
+            for q in view if view[0] is not p else ():
+                q.grad = None
 
 
 class PerFeature(AlraoOptimizer):
@@ -161,12 +177,11 @@ class PerFeature(AlraoOptimizer):
             base_lr = default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
         group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
         rates.view(kind)
-        seen = [q for view in rates.views for q in view.seen]
         options = self._options if kind is self._kind else {}
         try:
             flag = {"capturable": True} if self.on_device and "capturable" in signature_of(kind) else {}
             with capturable_anywhere(kind):
-                rates.inner = kind([{"params": seen}], **{**options, **flag, "lr": group["base_lr"]})
+                rates.inner = kind([{"params": rates.seen}], **{**options, **flag, "lr": group["base_lr"]})
         except ValueError as error:
             if kind.__name__ != "Muon":
                 raise
@@ -199,15 +214,15 @@ class PerFeature(AlraoOptimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         raise AssertionError("the torch optimizer updates the parameters")
 
-    def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Gate) -> None:
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Tensor) -> None:
         assert isinstance(rates, _InnerGroup)
         entries = [entry for entry in rates.entries if entry.param.grad is not None]
         if not entries:
             return
         params = [entry.param for entry in entries]
         grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
-        if isinstance(gate, Gate):
-            usable, stopped = mask_on_device(grads, gate.refused)
+        if isinstance(gate, Tensor):
+            usable, stopped = mask_on_device(grads, gate)
             live = one_unless(stopped)
         else:
             found = mask_gradients(grads, suspect=not gate)
@@ -232,7 +247,7 @@ class PerFeature(AlraoOptimizer):
         try:
             for p, grad in zip(params, usable, strict=True):
                 p.grad = grad
-            _point(rates)
+            rates.point()
             with capturable_anywhere(type(inner)) if on_device else nullcontext():
                 step_inside(inner)
         finally:
@@ -241,7 +256,7 @@ class PerFeature(AlraoOptimizer):
         group.update({key: settings[key] for key in own})
         if live is not None:
             factor = group["lr"] * live / (group["base_lr"] if constant is None else constant)
-            _scale_on_device(entries, before, factor, live > 0)
+            _scale(entries, before, factor, accepted=live > 0)
         elif scales:
             _scale(entries, before, float(group["lr"]) / group["base_lr"])
         for p, state, average, mu in averages:
@@ -254,38 +269,38 @@ class PerFeature(AlraoOptimizer):
         """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
         found: list[tuple[Tensor, dict[str, Any], Tensor, Any]] = []
         if isinstance(rates.inner, torch.optim.ASGD):
-            for entry, view in zip(rates.entries, rates.views, strict=True):
-                p, state = entry.param, rates.inner.state[view.seen[0]]
+            for (p, *_), view in zip(rates.entries, rates.views, strict=True):
+                state = rates.inner.state[view[0]]
                 if p.grad is not None:
-                    average = state["ax"].clone() if state else torch.zeros_like(p)
-                    found.append((p, state, average, _number(state.get("mu", 1.0), self.on_device)))
+                    average, mu = state["ax"].clone() if state else torch.zeros_like(p), state.get("mu", 1.0)
+                    reads = not (self.on_device and isinstance(mu, Tensor))
+                    found.append((p, state, average, float(mu) if reads else mu.clone()))
         return found
 
     # The torch optimizer's state is ours: saved and loaded with it.
 
     def _collect(self, rates: _InnerGroup) -> None:
         inner = rates.inner
-        for (p, *_), view in zip(rates.entries, rates.views, strict=True):
-            if any(q in inner.state for q in view.seen):
-                states = [inner.state[q] for q in view.seen]
-                self.state[p]["inner"] = states if view.of == "copies" else states[0]
-            for q in view.seen if view.of != "parameter" else ():
-                q.grad = None
+        for (p, _, of_copies), view in zip(rates.entries, rates.views, strict=True):
+            if any(q in inner.state for q in view):
+                states = [inner.state[q] for q in view]
+                self.state[p]["inner"] = states if rates.apart and of_copies else states[0]
+        rates.release()
 
     def _spread(self, rates: _InnerGroup) -> None:
         rates.inner.state.clear()
-        for (p, *_), view in zip(rates.entries, rates.views, strict=True):
+        for (p, _, of_copies), view in zip(rates.entries, rates.views, strict=True):
             state = self.state[p].get("inner") if p in self.state else None
             if state is not None:
-                states = state if view.of == "copies" else [local(state)]
-                rates.inner.state.update(zip(view.seen, states, strict=True))
+                states = state if rates.apart and of_copies else [local(state)]
+                rates.inner.state.update(zip(view, states, strict=True))
 
-    def _follow(self, new: dict[Tensor, Tensor]) -> None:
-        super()._follow(new)
+    def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
+        super()._replace_parameters(new)
         for rates in self.rates_of_groups:
             assert isinstance(rates, _InnerGroup)
             rates.view(type(rates.inner))
-            rates.inner.param_groups[0]["params"] = [q for view in rates.views for q in view.seen]
+            rates.inner.param_groups[0]["params"] = rates.seen
             self._spread(rates)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -325,45 +340,15 @@ class PerFeature(AlraoOptimizer):
                     )
 
 
-def _number(value: Any, on_device: bool) -> Any:
-    return value.clone() if on_device and isinstance(value, Tensor) else float(value)
+def _scale(entries: list[Entry], before: list[Tensor], factor: Any, accepted: Tensor | None = None) -> None:
+    """Scale displacements to each feature's rate; weights of the body that are not finite stay.
 
-
-def _scale_on_device(entries: list[Entry], before: list[Tensor], factor: Tensor, accepted: Tensor) -> None:
-    """Do the same as :func:`_scale` without a read; what is not accepted becomes what it was."""
+    On a device, nothing is read, and without ``accepted`` all weights become what they were.
+    """
     for entry, was in zip(entries, before, strict=True):
-        p = entry.param
-        p.copy_(torch.where(accepted, (p - was) * (entry.rate * factor) + was, was))
-        if not entry.of_copies:
-            keep_finite_(p, was)
-
-
-def _scale(entries: list[Entry], before: list[Tensor], factor: float) -> None:
-    """Scale the displacements to each feature's rate; weights of the body that are not finite stay."""
-    for entry, was in zip(entries, before, strict=True):
-        entry.param.copy_((entry.param - was) * (entry.rate * factor) + was)
+        moved = (entry.param - was) * (entry.rate * factor) + was
+        entry.param.copy_(moved if accepted is None else torch.where(accepted, moved, was))
     body = [(e.param, was) for e, was in zip(entries, before, strict=True) if not e.of_copies]
-    if not in_range([p for p, _ in body]):
+    if accepted is not None or not in_range([p for p, _ in body]):
         for p, was in body:
             keep_finite_(p, was)
-
-
-def _view(entry: Entry, *, apart: bool) -> _View:
-    p = entry.param
-    if is_shard(p):
-        return _View([nn.Parameter(local(p).detach(), p.requires_grad)], "part")
-    if apart and entry.of_copies:
-        return _View([nn.Parameter(copy, p.requires_grad) for copy in p.detach()], "copies")
-    return _View([p], "parameter")  # type: ignore[list-item]
-
-
-def _point(rates: _InnerGroup) -> None:
-    """Point what the optimizer is given at the parameters and their gradients."""
-    for (p, *_), view in zip(rates.entries, rates.views, strict=True):
-        if view.of == "copies":
-            for j, copy in enumerate(view.seen):
-                copy.data = p.detach()[j]
-                copy.grad = None if p.grad is None else p.grad[j]
-        elif view.of == "part":
-            (part,) = view.seen
-            part.data, part.grad = p.detach(), p.grad

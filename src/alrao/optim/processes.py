@@ -9,9 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch import distributed as dist
 
-from ..shards import fingerprint, is_shard
-
-__all__ = ["add_up", "check_alike", "check_copies", "common_seed", "count"]
+from ..runtime.sharding import fingerprint, is_shard
 
 DISTRIBUTED = dist.is_available()
 
@@ -44,34 +42,22 @@ def check_copies(group: Any, copies: int, params: Iterable[Tensor]) -> None:
     """Raise a ValueError if the processes have heads of different sizes, and parameters are sharded.
 
     A forward pass with shards of different sizes would fail in the midst of an exchange, or wait for ever.
-
-    Args:
-        group: the processes.
-        copies: the number of copies of this process's head.
-        params: the parameters of its model.
     """
     if count(group) > 1 and any(is_shard(p) for p in params):
-        found: list[Any] = [None] * count(group)
-        dist.all_gather_object(found, copies, group=group)
-        _refuse_other_copies(found)
+        _refuse_other_copies(_gathered(copies, group))
 
 
 def check_alike(group: Any, seed: int, copies: int, groups: Iterable[dict[str, Any]]) -> None:
     """Raise a ValueError if the processes train different models, or at different rates.
 
-    Args:
-        group: the processes.
-        seed: the seed of this process's rates.
-        copies: the number of copies of its head.
-        groups: its parameter groups; parameters that are not sharded must be the same everywhere.
+    They compare the ``seed`` of their rates, the copies of their heads, and parameters that are not sharded.
     """
     if count(group) < 2:
         return
     params: list[Tensor] = [p for each in groups for p in each["params"]]
     size = sum(p.numel() for p in params)
     marks = [fingerprint(p) for p in params if not is_shard(p) and not p.is_meta]
-    found: list[Any] = [None] * count(group)
-    dist.all_gather_object(found, (copies, size, seed, marks), group=group)
+    found = _gathered((copies, size, seed, marks), group)
     of_copies, sizes, seeds, all_marks = zip(*found, strict=True)
     _refuse_other_copies(of_copies)
     if len(set(sizes)) > 1:
@@ -92,6 +78,12 @@ def check_alike(group: Any, seed: int, copies: int, groups: Iterable[dict[str, A
             "torch.manual_seed with one number in all processes before the network is built, load the same "
             "weights, or wrap the model in DistributedDataParallel, which sends those of the first"
         )
+
+
+def _gathered(value: Any, group: Any) -> list[Any]:
+    found: list[Any] = [None] * count(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
 
 
 def _refuse_other_copies(of_copies: Iterable[int]) -> None:

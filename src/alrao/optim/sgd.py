@@ -10,13 +10,11 @@ from torch import Generator, Tensor
 
 from ..finite import zero_unusable
 from ..rates import Rate
+from ..runtime.capturable import counter
 from ..trainable import Trainable
 from .checks import check_at_least_0, refuse_flags
-from .on_device import DeviceUpdate, counter
 from .optimizer import AlraoOptimizer
 from .update import GroupUpdate
-
-__all__ = ["SGD"]
 
 
 class SGD(AlraoOptimizer):
@@ -115,7 +113,7 @@ class SGD(AlraoOptimizer):
             grads = self._momentum(group, u, grads)
         u.move(grads)
 
-    def _standing_for(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
+    def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         momentum = group["momentum"]
         kept = momentum**steps
         fresh = (1 - group["dampening"]) * (1 - kept) / (1 - momentum) if momentum != 1 else steps
@@ -124,45 +122,27 @@ class SGD(AlraoOptimizer):
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return group["momentum"] == 0 or "momentum_buffer" in state
 
-    def _sets_nothing_aside(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
-        if isinstance(u, DeviceUpdate):
-            return self._momentum_on_device(group, u, grads)
-        buffers, moved = [], []
-        for p, grad in zip(u.params, grads, strict=True):
-            state = self.state[p]
-            if "momentum_buffer" in state:
-                buffers.append(state["momentum_buffer"])
-                moved.append(grad)
-            else:
-                state["momentum_buffer"] = grad.to(p.dtype, copy=True)
-        if buffers:
-            u.scale_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, moved, alpha=1 - group["dampening"])
-        buffers = [self.state[p]["momentum_buffer"] for p in u.params]
-        if group["nesterov"]:
-            return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
-        return buffers
-
-    def _momentum_on_device(
-        self, group: dict[str, Any], u: DeviceUpdate, grads: list[Tensor]
-    ) -> list[Tensor]:
+        dampening, on_device = group["dampening"], u.stopped is not None
+        first = [i for i, p in enumerate(u.params) if "momentum_buffer" not in self.state[p]]
         for p in u.params:
             self._new_state(p, group)
         states = [self.state[p] for p in u.params]
-        buffers = [state["momentum_buffer"] for state in states]
-        moved = grads
-        if group["dampening"] != 0:  # not of the first gradient
+        buffers, dampened = [state["momentum_buffer"] for state in states], grads
+        if on_device and dampening != 0:
             steps = [state["step"] for state in states]
-            parts = list(torch._foreach_clamp_max(steps, 1.0))
-            torch._foreach_mul_(parts, -group["dampening"])
+            parts = list(torch._foreach_clamp_max(steps, 1.0))  # the first gradient is not dampened
+            torch._foreach_mul_(parts, -dampening)
             torch._foreach_add_(parts, 1.0)
-            moved = list(torch._foreach_mul(grads, parts))
+            dampened = list(torch._foreach_mul(grads, parts))
             u.count(steps)
         u.scale_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, moved)
+        torch._foreach_add_(buffers, dampened, alpha=1 if on_device else 1 - dampening)
+        for i in first if dampening != 0 and not on_device else ():
+            buffers[i].copy_(grads[i])
         if group["nesterov"]:
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         return buffers
@@ -170,12 +150,11 @@ class SGD(AlraoOptimizer):
     def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
         if group["momentum"] != 0:
             state = self.state[p]
+            counts = self.on_device and group["dampening"] != 0
+            if counts and "step" not in state:  # a state that does not count has made a step
+                state["step"] = counter(p, on_device=True) + ("momentum_buffer" in state)
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p)
-                if group["dampening"] != 0:
-                    state["step"] = counter(p, on_device=True)
-            elif group["dampening"] != 0 and "step" not in state:  # of a state that does not count
-                state["step"] = counter(p, on_device=True) + 1
 
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return group["weight_decay"] == 0 and group["momentum"] == 0

@@ -1,43 +1,82 @@
-"""The axis of the outputs after an operation that only changes the shape, or picks rows."""
+"""The axis of the outputs after an operation that only changes the shape, or moves whole rows of outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
-    "EXPAND", "GATHER", "KEEP", "RESHAPE", "SAME_SHAPE", "SPLIT", "Op", "axis_after", "changes_values",
-    "takes_all", "whole",
+    "EXPAND", "FLAT", "KEEP", "MOVE", "PACK", "RESHAPE", "SAME_SHAPE", "SPLIT", "Marked", "Op", "axis_after",
+    "axis_of_written", "changes_values", "functions", "joined_axis", "selects_rows", "whole",
 ]  # fmt: skip
 
 Op = Callable[..., Any]
 
 _T = torch.Tensor
-SAME_SHAPE: set[Op] = {
-    _T.contiguous, _T.clone, _T.type_as, torch.clone,
-    _T.float, _T.double, _T.half, _T.bfloat16, _T.to, _T.cpu, _T.cuda,
-}  # fmt: skip
-RESHAPE: set[Op] = {
-    _T.view, _T.view_as, _T.reshape, _T.reshape_as, _T.flatten, _T.unflatten, _T.squeeze, _T.unsqueeze,
-    _T.ravel, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.ravel,
-}  # fmt: skip
-_TRANSPOSE: set[Op] = {
-    _T.transpose, _T.swapaxes, _T.swapdims, _T.permute, _T.movedim, _T.moveaxis, _T.t,
-    torch.transpose, torch.swapaxes, torch.swapdims, torch.permute, torch.movedim, torch.moveaxis, torch.t,
-    _T.T.__get__, _T.mT.__get__,  # type: ignore[attr-defined]
-}  # fmt: skip
-EXPAND: set[Op] = {_T.expand, _T.expand_as, torch.broadcast_to}
-_PICK: set[Op] = {_T.index_select, torch.index_select, _T.narrow, torch.narrow}
-_SELECT: set[Op] = {_T.select, torch.select}
-_UNBIND: set[Op] = {_T.unbind, torch.unbind}
-GATHER: set[Op] = {_T.gather, torch.gather, _T.take_along_dim, torch.take_along_dim}
-SPLIT: set[Op] = {_T.split, torch.split, _T.chunk, torch.chunk, _T.tensor_split, torch.tensor_split} | _UNBIND
+
+
+class Marked(torch.Tensor):
+    """A tensor that remembers what it is; ``axis`` is that of the outputs, None once that is lost."""
+
+    axis: int | None = None
+
+    def as_subclass(self, cls: Any) -> Any:
+        """Return a plain tensor; for the type of another package, which has no meaning here, the output."""
+        return super().as_subclass(cls) if cls is Tensor else self
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Let :meth:`call` do an operation; an ``input`` by name becomes the first argument."""
+        kwargs = kwargs or {}
+        if not args and "input" in kwargs:
+            args = (kwargs["input"],)
+            kwargs = {key: value for key, value in kwargs.items() if key != "input"}
+        return cls.call(func, args, kwargs)
+
+    @classmethod
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation on outputs."""
+        raise NotImplementedError
+
+
+def functions(*names: str, places: tuple[Any, ...] = (torch.Tensor, torch)) -> set[Op]:
+    """Return what torch has under some names, as methods and as functions."""
+    found = [getattr(place, name, None) for place in places for name in names]
+    return {each for each in found if callable(each)}
+
+
+SAME_SHAPE = functions(
+    "contiguous", "clone", "type_as", "float", "double", "half", "bfloat16", "to", "cpu", "cuda"
+)
+RESHAPE = functions(
+    "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "ravel"
+)
+_TRANSPOSE = functions("transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t")
+_TRANSPOSE |= {_T.T.__get__, _T.mT.__get__}  # type: ignore[attr-defined]
+EXPAND = functions("expand", "expand_as", "broadcast_to")
+_PICK = functions("index_select", "narrow")
+_SELECT = functions("select")
+_UNBIND = functions("unbind")
+_TAKE_ALONG = functions("take_along_dim")
+_GATHER = functions("gather") | _TAKE_ALONG
+_ROLL = functions("roll")
+_INTERLEAVE = functions("repeat_interleave")
+PACK: Op = torch._pack_padded_sequence
+_ROWS = functions("flip", "fliplr", "flipud", "repeat", "tile", "type") | _ROLL | _INTERLEAVE | {PACK, F.pad}
+"""Operations that repeat, pad, turn or pack rows: the axes of the result count from the last one."""
+SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND
 """Operations with several results."""
-KEEP: set[Op] = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
+KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
+MOVE = KEEP | _GATHER | _ROWS
+FLAT = functions("masked_select")
+"""Operations whose result is flat, one row of outputs behind another."""
 
 _HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
 _ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
@@ -73,8 +112,7 @@ def axis_after(
                 return i
         return None
     if op in _TRANSPOSE:
-        probe = torch.empty([2 if i == axis else 1 for i in range(source.ndim)], device="meta")
-        return op(probe, *args, **kwargs).shape.index(2)
+        return op(_probe(source.ndim, axis), *args, **kwargs).shape.index(2)
     if op in EXPAND:
         return axis + result.ndim - source.ndim
     if op == _T.__getitem__:
@@ -82,67 +120,119 @@ def axis_after(
     if op in _SELECT or op in _UNBIND:
         dim = _dim(op, source, args, kwargs)
         return axis - (dim < axis) if dim != axis else None
-    return axis
+    if op in _ROWS:
+        return _after_rows(op, source, axis, args, kwargs, result)
+    return axis if result.ndim == source.ndim else None
+
+
+def _after_rows(
+    op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
+) -> int | None:
+    if op in _ROLL and _argument(1, "dims", args, kwargs) in (None, (), []):
+        return None  # they are rolled as one row
+    if op in _INTERLEAVE and _argument(1, "dim", args, kwargs) is None:
+        return None
+    new = axis - 1 if op is PACK else axis + result.ndim - source.ndim
+    kept = new >= 0 and result.is_floating_point() and result.shape[new] == source.shape[axis]
+    return new if kept else None
 
 
 def whole(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any) -> bool:
     """Return whether an operation that picks along an axis keeps the outputs on ``axis`` together."""
-    if op not in _PICK and op not in GATHER and op not in SPLIT:
+    if op == _T.__getitem__:
+        parts = _spelled_out(source.ndim, args[0])
+        part = parts[_part_of(axis, parts)]
+        size = source.shape[axis]
+        return isinstance(part, slice) and part.indices(size) == (0, size, 1)
+    if op not in _PICK and op not in _GATHER and op not in SPLIT:
         return True
-    if op in GATHER:
-        index = kwargs["index"] if "index" in kwargs else args[1]
+    if op in _GATHER:
+        index = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if index.stride(axis) != 0:  # else the index is the same for all outputs, and gathers rows
             return False
     return _dim(op, source, args, kwargs) != axis
 
 
-def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
-    place = 1 if op in SPLIT and op not in _UNBIND else 0
-    dim: int = kwargs["dim"] if "dim" in kwargs else args[place] if len(args) > place else 0
-    return dim % source.ndim
+def selects_rows(source: Tensor, axis: int, mask: Tensor) -> bool:
+    """Return whether a mask takes whole rows of outputs, which lie on the last axis."""
+    if axis != source.ndim - 1:
+        return False
+    mask = mask.expand(torch.broadcast_shapes(mask.shape, source.shape))
+    return mask.shape == source.shape and bool((mask == mask[..., :1]).all())
 
 
-def _after_index(ndim: int, axis: int, index: Any) -> int | None:
-    """Follow torch's rules: numbers, then tensors, whose axes come first unless they are adjacent."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    parts = [torch.as_tensor(part) if isinstance(part, list | range) else part for part in parts]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if any(t.dtype == torch.uint8 or (t.ndim == 0 and t.dtype == torch.bool) for t in tensors):
-        return None  # a mask of bytes, or a single truth value
-    parts = [0 if isinstance(part, Tensor) and part.ndim == 0 else part for part in parts]
-    known = (int, slice, Tensor, type(None), type(Ellipsis))
-    if not all(isinstance(part, known) and not isinstance(part, bool) for part in parts):
-        return None
-    parts = _spelled_out(ndim, parts)
-    kept = [part for part in parts if not isinstance(part, int)]
-    fancy = [i for i, part in enumerate(kept) if isinstance(part, Tensor)]
-    width = max((1 if kept[i].dtype == torch.bool else kept[i].ndim for i in fancy), default=0)
-    apart = bool(fancy) and fancy[-1] - fancy[0] >= len(fancy)
-    old, new = 0, width if apart else 0
-    seen = apart
-    for part in parts:
-        if part is not None and old <= axis < old + _taken(part):
-            return new if isinstance(part, slice) else None
-        old += _taken(part)
-        if isinstance(part, Tensor):
-            new, seen = new + (0 if seen else width), True
-        elif not isinstance(part, int):
-            new += 1
+def axis_of_written(target: Tensor, index: Any, value: Tensor, axis: int) -> int | None:
+    """Return the axis of ``target`` on which outputs are written by ``target[index] = value``."""
+    part = target.detach()[index]
+    for candidate, size in enumerate(target.shape):
+        new = _after_index(target.ndim, candidate, index)
+        # Values broadcast from the last axis on.
+        if new is not None and part.ndim - new == value.ndim - axis and part.shape[new] == size:
+            return candidate if size == value.shape[axis] else None
     return None
 
 
-def takes_all(ndim: int, axis: int, size: int, index: Any) -> bool:
-    """Return whether an index takes all outputs, ``size`` in number, in their order."""
-    old = 0
-    for part in _spelled_out(ndim, list(index) if isinstance(index, tuple) else [index]):
-        if part is not None and old <= axis < old + _taken(part):
-            return isinstance(part, slice) and part.indices(size) == (0, size, 1)
-        old += _taken(part)
-    return False
+def joined_axis(func: Op, result: Tensor, dim: int, axis: int) -> int:
+    """Return the axis of the outputs after ``cat`` or ``stack`` along ``dim``."""
+    return axis + (func is torch.stack and dim % result.ndim <= axis)
 
 
-def _spelled_out(ndim: int, parts: list[Any]) -> list[Any]:
+def _argument(position: int, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+    return kwargs[name] if name in kwargs else args[position] if len(args) > position else None
+
+
+def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
+    second = op in _TAKE_ALONG or (op in SPLIT and op not in _UNBIND)
+    dim = _argument(1 if second else 0, "dim", args, kwargs)
+    return (0 if dim is None else dim) % source.ndim
+
+
+# Indices.
+
+
+def _probe(ndim: int, axis: int) -> Tensor:
+    """Return a tensor without numbers, all of whose axes but one have length 1."""
+    return torch.empty([2 if i == axis else 1 for i in range(ndim)], device="meta")
+
+
+def _after_index(ndim: int, axis: int, index: Any) -> int | None:
+    """Return where torch puts an axis that an index takes as it is, or a part of; None if it does neither."""
+    parts = _spelled_out(ndim, index)
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if any(t.dtype == torch.uint8 or (t.ndim == 0 and t.dtype == torch.bool) for t in tensors):
+        return None  # a mask of bytes, or a single truth value
+    known = (int, slice, Tensor, type(None))
+    if not all(isinstance(part, known) and not isinstance(part, bool) for part in parts):
+        return None
+    taking = _part_of(axis, parts)
+    if not isinstance(parts[taking], slice):
+        return None
+    parts[taking] = slice(None)
+    tried: list[Any] = []
+    for part in parts:
+        if isinstance(part, Tensor) and part.ndim:
+            is_mask = part.dtype == torch.bool
+            one = torch.empty([1] if is_mask else [1] * part.ndim, dtype=torch.int64, device="meta")
+            tried += [one] * _taken(part)
+        else:
+            tried.append(0 if isinstance(part, int | Tensor) else part)
+    return _probe(ndim, axis)[tuple(tried)].shape.index(2)
+
+
+def _part_of(axis: int, parts: list[Any]) -> int:
+    """Return which part of an index takes an axis."""
+    first = 0
+    for i, part in enumerate(parts):
+        if first <= axis < first + _taken(part):
+            return i
+        first += _taken(part)
+    raise AssertionError("an index has a part for each axis")
+
+
+def _spelled_out(ndim: int, index: Any) -> list[Any]:
     """Return the parts of an index with one for each axis, in the place of an ellipsis."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    parts = [torch.as_tensor(part) if isinstance(part, list | range) else part for part in parts]
     rest = [slice(None)] * (ndim - sum(_taken(part) for part in parts))
     at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
     return [*parts[:at], *rest, *parts[at + 1 :]]

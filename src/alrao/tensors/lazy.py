@@ -17,7 +17,7 @@ from torch.nn import _reduction as _Reduction
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..watch import version_of
-from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, takes_all, whole
+from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, whole
 from .outputs import LogProbs
 
 __all__ = ["LazyLogProbs", "Source"]
@@ -26,19 +26,15 @@ _T = torch.Tensor
 
 
 class Source(Protocol):
-    """What computes the numbers: an output layer with the weights that it had."""
+    """What computes the numbers: an output layer with its weights, as in :mod:`alrao.heads.vocabulary`."""
 
     reads: bool
     """Whether a read on the host costs nothing."""
 
-    def output(self, z: Tensor, axis: int) -> LogProbs:
-        """Return the output for inputs whose features are on ``axis``: lazy, if it is large."""
-
-    def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-        """Return the log-probabilities of rows of inputs, without a graph; the rows are in a ``shape``."""
-
-    def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
-        """Return the negative log-likelihood of hard targets; see ``hard_nll`` in alrao.heads.chunked."""
+    # ruff: noqa: D102
+    def output(self, z: Tensor, axis: int) -> LogProbs: ...
+    def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor: ...
+    def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor: ...
 
 
 class LazyLogProbs(LogProbs):
@@ -84,6 +80,10 @@ class LazyLogProbs(LogProbs):
         assert self.axis is not None
         return self.z.movedim(self.axis, -1).reshape(-1, self.z.shape[self.axis])
 
+    def shape_of_rows(self) -> torch.Size:
+        """Return the shape without the axis of the classes."""
+        return torch.Size(size for i, size in enumerate(self.z.shape) if i != self.axis)
+
     def _unread(self) -> bool:
         """Return whether the inputs still determine the output: nothing has changed it or its graph."""
         if self._real is not None and version_of(self._real) != 0:
@@ -92,27 +92,22 @@ class LazyLogProbs(LogProbs):
             return self.grad_fn is self._node and not self._backward_hooks and not self.retains_grad
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follow changes of shape, work through losses in chunks, compute the numbers for anything else."""
-        kwargs = kwargs or {}
         if func in _METADATA or (getattr(func, "__name__", "") == "__get__" and func not in _VIEWS):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        source = args[0] if args else kwargs.get("input")
+        source = args[0] if args else None
         if isinstance(source, LazyLogProbs) and source._unread():
-            rest = args[1:] if args else ()
-            named = kwargs if args else {k: v for k, v in kwargs.items() if k != "input"}
             result = NotImplemented
             if func in _ROUTES:
-                result = _ROUTES[func](source, *rest, **named)
+                result = _ROUTES[func](*args, **kwargs)
             elif torch.is_grad_enabled() and (func in KEEP or func in SPLIT):
-                result = _follow(func, source, rest, named)
+                result = _of_inputs(func, source, args[1:], kwargs)
             if result is not NotImplemented:
                 return result
         lazy = [x for x in tree_leaves((args, kwargs)) if isinstance(x, LazyLogProbs)]
-        args, kwargs = tree_map(_real, (args, kwargs))
+        args, kwargs = tree_map(lambda x: x.computed() if isinstance(x, LazyLogProbs) else x, (args, kwargs))
         result = func(*args, **kwargs)
         for x in lazy:
             x.axis = x.computed().axis  # None after a change in place
@@ -120,27 +115,16 @@ class LazyLogProbs(LogProbs):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Compute the numbers for whatever comes here without a call of ``__torch_function__``."""
         if changes_values(func, kwargs or {}) or func._schema.is_mutable:
             raise RuntimeError(
                 f"{func} would change the output of a large Alrao head in place: clone it first, with clone()"
             )
-        args, kwargs = tree_map(_numbers, (args, kwargs or {}))
+        given = (args, kwargs or {})
+        args, kwargs = tree_map(lambda x: x.values() if isinstance(x, LazyLogProbs) else x, given)
         return func(*args, **kwargs)
-
-
-def _real(x: Any) -> Any:
-    return x.computed() if isinstance(x, LazyLogProbs) else x
-
-
-def _numbers(x: Any) -> Any:
-    return x.values() if isinstance(x, LazyLogProbs) else x
 
 
 class _Real(torch.autograd.Function):
@@ -148,13 +132,10 @@ class _Real(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, lazy: LazyLogProbs) -> Tensor:
-        axis = lazy.axis
-        assert axis is not None
-        rest = [size for i, size in enumerate(lazy.z.shape) if i != axis]
-        out = lazy.source.values(lazy.rows().detach(), rest)
-        return (
-            out if axis == len(rest) else out.movedim(-1, axis).clone(memory_format=torch.contiguous_format)
-        )
+        out = lazy.source.values(lazy.rows().detach(), lazy.shape_of_rows())
+        if lazy.axis == out.ndim - 1:
+            return out
+        return out.movedim(-1, lazy.axis or 0).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
@@ -164,7 +145,7 @@ class _Real(torch.autograd.Function):
 # Changes of shape: they change the inputs instead.
 
 
-def _follow(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _of_inputs(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     axis, z = x.axis, x.z
     assert axis is not None
     with torch._C.DisableTorchFunctionSubclass():
@@ -181,8 +162,6 @@ def _follow(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[str, 
         sizes = [*result.shape[:after], z.shape[axis], *result.shape[after + 1 :]]
         return x.source.output(z.reshape(sizes) if func in RESHAPE else z.expand(sizes), after)
     if not whole(func, probe, axis, args, kwargs):
-        return NotImplemented
-    if func is _T.__getitem__ and not takes_all(len(shape), axis, shape[axis], args[0]):
         return NotImplemented
     after = axis_after(func, probe, axis, args, kwargs, probe)
     if after is None:
@@ -202,20 +181,14 @@ def _cross_entropy(x: LazyLogProbs, target: Tensor, *args: Any, **kwargs: Any) -
 
 
 def _nll_loss(
-    x: LazyLogProbs,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Any:
+    x: LazyLogProbs, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
+) -> Any:  # fmt: skip
     """Return ``F.nll_loss`` of hard targets; whatever torch would refuse is left to torch."""
     if size_average is not None or reduce is not None:
         reduction = _Reduction.legacy_get_string(size_average, reduce)
-    axis, classes = x.axis, x.shape[x.axis or 0]
-    shape = [size for i, size in enumerate(x.shape) if i != axis]
-    fits = axis == min(1, x.ndim - 1) and target.dtype is torch.int64 and list(target.shape) == shape
+    classes = x.shape[x.axis or 0]
+    fits = x.axis == min(1, x.ndim - 1) and target.dtype is torch.int64 and target.shape == x.shape_of_rows()
     if not fits or target.device != x.device or reduction not in ("mean", "sum", "none"):
         return NotImplemented
     if weight is not None and (weight.shape != (classes,) or weight.dtype != x.dtype or weight.requires_grad):
@@ -262,7 +235,7 @@ def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> A
     if not len(rows):
         return NotImplemented
     found = torch.cat([x.source.values(part).argmax(-1) for part in rows.split(ROWS)])
-    found = found.view([size for i, size in enumerate(x.shape) if i != x.axis])
+    found = found.view(x.shape_of_rows())
     return found.unsqueeze(x.axis) if keepdim else found
 
 
@@ -272,14 +245,12 @@ def _topk(
     # Where values may be differentiated, torch needs the whole output.
     if x._real is not None or out or dim % x.ndim != x.axis or torch.is_grad_enabled():
         return NotImplemented
-    rows, shape = x.rows().detach(), [size for i, size in enumerate(x.shape) if i != x.axis]
+    rows = x.rows().detach()
     if not len(rows):
         return NotImplemented
     parts = [x.source.values(part).topk(k, -1, largest, sorted) for part in rows.split(ROWS)]
-    values, indices = (
-        torch.cat(numbers).view(*shape, k).movedim(-1, x.axis) for numbers in zip(*parts, strict=True)
-    )
-    return torch.return_types.topk((values, indices))
+    values, indices = (torch.cat(numbers).view(*x.shape_of_rows(), k) for numbers in zip(*parts, strict=True))
+    return torch.return_types.topk((values.movedim(-1, x.axis), indices.movedim(-1, x.axis)))
 
 
 ROWS = 128
@@ -288,13 +259,9 @@ ROWS = 128
 _ROUTES: dict[Op, Op] = {
     F.cross_entropy: _cross_entropy,
     F.nll_loss: _nll_loss,
-    F.log_softmax: _log_softmax,
-    torch.log_softmax: _log_softmax,
-    _T.log_softmax: _log_softmax,
-    torch.argmax: _argmax,
-    _T.argmax: _argmax,
-    torch.topk: _topk,
-    _T.topk: _topk,
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, _T.log_softmax), _log_softmax),
+    **dict.fromkeys((torch.argmax, _T.argmax), _argmax),
+    **dict.fromkeys((torch.topk, _T.topk), _topk),
 }
 
 _METADATA: set[Op] = {

@@ -5,12 +5,11 @@ neither is linear in log-probabilities, and on log-probabilities the log-softmax
 
 Operations that only change the shape, or move whole rows of outputs, keep the type and its axis. Others leave
 a note of where that was. They return a plain tensor, or scores: functions of log-probabilities, without an
-axis, which :mod:`.arithmetic` follows to find a loss that is no likelihood.
+axis, which :mod:`.likelihoods` follows to find a loss that is no likelihood.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -20,12 +19,23 @@ from torch.nn import _reduction as _Reduction
 from torch.utils import _pytree as pytree
 
 from . import trail
-from .arithmetic import Outcome, outcome
-from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values, whole
-from .marked import Marked
-from .rows import FLAT, PACK, ROWS, axis_of_written, rows_after, selects_rows
+from .axes import (
+    FLAT,
+    KEEP,
+    MOVE,
+    SPLIT,
+    Marked,
+    Op,
+    axis_after,
+    axis_of_written,
+    changes_values,
+    joined_axis,
+    selects_rows,
+    whole,
+)
+from .likelihoods import Outcome, outcome
 
-__all__ = ["LogProbs", "joined_axis"]
+__all__ = ["LogProbs"]
 
 _T = torch.Tensor
 _implicit_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # with torch's warning
@@ -37,9 +47,9 @@ class LogProbs(Marked):
     flat: int | None = None
     """The number of classes, if the rows stand behind each other without an axis of the classes."""
     shifted: bool = False
-    """Whether something was added to scores, which are on no axis; see :mod:`.arithmetic`."""
-    rest: Tensor | None = None
-    """Where other numbers stand beside the log-probabilities: rows of padding, rows not written yet."""
+    """Whether something was added to scores, which are on no axis; see :mod:`.likelihoods`."""
+    padded: bool = False
+    """Whether there may be rows of other numbers: padding, rows not written yet."""
 
     @property
     def intact(self) -> bool:
@@ -54,19 +64,14 @@ class LogProbs(Marked):
         return marked
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace softmax and cross-entropy by their equivalents; keep the type through changes of shape."""
-        kwargs = kwargs or {}
-        source = args[0] if args else kwargs.get("input")
+        source = args[0] if args else None
         with torch._C.DisableTorchFunctionSubclass():
             route = _ROUTES.get(func)
             if route is not None and isinstance(source, LogProbs) and source.axis is not None:
-                if not args:
-                    kwargs = {key: value for key, value in kwargs.items() if key != "input"}
-                if not torch.compiler.is_compiling() and source.rest is not None:
-                    source = _complete(source)
+                if not torch.compiler.is_compiling() and source.padded:
+                    source = _normalised(source)
                 return route(source, *args[1:], **kwargs)
             if func is _T.__deepcopy__ and isinstance(source, LogProbs):
                 return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
@@ -76,58 +81,40 @@ class LogProbs(Marked):
                 if torch.compiler.is_compiling() or source.flat is None or func not in KEEP:
                     return _computed(func, args, kwargs)
                 return _unflattened(source, func(*args, **kwargs))
-            if func in SPLIT:
-                result = func(*args, **kwargs)
+            if func not in MOVE and func not in SPLIT and func not in FLAT:
+                return _computed(func, args, kwargs)
+            result = func(*args, **kwargs)
+            if isinstance(result, tuple | list):
                 return type(result)([cls._after(func, source, args[1:], kwargs, part) for part in result])
-            if func is PACK:
-                result = func(*args, **kwargs)
-                return (cls._after(func, source, args[1:], kwargs, result[0]), *result[1:])
-            if func in KEEP or func in GATHER or func in ROWS or func in FLAT:
-                result = func(*args, **kwargs)
-                return (
-                    cls._after(func, source, args[1:], kwargs, result)
-                    if isinstance(result, Tensor)
-                    else result
-                )
-            return _computed(func, args, kwargs)
+            return cls._after(func, source, args[1:], kwargs, result)
 
     @classmethod
-    def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Tensor) -> Tensor:
-        """Return the result of a change of shape, marked if all classes are still on one axis."""
+    def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Any) -> Any:
+        """Return a result of a change of shape, marked if all classes are still on one axis."""
         axis = source.axis
         assert axis is not None
-        if func in ROWS:
-            new = rows_after(func, source, axis, args, kwargs, result)
-        elif func in FLAT:
-            new = None
-            if (
-                selects_rows(source, axis, kwargs["mask"] if "mask" in kwargs else args[0])
-                and source.rest is None
-            ):
-                return _flattened(result, source.shape[axis])
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        classes, new, flat = source.shape[axis], None, False
+        if func in FLAT:
+            mask = kwargs["mask"] if "mask" in kwargs else args[0]
+            flat = not source.padded and selects_rows(source, axis, mask)
         else:
             new = axis_after(func, source, axis, args, kwargs, result)
-            if new is None or result.shape[new] != source.shape[axis]:
+            if new is None or result.shape[new] != classes:
                 new = None
                 flat = result.ndim == 1 and result.numel() == source.numel() and axis == source.ndim - 1
-                if flat and not torch.compiler.is_compiling():
-                    return _flattened(result, source.shape[axis])
+                flat = flat and func in KEEP and not torch.compiler.is_compiling()
             elif not whole(func, source, axis, args, kwargs):
                 new = None
-        if new is None:
+        if new is None and not flat:
             return _lost(func, result)
         marked = cls.of(result, new)
-        if torch.compiler.is_compiling():
-            return marked
-        if func is F.pad or source.rest is not None:
-            marked.rest = _rest_after(func, source, args, kwargs, result)
+        if flat:
+            marked.flat = classes
+        elif not torch.compiler.is_compiling() and (func is F.pad or source.padded):
+            marked.padded = True
         return marked
-
-
-def _flattened(result: Tensor, classes: int) -> Tensor:
-    marked = LogProbs.of(result, None)
-    marked.flat = classes
-    return marked
 
 
 def _unflattened(source: LogProbs, result: Tensor) -> Tensor:
@@ -146,7 +133,7 @@ def _lost(func: Op, result: Tensor) -> Tensor:
 
 
 def _as_scores(result: Tensor, *, shifted: bool) -> Tensor:
-    """Mark a function of log-probabilities, if it is to be differentiated; see :mod:`.arithmetic`."""
+    """Mark a function of log-probabilities, if it is to be differentiated; see :mod:`.likelihoods`."""
     if not (result.is_floating_point() and result.requires_grad and torch.is_grad_enabled()):
         return result
     marked = LogProbs.of(result, None)
@@ -204,23 +191,12 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
-def _rest_after(func: Op, source: LogProbs, args: Any, kwargs: Any, result: Tensor) -> Tensor:
-    rest = source.rest if source.rest is not None else torch.zeros_like(source, dtype=torch.bool)
-    if func is F.pad:
-        pad = kwargs["pad"] if "pad" in kwargs else args[0]
-        return F.pad(rest.as_subclass(Tensor).byte(), pad, value=1).bool()
-    rest = rest.as_subclass(Tensor)
-    if result.shape == source.shape and result.dtype != source.dtype:
-        return rest  # another type of numbers
-    return func(rest, *args, **kwargs)
-
-
-def _complete(x: LogProbs) -> LogProbs:
-    """Normalise the rows that are no log-probabilities, as the loss would."""
+def _normalised(x: LogProbs) -> LogProbs:
+    """Normalise the rows that are no log-probabilities, as the loss would: those do not sum to 1."""
     assert x.axis is not None
-    assert x.rest is not None
     plain = x.as_subclass(Tensor)
-    return LogProbs.of(torch.where(x.rest, plain.log_softmax(x.axis), plain), x.axis)
+    log_sums = plain.logsumexp(x.axis, keepdim=True)
+    return LogProbs.of(plain - torch.where(log_sums.detach().abs() > 1e-2, log_sums, 0), x.axis)
 
 
 def _write(func: Op, target: Any = None, *rest: Any) -> bool:
@@ -230,17 +206,13 @@ def _write(func: Op, target: Any = None, *rest: Any) -> bool:
     index, value = rest[:2] if func is _T.__setitem__ else (..., rest[0])
     if not isinstance(target, Tensor) or not isinstance(value, LogProbs) or value.axis is None:
         return False
-    axis = axis_of_written(target, index, value, value.axis) if value.rest is None else None
-    if axis is None:
+    axis = None if value.padded else axis_of_written(target, index, value, value.axis)
+    if axis is None or (isinstance(target, LogProbs) and target.axis != axis):
         return False
     if not isinstance(target, LogProbs):
         target.__class__ = LogProbs
         target = cast(LogProbs, target)
-        target.axis, target.rest = axis, torch.ones_like(target, dtype=torch.bool).as_subclass(Tensor)
-    elif target.axis != axis:
-        return False
-    if target.rest is not None:
-        target.rest[index] = False
+        target.axis, target.padded = axis, True
     return True
 
 
@@ -248,30 +220,19 @@ def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> T
     """Mark the result of ``cat`` or ``stack`` along another axis than that of the classes."""
     axes = {part.axis if isinstance(part, LogProbs) else None for part in tensors}
     axis = axes.pop()
-    new = joined_axis(func, result, dim, axis) if not axes else None
-    if new is None:
+    if axes or axis is None or (func is torch.cat and dim % result.ndim == axis):
         return result
-    marked = LogProbs.of(result, new)
-    if any(part.rest is not None for part in tensors):
-        rests = [torch.zeros_like(t, dtype=torch.bool) if t.rest is None else t.rest for t in tensors]
-        marked.rest = func([rest.as_subclass(Tensor) for rest in rests], dim)
+    marked = LogProbs.of(result, joined_axis(func, result, dim, axis))
+    if not torch.compiler.is_compiling() and any(part.padded for part in tensors):
+        marked.padded = True
     return marked
-
-
-def joined_axis(func: Op, result: Tensor, dim: int, axis: int | None) -> int | None:
-    """Return the axis of the outputs after ``cat`` or ``stack``; None if they were joined along it."""
-    dim = dim % result.ndim
-    if axis is None or (func is torch.cat and dim == axis):
-        return None
-    return axis if func is torch.cat else axis + (dim <= axis)
 
 
 def _log_softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
-    if dim is None:
-        dim = _implicit_dim("log_softmax", x.ndim, 5)
+    dim = _implicit_dim("log_softmax", x.ndim, 5) if dim is None else dim
     if dim % x.ndim != x.axis:
         result = F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
         trail.record(F.log_softmax, result)
@@ -282,12 +243,10 @@ def _log_softmax(
 def _softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
-    if dim is None:
-        dim = _implicit_dim("softmax", x.ndim, 5)
-    if dim % x.ndim != x.axis:
-        return F.softmax(x.as_subclass(Tensor), dim, dtype=dtype)
-    return x.as_subclass(Tensor).to(dtype or x.dtype).exp()
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
+    dim = _implicit_dim("softmax", x.ndim, 5) if dim is None else dim
+    plain = x.as_subclass(Tensor)
+    return F.softmax(plain, dim, dtype=dtype) if dim % x.ndim != x.axis else plain.to(dtype or x.dtype).exp()
 
 
 def _logsumexp(x: LogProbs, dim: Any, keepdim: bool = False, **kwargs: Any) -> Tensor:
@@ -370,15 +329,9 @@ class _Refused(torch.autograd.Function):
 
 _ROUTES: dict[Op, Op] = {
     F.cross_entropy: _cross_entropy,
-    F.log_softmax: _log_softmax,
-    torch.log_softmax: _log_softmax,
-    _T.log_softmax: _log_softmax,
-    F.softmax: _softmax,
-    torch.softmax: _softmax,
-    _T.softmax: _softmax,
-    torch.logsumexp: _logsumexp,
-    torch.special.logsumexp: _logsumexp,
-    _T.logsumexp: _logsumexp,
+    **dict.fromkeys((F.log_softmax, torch.log_softmax, _T.log_softmax), _log_softmax),
+    **dict.fromkeys((F.softmax, torch.softmax, _T.softmax), _softmax),
+    **dict.fromkeys((torch.logsumexp, torch.special.logsumexp, _T.logsumexp), _logsumexp),
 }
 # Saved outputs can be loaded with torch's default, weights_only=True.
 torch.serialization.add_safe_globals([LogProbs])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import trail
-from .axes import GATHER, KEEP, SPLIT, Op, axis_after, changes_values
-from .marked import Marked
-from .outputs import joined_axis
-from .rows import ROWS, rows_after
+from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values, joined_axis
 
-__all__ = ["BASE", "Members", "Prediction", "announce", "members_of"]
+__all__ = ["BASE", "Members", "Prediction", "hook_members", "members_of"]
 
 _T = torch.Tensor
 
@@ -60,11 +56,8 @@ class Prediction(Marked):
         return marked
 
     @classmethod
-    def __torch_function__(
-        cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply to the copies' outputs whatever changes the shape of the prediction."""
-        kwargs = kwargs or {}
         source = args[0] if args else None
         if func == BASE:
             return None  # torch warns of hooks that are lost with a view: those are with the members
@@ -73,26 +66,21 @@ class Prediction(Marked):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
             if func is _T.register_hook:
-                announce(source, *args[1:])
+                hook_members(source, *args[1:])
+            changed = changes_values(func, kwargs)
             if not isinstance(source, Prediction):
                 if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
                     return _joined_predictions(func, result, *args, **kwargs)
-                if not torch.compiler.is_compiling():
-                    trail.record(func, source if changes_values(func, kwargs) else result)
-                return result
-            if changes_values(func, kwargs):
+            elif changed:
                 source.members = None
-                if not torch.compiler.is_compiling():
-                    trail.record(func, source)
-            if source.members is None:
+            elif source.members is None:
                 return result
-            if (func in KEEP or func in GATHER or func in ROWS) and isinstance(result, Tensor):
-                return _follow(func, source, args, kwargs, result)
-            if func in SPLIT:
-                parts = [_follow(func, source, args, kwargs, part, i) for i, part in enumerate(result)]
+            elif func in MOVE and isinstance(result, Tensor):
+                return _with_members(func, source, args, kwargs, result)
+            elif func in SPLIT:
+                parts = [_with_members(func, source, args, kwargs, part, i) for i, part in enumerate(result)]
                 return type(result)(parts)
-            if not torch.compiler.is_compiling():
-                trail.record(func, result)
+            trail.record(func, source if changed else result)
             return result
 
 
@@ -119,7 +107,7 @@ def members_of(prediction: Prediction) -> Members | None:
     return members
 
 
-def announce(source: Any, hook: Any) -> None:
+def hook_members(source: Any, hook: Any) -> None:
     """Call a hook by which torch gathers sharded parameters when the copies' outputs get their gradients.
 
     A loss is computed from those, so that no gradient comes through the prediction itself.
@@ -131,7 +119,7 @@ def announce(source: Any, hook: Any) -> None:
                 output.register_hook(hook)
 
 
-def _follow(
+def _with_members(
     func: Op, source: Prediction, args: Any, kwargs: Any, result: Tensor, part: int | None = None
 ) -> Tensor:
     """Return the result of a change of shape, with the copies' outputs in the same shape."""
@@ -143,32 +131,27 @@ def _follow(
         return out if part is None else out[part]
 
     if axis is not None:
-        after = rows_after if func in ROWS else axis_after
-        axis = after(func, source, axis, args[1:], kwargs, result)
-    follow = torch.vmap(one)
-    return Prediction.of(result, axis, members._replace(own=follow(members.own), mixed=follow(members.mixed)))
+        axis = axis_after(func, source, axis, args[1:], kwargs, result)
+    of_all = torch.vmap(one)
+    return Prediction.of(result, axis, members._replace(own=of_all(members.own), mixed=of_all(members.mixed)))
 
 
 def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
     """Join the copies' outputs as the predictions of one model were joined, by ``cat`` or ``stack``."""
-    parts = [part.members if isinstance(part, Prediction) else None for part in tensors]
+    parts = [part.members for part in tensors if isinstance(part, Prediction) and part.members is not None]
     axes = {part.axis if isinstance(part, Prediction) else None for part in tensors}
-    first = parts[0]
-    alike = [
-        part is not None and part.evidence is first.evidence and torch.equal(part.weights, first.weights)
-        for part in parts
-        if first is not None
-    ]
-    if first is None or not all(alike) or len(axes) > 1:
+    complete = len(parts) == len(tensors) and len(axes) == 1
+    first = parts[0] if complete else None
+    if first is None or not all(
+        part.evidence is first.evidence and torch.equal(part.weights, first.weights) for part in parts
+    ):
         trail.record(func, result)
         return result
-    place = dim % result.ndim + 1
-    own, mixed = (func([getattr(part, which) for part in parts], place) for which in ("own", "mixed"))
+    own, mixed = (
+        func([getattr(part, which) for part in parts], dim % result.ndim + 1) for which in ("own", "mixed")
+    )
     axis = axes.pop()
-    if axis is not None:
-        axis = (
-            axis if func is torch.cat and dim % result.ndim == axis else joined_axis(func, result, dim, axis)
-        )
+    axis = None if axis is None else joined_axis(func, result, dim, axis)
     return Prediction.of(result, axis, first._replace(own=own, mixed=mixed))
 
 

@@ -73,7 +73,7 @@ def compute(steps: int = STEPS) -> Theorem:
     optimum = _optimum(x, y)
     torch.manual_seed(0)
     count = len(MULTIPLES)
-    average = alrao.BayesianAverage(count)
+    average = alrao.paper.BayesianAverage(count)
     model = alrao.Alrao(nn.Linear(x.shape[1], 10, dtype=torch.float64), count, averaging=average)
     optimizer = alrao.SGD(model, lr=(MULTIPLES[0] / bound, MULTIPLES[-1] / bound))
     spread = {round(10 ** (i / 20)) for i in range(20 * len(str(steps)))}

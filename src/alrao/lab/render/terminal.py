@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import alrao
-from alrao.averaging import posterior_bar
+from alrao.posterior import posterior_bar
 
 from ..loop import Loop
 from ..resolve import divergence, label

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..averaging import Averaging
 from ..evidence import detached, new_leaf
 from ..features import register_features
 from ..finite import usable
+from ..posterior import Posterior
 
 __all__ = ["Head", "stacked"]
 
@@ -21,9 +21,8 @@ __all__ = ["Head", "stacked"]
 def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
     """Return ``copies`` of a parameter: as it is, or initialised again by the same scheme.
 
-    A frozen parameter is always kept: nothing would train new values. New values are the parameter's own in
-    a random order. Whatever distribution its entries were drawn from independently (uniform, normal, zero,
-    …), the new ones are drawn from it too.
+    New values are the parameter's own in a random order: whatever distribution its entries were drawn from
+    independently, the new ones are drawn from it too. A frozen parameter is always kept.
     """
     copied = parameter.detach().expand(copies, *parameter.shape).clone()
     if not keep and parameter.requires_grad and not parameter.is_meta:
@@ -44,8 +43,16 @@ class Head(nn.Module):
     """How the loss must be computed, for the message when it was not."""
     sharded = False
     """Whether each process holds a part of the parameters, and gathers them for a forward pass."""
+    awake: slice | None = None
+    """The copies that are awake, from the first to the last; None: all. An optimizer decides about it."""
+    part: slice | None = None
+    """The copies that the next training pass computes: those awake, and sleeping ones that are looked at."""
+    mixing: slice | None = None
+    """Those of them whose mixture the pass returns: the others are compared and trained; None: all."""
+    _unusable: Tensor | None = None
+    """Whether features were not usable in the last evaluation; on the device, to be read later."""
 
-    def __init__(self, averaging: Averaging, like: Tensor) -> None:
+    def __init__(self, averaging: Posterior, like: Tensor) -> None:
         super().__init__()
         self.averaging = averaging
         self.__dict__["averaging"] = averaging  # here too: torch's way to a child is slow, for every step
@@ -55,21 +62,6 @@ class Head(nn.Module):
         """How many times weights have been loaded into the network, whatever module they were loaded by."""
         self.training_weights = False
         """Whether the network has training weights of an optimizer that averages them for evaluation."""
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", {})
-        if self.training_weights and prefix[:-1] in metadata:
-            metadata[prefix[:-1]]["training_weights"] = True
-
-    awake: slice | None = None
-    """The copies that are awake, from the first to the last; None: all. An optimizer decides about it."""
-
-    part: slice | None = None
-    """The copies that the next training pass computes: those awake, and sleeping ones that are looked at."""
-
-    mixing: slice | None = None
-    """Those of them whose mixture the pass returns: the others are compared and trained; None: all."""
 
     @property
     def can_sleep(self) -> bool:
@@ -86,9 +78,6 @@ class Head(nn.Module):
             return None
         return self.part if self.training and torch.is_grad_enabled() else None
 
-    _unusable: Tensor | None = None
-    """Whether features were not usable in the last evaluation; on the device, to be read later."""
-
     @property
     def masked(self) -> bool:
         """Whether the copies ignored features that are not finite or too large in the last evaluation."""
@@ -98,6 +87,12 @@ class Head(nn.Module):
         """Remember, in evaluation mode, whether there are features that the copies must ignore."""
         if not (self.training or torch.compiler.is_compiling()):
             self.__dict__["_unusable"] = usable(z).all().logical_not()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {})
+        if self.training_weights and prefix[:-1] in metadata:
+            metadata[prefix[:-1]]["training_weights"] = True
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any, **kwargs: Any
@@ -115,21 +110,18 @@ class Head(nn.Module):
         """
         if any(key.startswith(f"{prefix}averaging.") for key in state_dict):
             return
-        found = 0
-        for name, parameter in self.named_parameters(recurse=False):
-            value = state_dict.get(prefix + self.plain_name(name))
-            if isinstance(value, Tensor) and value.numel() == parameter[0].numel():
-                state_dict.pop(prefix + self.plain_name(name))
+        found = False
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            name = key.removeprefix(prefix).replace(".", "_")  # of parts of the layer
+            value, parameter = state_dict[key], self._parameters.get(name)
+            if parameter is not None and isinstance(value, Tensor) and value.numel() == parameter[0].numel():
+                del state_dict[key]
                 state_dict[prefix + name] = value.reshape(parameter.shape[1:]).expand(parameter.shape).clone()
-                found += 1
+                found = True
         if found:
             uniform = copy.deepcopy(self.averaging)
             uniform.reset()
             state_dict.update(uniform.state_dict(prefix=f"{prefix}averaging."))
-
-    def plain_name(self, name: str) -> str:
-        """Return what a parameter of the head is called in the layer that it replaces."""
-        return name
 
     @torch.no_grad()
     def start_alike(self) -> None:

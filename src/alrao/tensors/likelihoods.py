@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .axes import GATHER, KEEP, SPLIT, Op
-from .rows import FLAT, ROWS
+from .axes import FLAT, MOVE, SPLIT, Op, functions
 
 __all__ = ["Outcome", "outcome"]
 
@@ -33,49 +32,40 @@ class Outcome(Enum):
 
 
 def _ops(*names: str) -> set[Op]:
-    places: tuple[Any, ...] = (torch, torch.Tensor, F, torch.linalg, torch.special)
-    found = {getattr(place, name, None) for place in places for name in names}
-    found |= {getattr(torch.Tensor, f"{name}_", None) for name in names}
-    return {op for op in found if op is not None}
+    """Return the operations of these names: functions, methods, those in place, and operators of Python."""
+    found = functions(*names, places=(torch, torch.Tensor, F, torch.linalg, torch.special))
+    for form in ("{}_", "__{}__", "__r{}__", "__i{}__"):
+        found |= functions(*map(form.format, names), places=(torch.Tensor,))
+    return found
 
 
 _PROBABILITIES = _ops(
     "exp", "exp2", "expm1", "softmax", "log_softmax", "logsumexp", "logaddexp", "logaddexp2",
     "logcumsumexp",
 )  # fmt: skip
-_SUMS = _ops(
-    "add", "sub", "subtract", "rsub", "lerp", "__add__", "__radd__", "__sub__", "__rsub__", "__iadd__",
-    "__isub__",
-)  # fmt: skip
-_DIVISIONS = _ops(
-    "div", "divide", "true_divide", "__truediv__", "__rtruediv__", "__div__", "__rdiv__", "__itruediv__",
-)  # fmt: skip
+_SUMS = _ops("add", "sub", "subtract", "rsub", "lerp")
+_DIVISIONS = _ops("div", "divide", "truediv", "true_divide")
 _PRODUCTS = _DIVISIONS | _ops(
-    "mul", "multiply", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "outer", "einsum",
-    "tensordot", "linear", "addmm", "addmv", "addbmm", "baddbmm", "__mul__", "__rmul__", "__imul__",
-    "__matmul__", "__rmatmul__", "vecdot",
+    "mul", "multiply", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "outer", "einsum", "tensordot",
+    "linear", "addmm", "addmv", "addbmm", "baddbmm", "vecdot",
 )  # fmt: skip
-_SELECTIONS = KEEP | GATHER | SPLIT | ROWS | FLAT | _ops(
+_SELECTIONS = MOVE | SPLIT | FLAT | _ops(
     "where", "masked_fill", "masked_scatter", "scatter", "scatter_add", "scatter_reduce", "index_add",
     "index_put", "index_fill", "index_copy", "index_reduce", "take", "cat", "concat", "concatenate",
     "stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "broadcast_tensors", "copy",
-    "nll_loss", "kl_div", "__setitem__",
+    "nll_loss", "kl_div", "setitem",
 )  # fmt: skip
 _LINEAR = _ops(
     "sum", "nansum", "mean", "nanmean", "neg", "negative", "positive", "cumsum", "diff", "max", "min",
     "amax", "amin", "topk", "sort", "msort", "median", "nanmedian", "kthvalue", "nan_to_num", "diagonal",
-    "diag", "trace", "tril", "triu", "dropout", "__neg__", "__pos__", "requires_grad",
+    "diag", "trace", "tril", "triu", "dropout", "pos", "requires_grad",
 )  # fmt: skip
 
 
 def outcome(func: Op, scores: Sequence[Any], shifted: bool, leaves: Sequence[Any]) -> Outcome:
-    """Return what an operation makes of log-probabilities, or of scores.
+    """Return what an operation makes of ``scores`` among its arguments, the ``leaves``.
 
-    Args:
-        func: the operation.
-        scores: the log-probabilities and scores among its arguments.
-        shifted: whether something was added to one of them.
-        leaves: all its arguments.
+    These are log-probabilities, or functions of them; ``shifted``: something was added to one.
     """
     others = [x for x in leaves if isinstance(x, Tensor) and not any(x is score for score in scores)]
     kept = Outcome.SHIFTED if shifted else Outcome.SCORES

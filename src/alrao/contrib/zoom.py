@@ -10,12 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..optim import AlraoOptimizer
+from ..optim.update import rewind_
 from ..rates import Interval
-from .optimizer import AlraoOptimizer
-from .update import rewind_
-
-__all__ = ["Zoom"]
-
 
 MEANING = {
     "width": "the ratio of the highest to the lowest rate of features",
@@ -64,11 +61,11 @@ class Zoom(LRScheduler):
         every: steps from one move of the rates to the next.
 
     Example:
-        >>> import torch, alrao
+        >>> import torch, alrao.contrib.zoom
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> model = alrao.Alrao(net)
         >>> optimizer = alrao.Adam(model, lr=(1e-6, 0.1), evidence="sum")
-        >>> zoom = alrao.Zoom(optimizer, steps=15)
+        >>> zoom = alrao.contrib.zoom.Zoom(optimizer, steps=15)
         >>> cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
         >>> for _ in range(100):
         ...     loss = torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(3, (8,)))
@@ -159,7 +156,7 @@ class Zoom(LRScheduler):
         self._end_of_start()
         head = self.optimizer.group_of_head
         low, high = self._ends(head, self.copies)
-        pull = low + self._place() * (high - low) - self._centre
+        pull = low + self._posterior_centre() * (high - low) - self._centre
         low, high = self._ends(head, self.width)
         follows = True if self._moved < self.steps else abs(pull) > EDGE * (high - low)
         self._centre = self._centre + pull * follows / self.memory
@@ -167,12 +164,11 @@ class Zoom(LRScheduler):
             self._placed, self._moved = self._centre, self.last_epoch
             self._move()
 
-    def _place(self) -> Any:
+    def _posterior_centre(self) -> float:
         """Return where the posterior's centre is among the copies: 0 is the lowest rate, 1 the highest."""
         weights = self.optimizer.model.head.averaging.weights.tolist()
         mean = sum(j * weight for j, weight in enumerate(weights))
-        mode = weights.index(max(weights))
-        return (mean if self.follow == "mean" else mode) / (len(weights) - 1)
+        return (mean if self.follow == "mean" else weights.index(max(weights))) / (len(weights) - 1)
 
     def _ends(self, group: int, ratio: float) -> tuple[Any, Any]:
         """Return the ends, on the logarithmic scale, of a group's interval that shrinks to this ratio.
@@ -185,8 +181,7 @@ class Zoom(LRScheduler):
         last = min(high - low, log(ratio))
         width = high - low + (last - (high - low)) * min(1.0, self._moved / self.steps)
         centre = low + (self._placed - least) / (most - least) * (high - low)
-        lowest, highest = low + width / 2, high - width / 2
-        centre = min(max(centre, lowest), highest)
+        centre = min(max(centre, low + width / 2), high - width / 2)
         return centre - width / 2, centre + width / 2
 
     def _move(self) -> None:
@@ -228,33 +223,32 @@ class Zoom(LRScheduler):
 
 def _check(optimizer: AlraoOptimizer) -> None:
     """Raise a ValueError for an optimizer whose rates cannot be moved."""
-    for group in optimizer.param_groups:
-        if group["redraws"] is not None:
-            raise ValueError(
-                f"Zoom moves rates that are drawn once, got {group['distribution']['kind']}: pass an "
-                "interval as lr"
-            )
-    if not optimizer.model.head.copies:
-        raise ValueError(
-            "Zoom follows the posterior over the copies of the head, and a plain network has none: build the "
+    copies, groups = optimizer.model.head.copies, optimizer.param_groups
+    redrawn = next((group["distribution"]["kind"] for group in groups if group["redraws"] is not None), None)
+    problem = ""
+    if redrawn is not None:
+        problem = f"moves rates that are drawn once, got {redrawn}: pass an interval as lr"
+    elif not copies:
+        problem = (
+            "follows the posterior over the copies of the head, and a plain network has none: build the "
             "optimizer for alrao.Alrao(net), or use alrao.Auto(net)"
         )
-    if optimizer.sleeps:
-        raise ValueError(
-            "Zoom follows the posterior over all copies and moves their rates, so none may sleep: pass "
-            "sleep=False"
+    elif optimizer.sleeps:
+        problem = (
+            "follows the posterior over all copies and moves their rates, so none may sleep: pass sleep=False"
         )
-    head = optimizer.group_of_head
-    if _initial(optimizer, head) is None:
-        raise ValueError(
-            "Zoom follows the rates of the copies of the head, which must have an interval, got "
-            f"{optimizer.param_groups[head]['distribution']}: pass one as lr=(low, high)"
+    elif _initial(optimizer, optimizer.group_of_head) is None:
+        problem = (
+            "follows the rates of the copies of the head, which must have an interval, got "
+            f"{groups[optimizer.group_of_head]['distribution']}: pass one as lr=(low, high)"
         )
-    if optimizer.model.head.copies < 2:
-        raise ValueError(
-            "Zoom follows the posterior over the copies of the head, and there is only one: build the model "
-            "with several, Alrao(net, copies=10)"
+    elif copies < 2:
+        problem = (
+            "follows the posterior over the copies of the head, and there is only one: build the model with "
+            "several, Alrao(net, copies=10)"
         )
+    if problem:
+        raise ValueError(f"Zoom {problem}")
 
 
 def _initial(optimizer: AlraoOptimizer, group: int) -> Interval | None:

@@ -10,7 +10,9 @@ ignored rows, any reduction). Then, for the logits of copy :math:`j`,
 * the gradient of the *mixture's* loss is :math:`g_k r_{jk} - p_{jk} \sum_i g_i r_{ji}` with the
   responsibilities :math:`r_{jk} = a_j p_{jk} / m_k`; it reaches :math:`z`, hence the body.
 
-The evidence leaves the same backward; see :mod:`alrao.evidence`.
+The evidence leaves the same backward; see :mod:`alrao.evidence`. Where reading a number costs nothing, the
+mixture is computed plainly, and again in logarithms and with masks if a number is not finite or underflows.
+Elsewhere, on a GPU or in a compiled graph, it is computed with masks at once.
 """
 
 from __future__ import annotations
@@ -24,21 +26,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import evidence as reports
-from ..finite import (
-    HUGE,
-    TINY,
-    alive_rows,
-    fail,
-    share_among,
-    usable,
-    zero_nonfinite,
-    zero_unusable,
-)
+from ..finite import HUGE, TINY, alive_rows, fail, share_among, usable, zero_nonfinite, zero_unusable
 from ..shortcuts import applied_as
 from ..tensors import LogProbs
-from .compiled import compiled_mixture
 
-__all__ = ["categorical_mixture", "refuse_second_derivative", "wide", "without_autocast"]
+__all__ = [
+    "careful_gradients", "careful_mixture", "categorical_mixture", "refuse_second_derivative", "wide",
+    "without_autocast",
+]  # fmt: skip
+
+FEW = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+"""Numbers in a register of the CPU: below, torch's kernels for a softmax take them one at a time."""
+
+TRANSPOSED = 32
+"""The largest number of classes for which compiled code has the rows next to each other in memory."""
 
 
 def categorical_mixture(
@@ -55,7 +56,7 @@ def categorical_mixture(
         mixing: the copies whose weight is not 0, to save work for the others; None: all.
     """
     if torch.compiler.is_compiling():
-        return compiled_mixture(z, weight, bias, a, evidence)
+        return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence, mixing), 1)
     return apply_mixture(z, weight, bias, a, evidence, mixing)
 
 
@@ -81,26 +82,6 @@ def refuse_second_derivative() -> None:
         )
 
 
-FEW = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
-"""Numbers in a register of the CPU: below, torch's kernels for a softmax take them one at a time."""
-
-
-def _log_softmax_of_copies(z: Tensor, flat: Tensor, bias: Tensor | None, copies: int) -> Tensor:
-    """Return log-probabilities ``(rows, copies, classes)``; ``flat`` has the weights of all copies."""
-    logits = F.linear(z, flat, None if bias is None else bias.view(-1))
-    logits, dtype = logits.view(-1, copies, flat.shape[0] // copies), wide(z.dtype)
-    if not _are_few(logits):
-        return logits.log_softmax(-1, dtype=dtype)
-    logits = logits.to(dtype)  # in several operations: less than half the time for ten classes
-    logits = logits - logits.amax(-1, keepdim=True)
-    return logits - logits.exp().sum(-1, keepdim=True).log()
-
-
-def _are_few(of_copies: Tensor) -> bool:
-    """Return whether the classes are so few that torch's kernel is slow, and it is no single copy's."""
-    return of_copies.shape[-1] < FEW and of_copies.shape[1] > 1 and of_copies.is_cpu
-
-
 class _CategoricalMixture(torch.autograd.Function):
     # On a small network the number of operations determines the time of a step, so they are few here.
 
@@ -111,70 +92,59 @@ class _CategoricalMixture(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         copies, _, d = weight.shape
         flat = weight.view(-1, d)
-        log_p = _log_softmax_of_copies(z, flat, bias, copies)
-        p = log_p.exp()
-        first, last = (0, copies) if mixing is None else (mixing.start, mixing.stop)
-        several = last - first > 1
-        if several:
-            some_p, some_a = (p, a) if mixing is None else (p[:, mixing], a[mixing])
-            m, least, limit = (some_p * some_a).sum(1), None, TINY
-        else:  # nothing can underflow where no logarithm is taken of a sum
-            m, least, limit = p[:, first], log_p[:, first], -torch.inf
-        # Reading a value would split a compiled graph or stall a GPU: take the careful path there always.
         careful = not reports.is_readable(evidence)
-        if not careful and m.numel():
-            careful = not (m if least is None else least).amin().item() > limit
-        if careful:  # a copy or a feature has failed, or a probability underflows
-            log_p, m, a = _careful_mixture(z, flat, bias, a)
+        if not careful:
+            log_p = _log_softmax_of_copies(z, flat, bias, copies)
             p = log_p.exp()
-            log_m = m.clone()
-        else:
-            log_m = m.log() if several else log_p[:, first].clone()  # a single copy: equal to the bit
+            first, last = (0, copies) if mixing is None else (mixing.start, mixing.stop)
+            if last - first > 1:
+                some_p, some_a = (p, a) if mixing is None else (p[:, mixing], a[mixing])
+                m = (some_p * some_a).sum(1)
+                careful = bool(m.numel()) and not m.amin().item() > TINY
+                log_m = m if careful else m.log()
+            else:  # one copy, equal to the bit: nothing underflows where no logarithm is taken of a sum
+                m, log_m = p[:, first], log_p[:, first].clone()
+                careful = bool(m.numel()) and not log_m.amin().item() > -torch.inf
+            ctx.save_for_backward(z, flat, bias, a, log_p, p, m)
+        if careful:  # a copy or a feature may have failed, or a probability underflows
+            log_p, log_m, alive, shares = _careful_layers(z, flat, bias, a)
+            ctx.save_for_backward(z, flat, bias, a, log_p, alive, shares)
         ctx.careful, ctx.room, ctx.mixing = careful, getattr(weight, "gradient_room", None), mixing
-        ctx.save_for_backward(z, flat, bias, a, log_p, p, m)
         return log_m
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
-        z, flat, bias, a, log_p, p, m = ctx.saved_tensors
-        _, copies, classes = p.shape
-        g_of_all, careful = g.unsqueeze(1), ctx.careful
+        z, flat, bias, a, log_p, *rest = ctx.saved_tensors
+        _, copies, classes = log_p.shape
+        g_of_all, careful, mixing = g.unsqueeze(1), ctx.careful, ctx.mixing
         total = g_of_all.sum(-1, keepdim=True)
         if not careful:
+            p, m = rest
             own = _own_gradient(g_of_all, total, log_p, p)
             evidence, finite = reports.of_rows_on_host(log_p * g_of_all, g_of_all, total)
             if finite:
                 # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
-                mixing = ctx.mixing
                 some_p, some_a, mixed = p, a, own
                 if mixing is not None:
                     some_p, some_a, mixed = p[:, mixing], a[mixing], own[:, mixing]
                 if mixed.shape[1] > 1:
                     mixed = _mixed_gradient((g / m).unsqueeze(1) * some_a, some_p)
             else:  # a copy gives an observation the probability 0: weights of -inf, for example
-                log_p, m, a = _careful_mixture(z, flat, bias, a)
-                p, careful = log_p.exp(), True
+                careful = True
+                log_p, _, *rest = _careful_layers(z, flat, bias, a)
         if careful:
+            own, mixed, evidence = careful_gradients(g_of_all, total, log_p, *rest)
             healthy = usable(z)
             z = torch.where(healthy, z, 0)
-            own = _own_gradient(g_of_all, total, log_p, p)
-            own = torch.where(log_p[..., :1] > -torch.inf, own, 0)
-            mixed = own
-            if copies > 1:
-                mixed = (log_p + a.log() - m.unsqueeze(1)).exp() * g_of_all
-                mixed = mixed - p * mixed.sum(-1, keepdim=True)
-            scores = (log_p * g_of_all).masked_fill(g_of_all == 0, 0)
-            evidence = reports.of_rows(scores, g_of_all, total)
 
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             if careful:
                 grad_z = torch.where(healthy, torch.mm(_flat(mixed, z.dtype), zero_nonfinite(flat)), 0)
             else:
-                rows = ctx.mixing
-                if rows is not None:
-                    flat = flat[rows.start * classes : rows.stop * classes]
+                if mixing is not None:
+                    flat = flat[mixing.start * classes : mixing.stop * classes]
                 grad_z = torch.mm(_flat(mixed, z.dtype), flat)
         if ctx.needs_input_grad[1]:
             # Some copies of a head have room for their gradient inside that of all.
@@ -186,6 +156,26 @@ class _CategoricalMixture(torch.autograd.Function):
 
 
 apply_mixture = applied_as(LogProbs, _CategoricalMixture)
+
+
+def _log_softmax_of_copies(z: Tensor, flat: Tensor, bias: Tensor | None, copies: int) -> Tensor:
+    """Return log-probabilities ``(rows, copies, classes)``; ``flat`` has the weights of all copies."""
+    classes, dtype = flat.shape[0] // copies, wide(z.dtype)
+    if torch.compiler.is_compiling() and classes <= TRANSPOSED:  # it makes vectors of the axis next in memory
+        logits = flat @ z.t() if bias is None else torch.addmm(bias.view(-1, 1), flat, z.t())
+        logits = logits.view(copies, classes, -1).permute(2, 0, 1)
+    else:
+        logits = F.linear(z, flat, None if bias is None else bias.view(-1)).view(-1, copies, classes)
+    if not _are_few(logits):
+        return logits.log_softmax(-1, dtype=dtype)
+    logits = logits.to(dtype)  # in several operations: less than half the time for ten classes
+    logits = logits - logits.amax(-1, keepdim=True)
+    return logits - logits.exp().sum(-1, keepdim=True).log()
+
+
+def _are_few(of_copies: Tensor) -> bool:
+    """Return whether the classes are so few that torch's kernel is slow, and it is no single copy's."""
+    return of_copies.shape[-1] < FEW and of_copies.shape[1] > 1 and of_copies.is_cpu
 
 
 def _own_gradient(g: Tensor, total: Tensor, log_p: Tensor, p: Tensor) -> Tensor:
@@ -208,23 +198,41 @@ def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
     return flat if flat.dtype is dtype else flat.to(dtype)
 
 
-def _careful_mixture(
-    z: Tensor, flat: Tensor, bias: Tensor | None, a: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the mixture in logarithms, without failed features and, row by row, without failed copies.
+def _careful_layers(z: Tensor, flat: Tensor, bias: Tensor | None, a: Tensor) -> tuple[Tensor, ...]:
+    """Return :func:`careful_mixture` of linear layers; a copy with other than finite outputs has failed."""
+    log_p = _log_softmax_of_copies(zero_unusable(z), flat, bias, a.shape[0])
+    return careful_mixture(log_p, alive_rows(log_p), a)
 
-    A copy that gives anything but finite log-probabilities has ``log_p = -inf`` in that row, and the others
-    share its weight; a row in which all copies do is uniform.
 
-    Returns:
-        ``log_p`` of the copies, ``log_m`` of the mixture, and the weights ``a`` in each row.
+def careful_mixture(log_p: Tensor, alive: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the mixture of log-probabilities ``(rows, copies, classes)`` without failed copies.
+
+    In a row in which a copy is not ``alive`` the others share its weight; without any, the row is uniform.
+    Returned are ``log_p`` of the copies, ``log_m`` of the mixture, ``alive``, and the responsibilities.
     """
-    log_p = _log_softmax_of_copies(zero_unusable(z), flat, bias, a.shape[-2])
-    alive = alive_rows(log_p)
     log_p = fail(log_p, alive)
     a = share_among(alive, a, 1)
     joint = log_p + a.log()
-    highest = joint.amax(1).clamp(min=torch.finfo(log_p.dtype).min)
-    log_m = (joint - highest.unsqueeze(1)).exp().sum(1).log() + highest
-    log_m = log_m.clamp(min=-HUGE)
-    return log_p, torch.where(a.sum(1) > 0, log_m, -log(log_p.shape[-1])), a
+    highest = joint.amax(1, keepdim=True).clamp(min=torch.finfo(log_p.dtype).min)
+    shares = (joint - highest).exp()
+    together = shares.sum(1, keepdim=True)
+    log_m = (together.log() + highest).squeeze(1).clamp(min=-HUGE)
+    log_m = torch.where(a.sum(1) > 0, log_m, -log(max(1, log_p.shape[-1])))
+    return log_p, log_m, alive, shares / together.clamp(min=1)  # the highest is 1; without any, all are 0
+
+
+def careful_gradients(
+    g: Tensor, total: Tensor, log_p: Tensor, alive: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each copy's own gradient by its logits, the mixture's, and the evidence.
+
+    ``g`` is the gradient by the mixture's log-probabilities, ``(rows, 1, classes)``, ``total`` its sum over
+    the classes; the others are from :func:`careful_mixture`.
+    """
+    p = log_p.exp()
+    mixed = own = torch.where(alive, _own_gradient(g, total, log_p, p), 0)
+    if p.shape[1] > 1:
+        mixed = shares * g
+        mixed = mixed - p * mixed.sum(-1, keepdim=True)
+    scores = (log_p * g).masked_fill(g == 0, 0)
+    return own, mixed, reports.of_rows(scores, g, total)

@@ -8,18 +8,16 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["follow", "readers", "unfollow"]
-
 PICKLING = ("__getstate__", "__reduce_ex__")
 """What :mod:`copy` and :mod:`pickle` call; they look for both in the object first."""
 
 
-def follow(module: nn.Module, name: str, report: Callable[..., None], *, keep: bool = False) -> None:
+def watch_calls(module: nn.Module, name: str, report: Callable[..., None], *, keep: bool = False) -> None:
     """Report each call of a method of one module, after it has returned.
 
     torch calls ``train`` of a module for its ``eval`` and for ``train`` of whatever contains it, and
     ``_load_from_state_dict`` for a load through any of them. Hooks would be slower, and ``torch.save(net)``
-    would save them. Copies and pickles of the module are those of one that nobody follows.
+    would save them. Copies and pickles of the module are those of one that is not watched.
 
     Args:
         module: the module.
@@ -27,37 +25,34 @@ def follow(module: nn.Module, name: str, report: Callable[..., None], *, keep: b
         report: a bound method to call with the module and the arguments, until its object is gone.
         keep: keep its object alive as long as the module.
     """
-    followed = module.__dict__.get(name)
-    if not isinstance(followed, _Followed):
+    watched = module.__dict__.get(name)
+    if not isinstance(watched, _Watched):
         for each in PICKLING:
             if not isinstance(module.__dict__.get(each), _Pickled):
                 _Pickled(module, each)
-        followed = _Followed(module, name)
+        watched = _Watched(module, name)
     of_module = weakref.ref(module)
-    ended = weakref.WeakMethod(report, lambda _: unfollow(of_module(), name))
-    followed.reports.append((lambda: report) if keep else ended)
+    ended = weakref.WeakMethod(report, lambda _: unwatch_calls(of_module(), name))
+    watched.reports.append((lambda: report) if keep else ended)
 
 
-def unfollow(module: nn.Module | None, name: str, report: Callable[..., None] | None = None) -> None:
-    """End what :func:`follow` began, as the end of the object does to which calls are reported.
-
-    After the last report the module is as it was before.
-    """
+def unwatch_calls(module: nn.Module | None, name: str, report: Callable[..., None] | None = None) -> None:
+    """End what :func:`watch_calls` began; after the last report the module is as it was before."""
     own = {} if module is None else module.__dict__
-    if not isinstance(followed := own.get(name), _Followed):
+    if not isinstance(watched := own.get(name), _Watched):
         return
-    followed.reports = [each for each in followed.reports if each() not in (None, report)]
-    if not followed.reports:
-        followed.remove()
-    if not any(isinstance(each, _Followed) for each in own.values()):
+    watched.reports = [each for each in watched.reports if each() not in (None, report)]
+    if not watched.reports:
+        watched.remove()
+    if not any(isinstance(each, _Watched) for each in own.values()):
         for each in [each for each in own.values() if isinstance(each, _Pickled)]:
             each.remove()
 
 
-def readers(module: nn.Module, name: str) -> list[Any]:
+def watchers(module: nn.Module, name: str) -> list[Any]:
     """Return the objects to which the calls of a method are reported."""
-    followed = module.__dict__.get(name)
-    reports: list[Any] = [each() for each in followed.reports] if isinstance(followed, _Followed) else []
+    watched = module.__dict__.get(name)
+    reports: list[Any] = [each() for each in watched.reports] if isinstance(watched, _Watched) else []
     return [report.__self__ for report in reports if report is not None]
 
 
@@ -88,7 +83,7 @@ class _Method:
             module.__dict__.update(_plain({self._name: self}))
 
 
-class _Followed(_Method):
+class _Watched(_Method):
     """A method that reports its calls."""
 
     def __init__(self, module: nn.Module, name: str) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .update import GroupUpdate
-
-__all__ = ["BLOCK", "Part", "blocks", "places"]
 
 BLOCK = 2**18
 """The most weights of a parameter that are updated at a time.
@@ -21,15 +17,7 @@ between two passes, and the system must clear the memory of large temporary tens
 
 
 class Part:
-    """A part of a parameter, with its part of the optimizer's state.
-
-    While the part is updated, the state has an entry for it.
-
-    Args:
-        state: the optimizer's state.
-        whole: the parameter.
-        rows: which part, a slice for each of the first axes.
-    """
+    """A part of a parameter, by slices of its first axes; while it is updated, it has its own state."""
 
     def __init__(self, state: Any, whole: Tensor, rows: tuple[slice, ...]) -> None:
         self.whole, self.rows, self._state = whole, rows, state
@@ -40,13 +28,8 @@ class Part:
         """Return what belongs to this part of a value for the parameter; it may have axes of length 1."""
         if not isinstance(value, Tensor) or value.ndim < 2:
             return value
-        whole = self.whole.shape
-        return value[
-            tuple(
-                each if size == of_whole else slice(None)
-                for each, size, of_whole in zip(self.rows, value.shape, whole, strict=False)
-            )
-        ]
+        sizes = zip(self.rows, value.shape, self.whole.shape, strict=False)
+        return value[tuple(rows if size == of_whole else slice(None) for rows, size, of_whole in sizes)]
 
     def begin(self, stands_for: int | None = None) -> None:
         """Give the part its state; for a step that stands for several, counted already, with counters."""
@@ -57,10 +40,9 @@ class Part:
         self._state[self.param] = of_part
 
     def end(self, starts_as_weights: Collection[str] | None) -> None:
-        """Take the state back. What is new, and the counters, become the parameter's.
+        """Take the state back; what is new, and the counters, become the parameter's.
 
-        Args:
-            starts_as_weights: state that begins as a copy of the weights; None: the counters stay.
+        Of new state, ``starts_as_weights`` begins as a copy of the weights. With None the counters stay.
         """
         whole = self._state[self.whole]
         for key, value in self._state.pop(self.param).items():
@@ -74,35 +56,16 @@ class Part:
                 whole[key] = value
 
 
-def blocks(update: GroupUpdate, state: Any) -> Iterator[GroupUpdate]:
-    """Return the update of a single parameter as those of its blocks; of a small one, as it is.
-
-    The state of the parameter must be complete, and each block updated before the next is asked for.
-    """
-    (p,), (grad,), (rate,) = update.params, update.grads, update.rates
-    parts, beta = places(p.shape), state[p].get("beta")
-    if not parts:
-        yield update
-    for i, rows in enumerate(parts):
-        part = Part(state, p, rows)
-        part.begin(1 if i else None)
-        if beta is not None:
-            state[part.param]["beta"] = beta  # the first block may have changed it
-        yield GroupUpdate([part.param], [part.of(grad)], [part.of(rate)], update.constant, update.factor)
-        part.end(None if i else ())
-
-
-def places(shape: torch.Size) -> list[tuple[slice, ...]]:
-    """Return where the blocks of a parameter are: along its first axis, or along the second as well."""
+def block_slices(shape: torch.Size) -> list[tuple[slice, ...]]:
+    """Return where the blocks of a parameter are: along its first axis, or the second too; none, if small."""
     each = shape[1:].numel()
     if shape.numel() <= BLOCK or len(shape) < 2:
         return []
     if each <= BLOCK or len(shape) < 3:
         return [(rows,) for rows in _slices(shape[0], max(1, BLOCK // each))]
-    inner = list(_slices(shape[1], max(1, BLOCK // shape[2:].numel())))
+    inner = _slices(shape[1], max(1, BLOCK // shape[2:].numel()))
     return [(slice(j, j + 1), rows) for j in range(shape[0]) for rows in inner]
 
 
-def _slices(length: int, most: int) -> Iterator[slice]:
-    for start in range(0, length, most):
-        yield slice(start, min(start + most, length))
+def _slices(length: int, most: int) -> list[slice]:
+    return [slice(start, min(start + most, length)) for start in range(0, length, most)]

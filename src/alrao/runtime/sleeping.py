@@ -1,6 +1,6 @@
 r"""Sleeping copies: those whose posterior weight is negligible are left out of most steps.
 
-Copies are ordered by their rates :math:`\eta_j`. At the end of each cycle of :data:`PERIOD` steps, those
+Copies are ordered by their rates :math:`\eta_j`. At the end of each cycle of :data:`CYCLE` steps, those
 whose weight has been below :data:`NEGLIGIBLE` fall asleep, and those at or above it wake. The copies awake
 are neighbours, and the next slower one is always among them: it wins once noise decides, which only a copy
 shows that learns from every batch. A sleeping copy is *looked at* now and then: only then it takes part in
@@ -28,43 +28,39 @@ trained, and cost the body nothing. In evaluation all copies take part, and all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, inf, log
 from typing import Any
 
 from torch import Tensor
 
-from ..averaging import Switch
-from ..finite import without_failed, zero_unusable
-from .blocks import Part
-from .feature_rates import Entry, GroupRates
-from .update import GroupUpdate
+from ..finite import without_failed
+from ..posterior import Switch
 
-__all__ = ["LOOKS", "NEGLIGIBLE", "PERIOD", "Sleep", "missed_steps"]
-
-PERIOD = 97
+CYCLE = 97
 """Steps from one decision to the next: a prime, so that looks do not always meet the same batches."""
 
 LOOKS = 4
 """Steps at the end of a cycle in which the next copy faster than those awake is looked at."""
 
-LONGEST = 48
+MAX_INTERVAL = 48
 """The most steps between two looks at a copy slower than those awake."""
 
 NEGLIGIBLE = 0.01
 """A copy falls asleep once its posterior weight has been lower in the second half of a cycle."""
 
 WORTHWHILE = 2**20
-"""How many weights all copies have together from which on copies sleep under ``Auto`` by default."""
+"""Minimum number of weights of all copies together for sleeping under ``Auto`` by default."""
+
+HEAD_SLICES = ("awake", "part", "mixing")
+"""Attributes of a head: the copies that are awake, that the next pass computes, that it mixes."""
 
 
 class Sleep:
     """Decides which copies of a head sleep, and when they are looked at.
 
-    Args:
-        head: the copies.
-        wanted: whether copies may fall asleep; None: where it pays.
-        on_host: whether steps read numbers on the host, as sleeping copies need.
+    Copies may fall asleep where that is ``wanted``, or with None where it pays. It needs steps that read
+    numbers on the host.
     """
 
     def __init__(self, head: Any, wanted: bool | None, *, on_host: bool = True) -> None:
@@ -108,24 +104,21 @@ class Sleep:
     def observe(self, log_likelihood: list[float], rates: Callable[[], Tensor], *, allowed: bool) -> None:
         """Update the posterior, decide at the end of a cycle who is awake, and who is looked at next.
 
-        Args:
-            log_likelihood: what each copy gave to the batch; anything for copies that did not take part.
-            rates: returns those of the copies.
-            allowed: whether copies may sleep now.
+        ``log_likelihood`` is anything for copies that did not take part; ``rates`` returns the copies' rates.
         """
         head, averaging = self.head, self.head.averaging
         log_likelihood = head.posterior_evidence(log_likelihood)
-        if not (allowed and self.wanted and head.can_sleep):
+        if not (allowed and head.can_sleep):
             averaging.update(log_likelihood)
             self._restart()
             return
-        last = self.position == PERIOD - 1
+        last = self.position == CYCLE - 1
         if head.awake is None and not last:
             averaging.update(log_likelihood)
         else:
             averaging.update(self._given(averaging.weights.tolist(), log_likelihood))
         weights = averaging.weights.tolist()
-        if self.position >= PERIOD // 2:
+        if self.position >= CYCLE // 2:
             self._peak = list(map(max, self._peak or weights, weights))
         self.position += 1
         if last:
@@ -167,7 +160,9 @@ class Sleep:
             return
         head.awake = slice(first, last + 1)
         highest = max(rates[j] for j in awake)
-        self._every = [_steps_between_looks(highest, rate) for rate in rates]
+        # A rate may be 0.
+        steps = (highest / (2 * rate) if rate > 0 else MAX_INTERVAL for rate in rates)
+        self._every = [max(1, int(min(MAX_INTERVAL, each))) for each in steps]
 
     def _plan(self, weights: list[float]) -> None:
         """Choose the copies of the next step, and those of its mixture."""
@@ -175,7 +170,7 @@ class Sleep:
         awake, part = copies[head.awake], copies[head.part or slice(None)]
         self.since = [1 if j in part or j >= awake.stop else self.since[j] + 1 for j in copies]
         due = [j for j in copies[: awake.start] if self.since[j] >= self._every[j]]
-        stop = min(awake.stop + (self.position >= PERIOD - LOOKS), len(copies))
+        stop = min(awake.stop + (self.position >= CYCLE - LOOKS), len(copies))
         head.part = slice(min(due, default=awake.start), stop)
         most = max(weights[j] for j in awake)
         matter = [j for j in awake if weights[j] >= min(most, NEGLIGIBLE)]
@@ -183,10 +178,10 @@ class Sleep:
 
     # The weights.
 
-    def prepare_looks(self, state: Any, entries: Iterable[Entry]) -> None:
+    def prepare_looks(self, state: Any, entries: Iterable[tuple[Tensor, Any, bool]]) -> None:
         """Before the looks at a copy faster than all awake, let it continue from the fastest of those."""
         awake = self.head.awake
-        if awake is None or self.position != PERIOD - LOOKS:
+        if awake is None or self.position != CYCLE - LOOKS:
             return
         for p, rate, of_copies in entries:
             if of_copies and isinstance(rate, Tensor):
@@ -201,13 +196,12 @@ class Sleep:
         if not self.wanted:
             return state_dict
         head = self.head
+        rows = {name: getattr(head, name) for name in HEAD_SLICES}
         packed = {
             "position": self.position,
             "since": self.since,
             "every": self._every,
-            "awake": None if head.awake is None else [head.awake.start, head.awake.stop],
-            "part": None if head.part is None else [head.part.start, head.part.stop],
-            "mixing": None if head.mixing is None else [head.mixing.start, head.mixing.stop],
+            **{name: None if some is None else [some.start, some.stop] for name, some in rows.items()},
             "peak": self._peak,
             "behind": self._behind,
         }
@@ -222,32 +216,9 @@ class Sleep:
             return
         self.position, self.since, self._every = packed["position"], packed["since"], packed["every"]
         self._peak, self._behind = packed["peak"], packed["behind"]
-        self.head.awake = None if packed["awake"] is None else slice(*packed["awake"])
-        self.head.part = None if packed["part"] is None else slice(*packed["part"])
-        self.head.mixing = None if packed["mixing"] is None else slice(*packed["mixing"])
+        for name in HEAD_SLICES:
+            setattr(self.head, name, None if packed[name] is None else slice(*packed[name]))
 
 
 def _log(x: float) -> float:
     return log(x) if x > 0 else -inf
-
-
-def _steps_between_looks(highest: float, rate: float) -> int:
-    return max(1, min(LONGEST, int(highest / (2 * rate)))) if rate > 0 else LONGEST
-
-
-def missed_steps(
-    sleep: Sleep, state: Any, rates: GroupRates, factor: float
-) -> Iterator[tuple[int, Part, GroupUpdate]]:
-    """Return the sleeping copies that took part: how many steps the step stands for, and the step."""
-    head = sleep.head
-    awake, copies = head.awake, range(head.copies)
-    for p, rate, of_copies in rates.entries:
-        if not of_copies or p.grad is None:
-            continue
-        for j in copies[head.part]:
-            if j in copies[awake]:
-                continue
-            part, stands_for = Part(state, p, (slice(j, j + 1),)), sleep.since[j]
-            at = part.of(rate) * stands_for if isinstance(rate, Tensor) else rate
-            grads = [zero_unusable(part.of(p.grad))]
-            yield stands_for, part, GroupUpdate([part.param], grads, [at], rates.constant, factor)

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..averaging import Averaging
 from ..finite import alive_copies, alive_rows, fail, finite_gradient, zero_nonfinite, zero_unusable
-from ..tensors import Members, watched
-from .base import Head, stacked
-from .members import mixture_nll
-from .mixture import refuse_second_derivative, wide
+from ..heads.head import Head, stacked
+from ..heads.members import mixture_nll, watched
+from ..heads.softmax import refuse_second_derivative, wide
+from ..posterior import Posterior
+from ..tensors import Members
 
 __all__ = ["AdaptiveHead", "AdaptiveOutput"]
 
@@ -37,18 +37,13 @@ class AdaptiveHead(Head):
     remedy = "train with the loss, or the target's log-probabilities, that the layer returns for its target"
 
     def __init__(
-        self, layer: nn.AdaptiveLogSoftmaxWithLoss, averaging: Averaging, *, keep: bool = False
+        self, layer: nn.AdaptiveLogSoftmaxWithLoss, averaging: Posterior, *, keep: bool = False
     ) -> None:
         super().__init__(averaging, next(layer.parameters()))
         self.in_features, self.n_classes = layer.in_features, layer.n_classes
         self.cutoffs, self.div_value, self.has_head_bias = layer.cutoffs, layer.div_value, layer.head_bias
-        self._plain_names = {name.replace(".", "_"): name for name, _ in layer.named_parameters()}
         for name, parameter in layer.named_parameters():
             self.register_parameter(name.replace(".", "_"), stacked(parameter, self.copies, keep))
-
-    def plain_name(self, name: str) -> str:
-        """Return what a parameter of the head is called in the layer that it replaces."""
-        return self._plain_names[name]
 
     def forward(self, z: Tensor, target: Tensor) -> AdaptiveOutput:
         """Return the log-probability of each ``target`` under the mixture, and the mean negative of it."""
@@ -78,15 +73,15 @@ class AdaptiveHead(Head):
     def log_prob(self, z: Tensor) -> Tensor:
         """Return log-probabilities of all classes under the mixture, to look at, not to train with."""
         with torch.no_grad():
-            z = zero_unusable(z)
+            z, dtype, shortlist = zero_unusable(z), wide(z.dtype), self.cutoffs[0]
             parameters = dict(self.named_parameters(recurse=False))
-            frequent = self._frequent(z, parameters)
-            shortlist = self.cutoffs[0]
+            logits = _of_all_copies(z, parameters["head_weight"]) + parameters.get("head_bias", 0)
+            frequent = logits.log_softmax(-1, dtype=dtype)
             parts = [frequent[..., :shortlist]]
-            parts += [
-                self._rare(z, i, parameters) + frequent[..., shortlist + i, None]
-                for i in range(len(self.cutoffs) - 1)
-            ]
+            for i in range(len(self.cutoffs) - 1):
+                hidden = _of_all_copies(z, parameters[f"tail_{i}_0_weight"])
+                logits = torch.einsum("rch,coh->rco", hidden, parameters[f"tail_{i}_1_weight"])
+                parts.append(logits.log_softmax(-1, dtype=dtype) + frequent[..., shortlist + i, None])
             log_p = torch.cat(parts, -1).movedim(1, 0)
             log_p = fail(log_p, alive_rows(log_p))
             log_m = (log_p + self.averaging.log_weights.to(log_p)[:, None, None]).logsumexp(0)
@@ -95,18 +90,6 @@ class AdaptiveHead(Head):
     def predict(self, z: Tensor) -> Tensor:
         """Return the class of the highest probability under the mixture."""
         return self.log_prob(z).argmax(-1)
-
-    def _frequent(self, z: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return log-probabilities of the frequent classes and of the clusters, ``(rows, copies, …)``."""
-        logits = _of_all_copies(z, parameters["head_weight"])
-        if self.has_head_bias:
-            logits = logits + parameters["head_bias"]
-        return logits.log_softmax(-1, dtype=wide(z.dtype))
-
-    def _rare(self, z: Tensor, cluster: int, parameters: Mapping[str, Tensor]) -> Tensor:
-        hidden = _of_all_copies(z, parameters[f"tail_{cluster}_0_weight"])
-        logits = torch.einsum("rch,coh->rco", hidden, parameters[f"tail_{cluster}_1_weight"])
-        return logits.log_softmax(-1, dtype=wide(z.dtype))
 
     def _target_log_probs(
         self, z: Tensor, target: Tensor, parameters: Mapping[str, Tensor]
@@ -121,8 +104,8 @@ class AdaptiveHead(Head):
                 first, second = (parameters[f"tail_{i}_{k}_weight"] for k in (0, 1))
                 found = _TargetLogProbs.apply(z[rows], first, second, None, target[rows] - low)
                 rare.append((rows, *found))
-        bias = parameters["head_bias"] if self.has_head_bias else None
-        own, mixed = _TargetLogProbs.apply(z, None, parameters["head_weight"], bias, column)
+        head = parameters["head_weight"], parameters.get("head_bias")
+        own, mixed = _TargetLogProbs.apply(z, None, *head, column)
         for rows, of_own, of_mixed in rare:
             own, mixed = own.index_add(1, rows, of_own), mixed.index_add(1, rows, of_mixed)
         return own, mixed

@@ -15,7 +15,7 @@ from torch import nn
 
 import alrao
 
-METHODS = [alrao.Switch, alrao.BayesianAverage]
+METHODS = [alrao.Switch, alrao.paper.BayesianAverage]
 quick = settings(deadline=None, max_examples=12, derandomize=True)
 
 
@@ -58,7 +58,7 @@ def test_switch_has_the_default_theta_of_the_paper():
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 40), models=st.integers(1, 6))
 def test_bayesian_average_equals_the_product_of_likelihoods(seed, steps, models):
     likelihoods = random_likelihoods(seed, steps, models)
-    average = made(alrao.BayesianAverage, likelihoods)
+    average = made(alrao.paper.BayesianAverage, likelihoods)
     assert_close(average.weights, enumerate_product(likelihoods))
     logs = np.log(likelihoods).sum(0)
     assert_close(average.log_weights, logs - np.logaddexp.reduce(logs), 1e-9)
@@ -93,7 +93,7 @@ def test_evidence_far_beyond_the_range_of_exp(method):
 
 
 def test_bayesian_log_weights_are_exact_where_weights_underflow():
-    average = alrao.BayesianAverage(2)
+    average = alrao.paper.BayesianAverage(2)
     average.update(torch.tensor([0.0, -5000.0]))
     assert average.weights.tolist() == [1.0, 0.0]
     assert average.log_weights.tolist() == [0.0, -5000.0]
@@ -103,7 +103,7 @@ def test_switch_recovers_where_the_bayesian_average_is_stuck():
     # The catch-up phenomenon: long good, then bad.
     likelihoods = np.concatenate([np.tile([0.9, 0.1], (30, 1)), np.tile([0.1, 0.9], (8, 1))])
     assert made(alrao.Switch, likelihoods).weights[1] > 0.9
-    assert made(alrao.BayesianAverage, likelihoods).weights[1] < 1e-6
+    assert made(alrao.paper.BayesianAverage, likelihoods).weights[1] < 1e-6
 
 
 # Models that fail.
@@ -162,7 +162,7 @@ def test_stays_a_distribution_when_copies_fail_in_turn(method):
 @FAILURES
 def test_bayesian_average_takes_a_failed_copy_out_for_good(failure):
     likelihoods = with_failure(random_likelihoods(3, steps=4), 2, 1)
-    average = made(alrao.BayesianAverage, likelihoods[:1])
+    average = made(alrao.paper.BayesianAverage, likelihoods[:1])
     failed = torch.from_numpy(likelihoods[1]).clamp(min=1e-9).log()
     failed[2] = failure
     average.update(failed)
@@ -185,7 +185,7 @@ def test_nothing_changes_when_all_fail(method, failure):
 
 
 def test_nothing_changes_when_all_that_the_bayesian_average_believes_in_fail():
-    average = alrao.BayesianAverage(3)
+    average = alrao.paper.BayesianAverage(3)
     average.update(torch.tensor([-inf, 0.0, 1.0]))
     before = average.weights.clone()
     average.update(torch.tensor([-1.0, nan, -inf]))

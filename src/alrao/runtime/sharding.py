@@ -18,33 +18,6 @@ if dist.is_available():
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor, Replicate
 
-__all__ = [
-    "Shards",
-    "fingerprint",
-    "gathered",
-    "highest_of_shards",
-    "indices_of_copies",
-    "is_shard",
-    "local",
-    "localized",
-    "names_of_parameters",
-    "part_of",
-    "placed",
-    "placements_for",
-    "plain_class",
-    "refuse_copy",
-    "refuse_flattened",
-    "replaced",
-    "resharded",
-    "sharded_as",
-    "sharded_modules",
-    "sum_over_shards",
-    "summed_as",
-    "whole_of",
-    "whole_state",
-]
-
-
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 FACTORS = -7046029254386353131, -4658895280553007687
@@ -76,67 +49,47 @@ def gathered(x: Any) -> Any:
 
 def placements_for(shape: torch.Size, parameter: Any) -> tuple[Any, ...]:
     """Return how a tensor that broadcasts to a sharded parameter is sharded: along the axes that it has."""
-
-    def axis_of(placement: Any) -> int | None:
-        return getattr(placement, "dim", None)
-
-    def kept(axis: int | None) -> bool:
-        return axis is not None and len(shape) == parameter.ndim and shape[axis] == parameter.shape[axis]
-
-    return tuple(p if kept(axis_of(p)) else Replicate() for p in parameter.placements)
+    of_axes = [(p, getattr(p, "dim", None)) for p in parameter.placements]
+    alike = [n == m for n, m in zip(shape, parameter.shape, strict=False)]
+    kept = len(shape) == parameter.ndim
+    return tuple(p if kept and axis is not None and alike[axis] else Replicate() for p, axis in of_axes)
 
 
 def sharded_as(x: Tensor, parameter: Tensor) -> Tensor:
-    """Return this whole tensor, which broadcasts to a parameter, sharded as the parameter is.
-
-    Every process has the whole of ``x``, so that nothing is sent.
-    """
+    """Return a tensor, which every process has and which broadcasts to a parameter, sharded as that is."""
     if not is_shard(parameter) or is_shard(x):
         return x
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
     whole = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    placements = placements_for(x.shape, parameter)
-    sharded: Tensor = whole.redistribute(placements=placements)
-    return sharded
+    return whole.redistribute(placements=placements_for(x.shape, parameter))
 
 
-def placed(value: Any, parameter: Tensor) -> Any:
+def shard_state(value: Any, parameter: Tensor) -> Any:
     """Return what is kept of a sharded parameter, sharded as it is; whole tensors are cut."""
     if isinstance(value, dict):
-        return {key: placed(each, parameter) for key, each in value.items()}
+        return {key: shard_state(each, parameter) for key, each in value.items()}
     return sharded_as(value, parameter) if isinstance(value, Tensor) and value.ndim else value
 
 
 def part_of(x: Tensor, shape: torch.Size, parameter: Any) -> Tensor:
     """Return the tensor of a ``shape``, sharded as a parameter is, of which ``x`` is this process's part."""
-    stride = torch.empty(shape, device="meta").stride()
-    placements = placements_for(shape, parameter)
-    whole: Tensor = DTensor.from_local(
-        x, parameter.device_mesh, placements, run_check=False, shape=shape, stride=stride
-    )
-    return whole
+    placements, stride = placements_for(shape, parameter), torch.empty(shape, device="meta").stride()
+    mesh = parameter.device_mesh
+    return DTensor.from_local(x, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def _gradient(parameter: Any) -> Tensor | None:
+def _gradient(parameter: Any) -> Any:
     grad = parameter.grad
     if is_shard(grad) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
-    found: Tensor | None = local(grad)
-    return found
+    return local(grad)
 
 
-def whole_state(value: Any, parameter: Tensor, before: Any = None) -> Any:
-    """Return what is kept of a sharded parameter, sharded as it is, from this process's part.
-
-    Args:
-        value: a tensor of the size of this process's part of the parameter, a dictionary of such, or a value
-            that is the same in all processes.
-        parameter: the parameter.
-        before: what was kept before; returned if this is its part still.
-    """
+def _whole_state(value: Any, parameter: Tensor, before: Any = None) -> Any:
+    """Return what is kept of this process's part of a parameter, sharded as that is; ``before``, if it is."""
     if isinstance(value, dict):
         before = before if isinstance(before, dict) else {}
-        return {key: whole_state(each, parameter, before.get(key)) for key, each in value.items()}
+        return {key: _whole_state(each, parameter, before.get(key)) for key, each in value.items()}
     if not isinstance(value, Tensor) or is_shard(value) or not value.ndim:
         return value
     if is_shard(before) and local(before) is value:
@@ -162,15 +115,19 @@ def localized(state: MutableMapping[Tensor, Any], params: Iterable[Tensor]) -> I
     finally:
         for p, part in pairs:
             if part in state:
-                state[p] = whole_state(state.pop(part), p, state.get(p))
+                state[p] = _whole_state(state.pop(part), p, state.get(p))
 
 
 def indices_of_copies(parameter: Tensor) -> Tensor:
     """Return the numbers of the copies that this process's part of a head's parameter has rows of."""
-    numbers = torch.arange(len(parameter), device=parameter.device)
-    placed = sharded_as(numbers.view([-1] + [1] * (parameter.ndim - 1)), parameter)
-    found: Tensor = local(placed).flatten()
-    return found
+    return _places_along(0, parameter)
+
+
+def _places_along(axis: int, parameter: Tensor) -> Tensor:
+    """Return the places along an axis of a parameter that this process's part of it has."""
+    places = torch.arange(parameter.shape[axis], device=parameter.device)
+    places = places.view([-1 if each == axis else 1 for each in range(parameter.ndim)])
+    return local(sharded_as(places, parameter)).flatten()
 
 
 def highest_of_shards(x: Tensor, parameter: Any) -> Tensor:
@@ -191,37 +148,10 @@ def _reduced(x: Tensor, parameter: Any, op: Any) -> Tensor:
     return x
 
 
-def summed_as(x: Tensor, kept: Any, parameter: Any) -> Tensor:
-    """Return sums over parts of a parameter's features, ``x``, added up where processes share a feature.
-
-    Args:
-        x: what this process has of the sums.
-        kept: a tensor of their shape, sharded as far as the features are.
-        parameter: the parameter.
-    """
-    placements = zip(kept.placements, parameter.placements, strict=True)
-    for axis, (of_features, of_parameter) in enumerate(placements):
-        if isinstance(of_features, Replicate) and not isinstance(of_parameter, Replicate):
-            x = x.clone()
-            dist.all_reduce(x, group=parameter.device_mesh.get_group(axis))
-    return x
-
-
-def whole_of(x: Tensor, kept: Any) -> Tensor:
-    """Return the whole of a tensor that is sharded as ``kept`` is, from this process's part ``x``."""
-    part = DTensor.from_local(
-        x, kept.device_mesh, kept.placements, run_check=False, shape=kept.shape, stride=kept.stride()
-    )
-    return part.full_tensor()
-
-
 class Shards:
     """Puts together what processes know of sharded parameters; of others, every process knows all.
 
-    Args:
-        state: what is kept of each parameter.
-        params: the parameters.
-        key: what of their state tells them apart: methods are given this process's part of it.
+    Methods are given this process's part of ``state[p][key]``, which tells parameters apart.
     """
 
     def __init__(self, state: Mapping[Tensor, Any], params: Iterable[Tensor], key: str) -> None:
@@ -232,15 +162,25 @@ class Shards:
         """Return sums over the elements of each feature, added up where processes share a feature."""
         if not self._of:
             return list(sums)
-        pairs = ((x, self._of.get(id(part))) for x, part in zip(sums, kept, strict=True))
-        return [x if found is None else summed_as(x, *found) for x, found in pairs]
+        pairs = zip(sums, kept, strict=True)
+        return [self._summed(x, *self._of[id(part)]) if id(part) in self._of else x for x, part in pairs]
+
+    @staticmethod
+    def _summed(x: Tensor, features: Any, parameter: Any) -> Tensor:
+        placements = zip(features.placements, parameter.placements, strict=True)
+        for axis, (of_features, of_parameter) in enumerate(placements):
+            if isinstance(of_features, Replicate) and not isinstance(of_parameter, Replicate):
+                x = x.clone()
+                dist.all_reduce(x, group=parameter.device_mesh.get_group(axis))
+        return x
 
     def joined(self, of_features: Iterable[Tensor], kept: Iterable[Tensor]) -> Tensor:
         """Return numbers of features, in the shape of what is kept of them, of all processes in a vector."""
-        if self._of:
-            pairs = ((x, self._of.get(id(part))) for x, part in zip(of_features, kept, strict=True))
-            of_features = [x if found is None else whole_of(x, found[0]) for x, found in pairs]
-        return torch.cat([x.flatten() for x in of_features])
+        whole = []
+        for x, part in zip(of_features, kept, strict=True):
+            features, _ = self._of.get(id(part), (None, None))
+            whole.append(x if features is None else gathered(part_of(x, features.shape, features)))
+        return torch.cat([x.flatten() for x in whole])
 
     def length(self, kept: Tensor) -> int:
         """Return how many features of a parameter all processes have together."""
@@ -269,13 +209,9 @@ def fingerprint(parameter: Tensor) -> int:
 def _factors(axis: int, size: int, parameter: Tensor) -> Tensor:
     """Return odd numbers for the places along an axis of this process's part of a parameter."""
     inside = axis == parameter.ndim  # of an entry
-    places = torch.arange(size if inside else parameter.shape[axis], device=parameter.device)
-    if not inside:
-        shape = [-1 if each == axis else 1 for each in range(parameter.ndim)]
-        places = local(sharded_as(places.view(shape), parameter)).flatten()
+    places = torch.arange(size, device=parameter.device) if inside else _places_along(axis, parameter)
     x = (places + (axis + 1 << 40)) * FACTORS[0]
-    factors: Tensor = (x ^ x >> 31) * FACTORS[1] | 1
-    return factors
+    return (x ^ x >> 31) * FACTORS[1] | 1
 
 
 # torch's fully_shard.
@@ -317,20 +253,14 @@ def refuse_copy(model: nn.Module) -> None:
 
 def names_of_parameters(model: Any) -> dict[Tensor, str]:
     """Return the names of a model's parameters, or of those of a view of one."""
-    root: nn.Module = model if isinstance(model, nn.Module) else model.net
-    return {p: name for name, p in root.named_parameters()}
+    return {p: name for name, p in model.net.named_parameters()}
 
 
 def replaced(model: Any, names: dict[Tensor, str], groups: Iterable[dict[str, Any]]) -> dict[Tensor, Tensor]:
     """Return the shards that have taken the place of parameters, in the model or in an optimizer's groups.
 
-    Args:
-        model: the model.
-        names: its parameters when the optimizer was built.
-        groups: the optimizer's parameter groups, which a tool may have changed too.
-
-    Raises:
-        RuntimeError: the groups have parameters that are not the model's.
+    Raises a RuntimeError if the groups have parameters that are not the model's. ``names`` are those of its
+    parameters when the optimizer was built.
     """
     given = [p for group in groups for p in group["params"]]
     if all(p in names for p in given) and names.keys() == names_of_parameters(model).keys():

@@ -1,0 +1,1 @@
+"""Kept and tested, but not recommended: the adaptive softmax, copies on several devices, ``zoom``."""

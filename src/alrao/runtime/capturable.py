@@ -1,0 +1,130 @@
+"""A step that never looks at the host: what is a decision on the CPU is a mask here.
+
+A read on the host would stall the queue of a device, and neither a compiled graph nor a CUDA graph can hold
+one. So the numbers of a step stay where they are: counters are tensors, gradients are masked whether or not
+they need to be, and a step whose loss is refused runs like any other, with coefficients that change nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest type of real numbers that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def one_unless(stopped: Tensor) -> Tensor:
+    """Return 1, or 0 for an update that is stopped, in the widest type of the device."""
+    return stopped.logical_not().to(widest(stopped.device))
+
+
+def in_type_of(tensors: Sequence[Tensor], number: Any) -> Any:
+    """Return a number in the type of tensors that it multiplies: else a device does so one by one.
+
+    In a type narrower than float32, or where there are several, it stays as it is, as does one on the host.
+    """
+    types = {each.dtype for each in tensors}
+    alike = isinstance(number, Tensor) and types in ({torch.float32}, {torch.float64})
+    return number.to(types.pop()) if alike else number
+
+
+def counter(parameter: Tensor, on_device: bool) -> Tensor:
+    """Return a count of 0 where it is needed: beside the parameter in its device's widest type, or here."""
+    if on_device:
+        return torch.zeros((), dtype=widest(parameter.device), device=parameter.device)
+    return torch.tensor(0.0)
+
+
+class Kept:
+    """The state of a torch optimizer before a step, to be put back if the step was refused.
+
+    A counter of torch's that is on the host counts refused steps too.
+    """
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._inner = inner
+        self._before = {
+            p: {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
+            for p, state in inner.state.items()
+        }
+
+    def restore_unless(self, accepted: Tensor) -> None:
+        """Put back all tensors unless the step was accepted; those that are new begin at 0 then."""
+        for p, state in self._inner.state.items():
+            before = self._before.get(p, {})
+            for key, now in state.items():
+                if not isinstance(now, Tensor) or now.device != accepted.device:
+                    continue
+                was = before.get(key)
+                if was is not None:
+                    now.copy_(torch.where(accepted, now, was))
+                elif key == "step":
+                    now.mul_(accepted)
+
+
+class Sent:
+    """Numbers on their way to the host: read steps later, they cost no wait. On the CPU nothing is copied."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._copy, self._event = numbers, None
+        if _is_accelerator(numbers.device):
+            self._copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._copy.copy_(numbers, non_blocking=True)
+            self._event = torch.Event(numbers.device)
+            self._event.record()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a read would not wait."""
+        return self._event is None or self._event.query()
+
+    @property
+    def is_true(self) -> bool:
+        """Whether a single Boolean is true: in the memory of the host, by no operation that could wait."""
+        return bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
+
+    def read(self) -> list[float] | None:
+        """Return the numbers; None on a device that computes nothing."""
+        if self._event is not None:
+            self._event.synchronize()
+        return None if self._copy.is_meta else self._copy.tolist()
+
+
+class Refusals:
+    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._noted = torch.zeros((), dtype=torch.bool, device=device)
+        self._sent = Sent(self._noted)
+        self._can_arrive = device.type == "cpu" or _is_accelerator(device)
+
+    def note(self, refused: Tensor) -> None:
+        """Note a refusal, on the device."""
+        self._noted.logical_or_(refused)
+
+    def arrived(self) -> bool:
+        """Return whether a refusal is known on the host by now, after which it is forgotten."""
+        if not self._can_arrive or _capturing() or not self._sent.arrived:
+            return False
+        refused = self._sent.is_true
+        if refused:
+            self._noted.zero_()
+        self._sent = Sent(self._noted)
+        return refused
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found is not None and device.type == found.type
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
