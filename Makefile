@@ -49,10 +49,9 @@ results-rl: $(STAMP) ## train the Q-learning of docs/results.md (under three hou
 	$(BIN)/alrao keep
 	$(MAKE) pages
 
-pages: $(STAMP) ## write docs/results.md, the tables of docs/comparison.md and docs/auto-pieces.md and the README's figure from results/
+pages: $(STAMP) ## write docs/results.md, the table of docs/comparison.md and the README's figure from results/
 	$(BIN)/alrao table $(PAGE:%=results/%.jsonl.xz) --markdown docs/results.md
 	$(BIN)/python tools/comparison.py
-	$(BIN)/python tools/auto_pieces.py
 	$(BIN)/python tools/hero.py
 
 compatibility: $(STAMP) ## try the networks of docs/compatibility.md (an hour or two, resumable; needs alrao[networks])

@@ -252,10 +252,7 @@ FILES = sorted((ROOT / "results").glob("*.jsonl.xz"))
 
 def test_there_are_committed_rows():
     assert len(FILES) >= 15
-    others = {
-        "compatibility.jsonl",
-        "auto-pieces.jsonl",
-    }  # of tools/compatibility.py and tools/auto_pieces.py
+    others = {"compatibility.jsonl"}  # of tools/compatibility.py
     assert {path.name for path in (ROOT / "results").iterdir()} - others == {path.name for path in FILES}
 
 

@@ -205,15 +205,6 @@ def test_the_comparison_shows_the_results_as_they_are(comparison):
     assert comparison.renewed(page) == page, "run: make pages"
 
 
-def test_the_pieces_of_auto_are_shown_as_the_rows_have_them():
-    pieces, page = tool("auto_pieces"), (DOCS / "auto-pieces.md").read_text("utf-8")
-    assert pieces.renewed(page) == page, "run: make pages"
-    assert "| picture | −0.5 |" in page
-    found = pieces.changes()
-    assert len(found) == 5
-    assert {len(of) for of in found.values()} == {14}
-
-
 def test_the_figure_of_the_readme_shows_the_records_as_they_are():
     pytest.importorskip("plotly", reason="the workbench needs alrao[lab]")
     for path, content in tool("hero").figures().items():
