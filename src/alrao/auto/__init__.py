@@ -23,7 +23,7 @@ from ..optim.groups import GroupRates
 from ..optim.update import GroupUpdate
 from ..rates import Constant, LogUniform, RateDistribution
 from ..runtime.capturable import counter, widest
-from ..runtime.sharding import is_shard, local, sum_over_shards
+from ..runtime.sharding import is_shard, sum_over_shards
 from ..trainable import Trainable
 from ..warn import warn
 from .matrices import hidden_matrices
@@ -392,12 +392,21 @@ class Auto(AlraoOptimizer):
         self, params: list[Tensor], states: list[Any], y: list[Tensor], g: list[Tensor], beta2: float
     ) -> None:
         """Note how far parameters have come from their start, and what that has gained, before they move."""
-        for p, state, now, grad in zip(params, states, y, g, strict=True):
-            share = 1 / self.model.head.copies if p in self.head_parameters else 1.0
-            way = local(state["start"]) - now
-            root = (state["exp_avg_sq"] / (1 - beta2 ** max(1, state["step"] - 1))).sqrt_()
-            sums = torch.stack([(way * grad).sum(), (way.abs_() * root).sum()]).to(widest(now.device))
-            self._seen.append(share * sum_over_shards(sums, p))
+        way = torch._foreach_sub([state["start"].to(wide) for state, wide in zip(states, y, strict=True)], y)
+        gained = [each.sum() for each in torch._foreach_mul(way, g)]
+        biases = [1 - beta2 ** max(1, state["step"] - 1) for state in states]
+        roots = torch._foreach_div([state["exp_avg_sq"] for state in states], biases)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_abs_(way)
+        torch._foreach_mul_(way, roots)
+        wide = widest(y[0].device)
+        both = torch.stack([each.to(wide) for each in (*gained, *torch._foreach_norm(way, 1))]).view(2, -1)
+        for i, p in enumerate(params):
+            if is_shard(p):
+                both[:, i] = sum_over_shards(both[:, i], p)
+        of_copies = 1 / max(1, self.model.head.copies)  # which are alike, and count as one
+        shares = [of_copies if p in self.head_parameters else 1.0 for p in params]
+        self._seen.append(both @ both.new_tensor(shares))
 
     def _follow_search(self) -> None:
         gained, size = torch.stack(self._seen).sum(0).tolist()
