@@ -36,7 +36,7 @@ __all__ = ["Auto", "AutoScheduleFree"]
 SMALL = 2**20
 """Weights of a group that are updated all at once by default: that sets aside too little to matter."""
 
-COPIES = (0.1, 3.0)
+COPIES = (0.01, 3.0)
 """Rates of the slowest and of the fastest copy of the head after the search, in units of the body's."""
 
 LARGEST_FACTOR = 1e6
@@ -72,7 +72,7 @@ class Auto(AlraoOptimizer):
        :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
        :math:`c_k = k^2 / \sum_{i \le k} i^2`, and gradients at :math:`y = (1 - \beta_1) z + \beta_1 x`.
        Hidden matrices (of linear, convolutional, attention and recurrent layers) take orthogonal steps as in
-       Muon, at every fifth step. The copies of the head get rates of their own, from 0.1 to 3 times that.
+       Muon, at every fifth step. The copies of the head get rates of their own, from 0.01 to 3 times that.
 
     The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
     while it is in evaluation mode. During the search both are the same. A model that has not been trained
@@ -308,11 +308,8 @@ class Auto(AlraoOptimizer):
 
     def _whole_of(self, group: dict[str, Any]) -> dict[Tensor, Tensor]:
         """Return the sharded parameters of a group, by this process's parts of them."""
-        (rates,) = (
-            rates
-            for rates, each in zip(self.rates_of_groups, self.param_groups, strict=True)
-            if each is group
-        )
+        groups = zip(self.rates_of_groups, self.param_groups, strict=True)
+        rates = next(rates for rates, each in groups if each["params"] is group["params"])
         if not rates.sharded:
             return {}
         parts = (entry.param for entry in rates.entries)
