@@ -248,6 +248,13 @@ def test_capturable_is_the_same_training(optimizer, events, seed):
             )
 
 
+@pytest.fixture
+def every_step(monkeypatch):
+    """Hidden matrices move at every step, as they do in a captured one."""
+    monkeypatch.setattr("alrao.auto.step.PERIOD", 1)
+
+
+@pytest.mark.usefixtures("every_step")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_checkpoint_continues_on_the_other_path(optimizer):
     tolerance = 1e-3 if optimizer == "PerFeature" else 1e-9
@@ -333,6 +340,7 @@ def test_auto_applies_no_gradient_of_a_refused_loss_after_its_search(call):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.usefixtures("every_step")
 def test_auto_captured_after_its_search_is_the_same_training():
     one, other = build("Auto"), build("Auto", capturable=True)
     for i in range(10):
@@ -350,6 +358,7 @@ def test_what_cannot_be_captured_is_refused():
         alrao.PerFeature(optim.Adagrad, model, capturable=True)
 
 
+@pytest.mark.usefixtures("every_step")
 def test_a_plain_network_searches_the_same_rates():
     def run(capturable):
         torch.manual_seed(0)

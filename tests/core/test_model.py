@@ -298,6 +298,6 @@ def test_inputs_of_the_wrong_size_raise():
 
 
 def test_a_name_that_moved_to_contrib_still_works_with_a_warning():
-    with pytest.warns(DeprecationWarning, match=r"import it from alrao\.contrib\.copy_parallel"):
+    with pytest.warns(DeprecationWarning, match=r"is alrao\.contrib\.copy_parallel\.CopyParallel now"):
         former = alrao.CopyParallel
     assert former is CopyParallel

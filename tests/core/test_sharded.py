@@ -1,7 +1,5 @@
 """Several processes train as one does: DDP and FSDP2, every optimizer, every likelihood."""
 
-from math import log
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -97,9 +95,7 @@ def test_the_whole_contract(tmp_path, expected, world):
 
 
 def test_the_search_of_a_plain_network_moves():
-    search = special("plain")["search"]
-    assert abs(search["centre"] - log(9.5e-4)) > 0.2
-    assert search["steps"] > 0
+    assert special("plain")["search"]["distance"] > 2e-6
 
 
 def test_the_posteriors_are_not_uniform(expected):

@@ -69,7 +69,7 @@ def test_by_default_copies_sleep_only_under_auto_where_it_pays():
 def test_under_auto_copies_of_a_large_layer_fall_asleep_without_being_asked_to(monkeypatch, short_cycles):
     monkeypatch.setattr(sleeping, "WORTHWHILE", 0)
     model = make_model()
-    train(model, alrao.Auto(model), range(50 + 3 * sleeping.CYCLE))
+    train(model, alrao.Auto(model, steps=100), range(50 + 3 * sleeping.CYCLE))
     assert asleep(model) > 0
 
 

@@ -260,7 +260,7 @@ def test_a_group_has_its_own_rates_or_its_own_factor():
 def trained_without_a_network(steps=70):
     torch.manual_seed(0)
     net = deep_mlp()
-    optimizer = alrao.Auto(net.parameters())
+    optimizer = alrao.Auto(net.parameters(), steps=100)
     train(net, optimizer, steps)
     return net, optimizer
 

@@ -42,7 +42,7 @@ class SlowAuto:
         if self.searching or name not in self.head:
             return torch.tensor(self.eta, dtype=torch.float64)
         copies = len(self.y[name])
-        grid = [0.1 * 30 ** (j / (copies - 1)) * self.eta for j in range(copies)]
+        grid = [0.01 * 300 ** (j / (copies - 1)) * self.eta for j in range(copies)]
         return torch.tensor(grid, dtype=torch.float64).view([-1] + [1] * (self.y[name].ndim - 1))
 
     def step(self, grads, factor=1.0):

@@ -134,7 +134,7 @@ def special(what, way=None, rank=0, world=1):
         optimizer = optimizer_for(model, "per-feature" if what == "late" else "momentum")
     if what.startswith("plain"):
         torch.manual_seed(100)
-        on_device = what == "plain-device" and way is not None
+        on_device = what == "plain-device"
         optimizer = alrao.Auto(model, steps=20, capturable=on_device)  # six steps of search
     vocabulary.LARGE = 1 if what == "large" and way else LARGE
     criterion = smooth if what == "smooth" else F.cross_entropy
@@ -160,9 +160,7 @@ def special(what, way=None, rank=0, world=1):
         train(model, optimizer, rows=rows, first=STEPS)
     found = {"train": weights(model)}
     if what.startswith("plain"):
-        names = ("steps", "share", "cosine", "compared")
-        numbers = dict(zip(names, optimizer.point.read(), strict=False)) if what != "plain-device" else {}
-        found["search"] = {"centre": torch.tensor(optimizer.search.body_centre), **numbers}
+        found["search"] = {"distance": torch.tensor(optimizer.search.distance)}
     return found
 
 

@@ -23,7 +23,7 @@ from ..optim.groups import GroupRates
 from ..optim.update import GroupUpdate
 from ..rates import Constant, LogUniform, RateDistribution
 from ..runtime.capturable import counter, widest
-from ..runtime.sharding import is_shard, local, sum_over_shards
+from ..runtime.sharding import is_shard, sum_over_shards
 from ..trainable import Trainable
 from ..warn import warn
 from .matrices import hidden_matrices
@@ -36,7 +36,7 @@ __all__ = ["Auto", "AutoScheduleFree"]
 SMALL = 2**20
 """Weights of a group that are updated all at once by default: that sets aside too little to matter."""
 
-COPIES = (0.1, 3.0)
+COPIES = (0.01, 3.0)
 """Rates of the slowest and of the fastest copy of the head after the search, in units of the body's."""
 
 LARGEST_FACTOR = 1e6
@@ -72,7 +72,7 @@ class Auto(AlraoOptimizer):
        :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
        :math:`c_k = k^2 / \sum_{i \le k} i^2`, and gradients at :math:`y = (1 - \beta_1) z + \beta_1 x`.
        Hidden matrices (of linear, convolutional, attention and recurrent layers) take orthogonal steps as in
-       Muon, at every fifth step. The copies of the head get rates of their own, from 0.1 to 3 times that.
+       Muon, at every fifth step. The copies of the head get rates of their own, from 0.01 to 3 times that.
 
     The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
     while it is in evaluation mode. During the search both are the same. A model that has not been trained
@@ -308,11 +308,8 @@ class Auto(AlraoOptimizer):
 
     def _whole_of(self, group: dict[str, Any]) -> dict[Tensor, Tensor]:
         """Return the sharded parameters of a group, by this process's parts of them."""
-        (rates,) = (
-            rates
-            for rates, each in zip(self.rates_of_groups, self.param_groups, strict=True)
-            if each is group
-        )
+        groups = zip(self.rates_of_groups, self.param_groups, strict=True)
+        rates = next(rates for rates, each in groups if each["params"] is group["params"])
         if not rates.sharded:
             return {}
         parts = (entry.param for entry in rates.entries)
@@ -392,12 +389,21 @@ class Auto(AlraoOptimizer):
         self, params: list[Tensor], states: list[Any], y: list[Tensor], g: list[Tensor], beta2: float
     ) -> None:
         """Note how far parameters have come from their start, and what that has gained, before they move."""
-        for p, state, now, grad in zip(params, states, y, g, strict=True):
-            share = 1 / self.model.head.copies if p in self.head_parameters else 1.0
-            way = local(state["start"]) - now
-            root = (state["exp_avg_sq"] / (1 - beta2 ** max(1, state["step"] - 1))).sqrt_()
-            sums = torch.stack([(way * grad).sum(), (way.abs_() * root).sum()]).to(widest(now.device))
-            self._seen.append(share * sum_over_shards(sums, p))
+        way = torch._foreach_sub([state["start"].to(wide) for state, wide in zip(states, y, strict=True)], y)
+        gained = [each.sum() for each in torch._foreach_mul(way, g)]
+        biases = [1 - beta2 ** max(1, state["step"] - 1) for state in states]
+        roots = torch._foreach_div([state["exp_avg_sq"] for state in states], biases)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_abs_(way)
+        torch._foreach_mul_(way, roots)
+        wide = widest(y[0].device)
+        both = torch.stack([each.to(wide) for each in (*gained, *torch._foreach_norm(way, 1))]).view(2, -1)
+        for i, p in enumerate(params):
+            if is_shard(p):
+                both[:, i] = sum_over_shards(both[:, i], p)
+        of_copies = 1 / max(1, self.model.head.copies)  # which are alike, and count as one
+        shares = [of_copies if p in self.head_parameters else 1.0 for p in params]
+        self._seen.append(both @ both.new_tensor(shares))
 
     def _follow_search(self) -> None:
         gained, size = torch.stack(self._seen).sum(0).tolist()

@@ -79,6 +79,6 @@ def _orthogonal(x: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + torch.finfo(x.dtype).tiny)
     for _ in range(ITERATIONS):
-        gram = x @ x.mT
+        gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x

@@ -138,7 +138,7 @@ class Averages:
                 self.state[p]["y"] = p.detach().clone()
                 p.copy_(x)
                 self.head.training_weights = False
-            for p in self.renormed & self.state.keys():
+            for p in self.renormed & {p for group in self.groups for p in group["params"]}:
                 self.state[p].setdefault("y", p.detach().clone())
         self.evaluating = True
 
