@@ -154,7 +154,7 @@ def tuned(net: nn.Module, data: Any, keep: bool, method: str, steps: int) -> tup
     name, _, number = method.partition(" ")
     if name == "Auto":
         net = alrao.Alrao(net, keep_output=keep)
-        optimizer: torch.optim.Optimizer = alrao.Auto(net, weight_decay=float(number or 0))
+        optimizer: torch.optim.Optimizer = alrao.Auto(net, weight_decay=float(number or 0.2))
         schedule = None
     else:
         optimizer = torch.optim.AdamW(net.parameters(), lr=float(number))

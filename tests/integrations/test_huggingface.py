@@ -375,4 +375,4 @@ def test_the_code_of_the_trainer_on_the_page_runs(tmp_path, monkeypatch):
     plain = transformers.AutoModelForSequenceClassification.from_pretrained("folder/plain")
     assert type(plain) is transformers.BertForSequenceClassification
     assert names["trainer"].state.global_step > 0
-    assert names["model"].posterior.max() > 1.01 / names["model"].posterior.numel()
+    assert names["trainer"].optimizer.optimizer.search.steps == names["trainer"].state.global_step

@@ -323,7 +323,7 @@ def test_other_observations(policy):
     trained = AlraoDQN(policy, env, copies=2, learning_starts=4, batch_size=4, buffer_size=50, seed=0).learn(
         12
     )
-    assert not torch.equal(trained.q_net.posterior, torch.tensor([0.5, 0.5]))
+    assert trained.policy.optimizer.search.steps > 0
 
 
 def test_observations_of_several_axes_may_be_flattened_by_name():

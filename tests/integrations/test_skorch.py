@@ -60,7 +60,7 @@ def test_one_copy_at_one_rate_is_what_skorch_itself_trains(criterion):
 @pytest.mark.parametrize("criterion", [nn.NLLLoss, nn.CrossEntropyLoss])
 @pytest.mark.parametrize("optimizer", [alrao.SGD, alrao.Adam, alrao.Auto])
 def test_the_same_as_a_plain_loop_to_the_bit(criterion, optimizer):
-    epochs = 12 if optimizer is alrao.Auto else 3  # longer than its search
+    epochs = 30 if optimizer is alrao.Auto else 3  # longer than its search
     options = {**QUIET, "max_epochs": epochs, "alrao__copies": 4}
     net = seeded(AlraoNetClassifier(Net, criterion=criterion, optimizer=optimizer, **options))
     torch.manual_seed(7)

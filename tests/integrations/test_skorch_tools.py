@@ -36,7 +36,7 @@ def test_saved_parameters_go_on_to_the_same_bits(optimizer, epochs, tmp_path):
 def test_what_is_saved_and_predicted_are_the_averaged_weights(tmp_path):
     """Without validation data nothing but the end of an epoch puts the module into evaluation mode."""
     save = callbacks.Checkpoint(dirname=tmp_path, monitor=None)
-    net = seeded(AlraoNetClassifier(Net, callbacks=[save], **{**QUIET, "max_epochs": 12}))
+    net = seeded(AlraoNetClassifier(Net, callbacks=[save], **{**QUIET, "max_epochs": 30}))
     averaged = {name: value.clone() for name, value in net.module_.state_dict().items()}
     expected = net.predict_proba(X)
     check_same_weights(net.module_.eval(), averaged)

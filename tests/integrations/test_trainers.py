@@ -40,7 +40,7 @@ def network():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def train(net, optimizer, steps=80):
+def train(net, optimizer, steps=200):
     """A loop that sets modes as trainers do; returns the loss at the start and that of the average."""
     first = F.cross_entropy(net(X), Y).item()
     for _ in range(steps):
@@ -251,7 +251,7 @@ def test_skorch_builds_auto_for_its_own_net():
             net.optimizer_.eval()
 
     net = skorch.NeuralNetClassifier(
-        network(), criterion=nn.CrossEntropyLoss, optimizer=alrao.Auto, lr=1.0, max_epochs=30, batch_size=12,
+        network(), criterion=nn.CrossEntropyLoss, optimizer=alrao.Auto, lr=1.0, max_epochs=80, batch_size=12,
         callbacks=[Modes], verbose=0,
     )  # fmt: skip
     net.fit(X.numpy(), Y.numpy())
@@ -263,7 +263,7 @@ def test_skorch_builds_auto_for_its_own_net():
 def test_skorchs_own_net_evaluates_an_alrao_model_without_a_callback():
     skorch = pytest.importorskip("skorch", reason="needs alrao[skorch]")
     net = skorch.NeuralNetClassifier(
-        alrao.Alrao(network()), criterion=nn.CrossEntropyLoss, optimizer=alrao.Auto, lr=1.0, max_epochs=30,
+        alrao.Alrao(network()), criterion=nn.CrossEntropyLoss, optimizer=alrao.Auto, lr=1.0, max_epochs=80,
         batch_size=12, verbose=0,
     )  # fmt: skip
     net.fit(X.numpy(), Y.numpy())
@@ -293,7 +293,7 @@ def test_accelerate_passes_the_modes_on(converted):
     model = alrao.Alrao(network()) if converted else network()
     accelerator = accelerate.Accelerator(cpu=True)
     prepared, optimizer = accelerator.prepare(model, alrao.Auto(model.parameters(), lr=1.0))
-    for _ in range(80):
+    for _ in range(200):
         prepared.train()
         optimizer.train()
         optimizer.zero_grad()

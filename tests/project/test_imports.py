@@ -29,7 +29,9 @@ ORDER = [
     "runtime",
     "tensors",
     "heads",
-    "contrib",
+    "contrib.__init__",
+    "contrib.adaptive",
+    "contrib.copy_parallel",
     "losses",
 ]
 ORDER += [
@@ -40,7 +42,7 @@ ORDER += [
     "plain",
     "trainable",
     "optim",
-    "contrib",
+    "contrib.zoom",
     "paper",
     "recalibration",
     "auto",
@@ -76,7 +78,8 @@ LONG = {*IMPORT_TORCHVISION, "skorch_search.py"}
 
 
 def room(module):
-    return module.split(".")[0]
+    """The folder or file of a module; each of contrib stands for itself."""
+    return module if module.startswith("contrib.") else module.split(".")[0]
 
 
 def reachable(module, graph=GRAPH):

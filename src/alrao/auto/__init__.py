@@ -64,9 +64,9 @@ class Auto(AlraoOptimizer):
 
     There are two phases:
 
-    1. **Search**, about 40 steps, or up to 500 while nothing is learned. Steps are Adam's without its first
-       moment, :math:`g / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` times a rate that begins at 6e-6, and
-       grows while the gradients agree with the way that the weights have gone. The factor
+    1. **Search**, 50 steps or some more, up to 500 while nothing is learned. Steps are Adam's without its
+       first moment, :math:`g / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` times a rate that begins at 6e-6,
+       and grows while the gradients agree with the way that the weights have gone. The factor
        ``param_groups[…]["lr"]`` has no effect yet.
     2. **Averaging**, at the rate found, :math:`\delta` being the step times the rate and the factor:
        :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
@@ -112,8 +112,8 @@ class Auto(AlraoOptimizer):
         >>> import torch, alrao
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> model = alrao.Alrao(net)
-        >>> optimizer = alrao.Auto(model)
-        >>> for _ in range(60):
+        >>> optimizer = alrao.Auto(model, steps=100)
+        >>> for _ in range(100):
         ...     x = torch.randn(8, 4)
         ...     loss = torch.nn.functional.cross_entropy(model(x), x[:, :3].argmax(1))
         ...     optimizer.zero_grad()

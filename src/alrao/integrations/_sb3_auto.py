@@ -41,4 +41,5 @@ class PolicyAuto(Auto):
                 f"the agent's learning_rate={lr:g} is a factor on the rates that Auto finds: pass "
                 "learning_rate=1.0, or a schedule that starts there, to the agent"
             )
-        super().__init__(params, lr, **{"swap": False, **options})
+        # An agent's data are new at every update: a decay would only bias what it learns.
+        super().__init__(params, lr, **{"swap": False, "weight_decay": 0.0, **options})

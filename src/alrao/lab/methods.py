@@ -133,7 +133,8 @@ def _auto(
 ) -> Learner:
     model = alrao.Alrao(net, likelihood=problem.likelihood) if copies else net
     steps = (settings.epochs or 1) * problem.steps if known_steps else None
-    return Learner(model, alrao.Auto(model, steps=steps, weight_decay=settings.weight_decay))
+    decay = {"weight_decay": settings.weight_decay} if settings.weight_decay else {}  # else Auto's own
+    return Learner(model, alrao.Auto(model, steps=steps, **decay))
 
 
 def _betas(settings: Settings) -> tuple[float, float]:

@@ -94,6 +94,8 @@ class Movement:
             if name not in self.start:
                 continue
             rates = optimizer.rates(p).cpu()
+            if rates.numel() == 1 and p.ndim:  # one for all features, which lie along the first axis then
+                rates = rates.expand([len(p)] + [1] * (p.ndim - 1))
             axes = [axis for axis, size in enumerate(rates.shape) if size == 1]
             begin = self.start[name].double()
             layer: dict[str, Any] = {
