@@ -133,7 +133,7 @@ def _auto(
 ) -> Learner:
     model = alrao.Alrao(net, likelihood=problem.likelihood) if copies else net
     steps = (settings.epochs or 1) * problem.steps if known_steps else None
-    decay = {"weight_decay": settings.weight_decay} if settings.weight_decay else {}  # else Auto's own
+    decay: dict[str, Any] = {"weight_decay": settings.weight_decay} if settings.weight_decay else {}
     return Learner(model, alrao.Auto(model, steps=steps, **decay))
 
 

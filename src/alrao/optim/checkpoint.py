@@ -13,7 +13,7 @@ from ..rates import RateDistribution, describe, rebuild
 from ..runtime.sharding import is_shard, placements_for
 
 KEY = "alrao"
-VERSION = 4
+VERSION = 5
 """Of the format of ``state_dict()``, saved under :data:`KEY`."""
 
 OLDEST = 3
