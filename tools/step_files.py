@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,14 +64,17 @@ def main() -> None:
     for wrapped in (True, False):
         calls = followed(trained(wrapped=wrapped, capturable=capturable).step)
         files = [file for file, _ in calls]
-        changes = sum(a != b for a, b in zip(files, files[1:], strict=False))
+        changes = sum(a != b for a, b in pairwise(files))
         name = "Auto(Alrao(net))" if wrapped else "Auto(net)"
-        print(
+        lines = [
             f"{name}: {len(set(files))} files, {changes} changes of file, {len(set(calls))} functions, "
             f"{len(calls)} calls"
-        )
-        for file in sorted(set(files)):
-            print(f"  {file}: {', '.join(sorted({each for at, each in calls if at == file}))}")
+        ]
+        lines += [
+            f"  {file}: {', '.join(sorted({each for at, each in calls if at == file}))}"
+            for file in sorted(set(files))
+        ]
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
