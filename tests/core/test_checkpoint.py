@@ -259,7 +259,7 @@ def test_a_distribution_of_the_users_is_not_in_the_state():
 
 def test_both_formats_carry_a_version():
     model = alrao.Alrao(small(), 5)
-    assert alrao.SGD(model).state_dict()["alrao"] == 4
+    assert alrao.SGD(model).state_dict()["alrao"] == 5
     assert model.state_dict()._metadata[""]["version"] == 1
 
 

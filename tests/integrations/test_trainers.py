@@ -219,7 +219,7 @@ def test_lightnings_command_line_builds_auto(converted, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of how Lightning calls it
-    written = "--optimizer alrao.Auto --optimizer.lr 1.0 --optimizer.weight_decay 0.1 --trainer.max_epochs 30"
+    written = "--optimizer alrao.Auto --optimizer.lr 1.0 --optimizer.weight_decay 0.1 --trainer.max_epochs 90"
     written += f" --trainer.accelerator cpu --model.converted {converted}"
     monkeypatch.setattr(sys, "argv", ["train.py", *written.split()])
     quiet = ["enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"]

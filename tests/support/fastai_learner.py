@@ -58,7 +58,7 @@ def main(converted):
         learner.fit(1)
         assert torch.equal(first, before)
         learner.unfreeze()
-        learner.fit(30)
+        learner.fit(100)
         optimizer = learner.opt.opt
         assert (optimizer.model is learner.model) is converted
         assert len(optimizer.param_groups) == 2

@@ -520,6 +520,7 @@ class Auto(AlraoOptimizer):
 
     def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
         super()._replace_parameters(new)
+        self._matrices = {new.get(p, p) for p in self._matrices}
         self.averages.follow(self)
 
     def __getstate__(self) -> dict[str, Any]:

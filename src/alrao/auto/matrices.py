@@ -46,7 +46,8 @@ def hidden_matrices(net: nn.Module, of_head: set[Tensor]) -> set[Tensor]:
             found += own
     if found and not of_head and found[-1] not in tables:
         found.pop()
-    return {p for p in found if p not in tables and p not in of_head and min(p.shape[0], p[0].numel()) > 1}
+    matrices = {p for p in found if p not in tables and p not in of_head}
+    return {p for p in matrices if 1 < p.shape[0] < p.numel()}
 
 
 def orthogonal_steps(g: list[Tensor], exp_avg: list[Tensor], whole: list[Any]) -> list[Tensor]:
@@ -63,7 +64,9 @@ def orthogonal_steps(g: list[Tensor], exp_avg: list[Tensor], whole: list[Any]) -
             found[i] = gathered(part_of(found[i], p.shape, p))
     shapes: dict[Any, list[int]] = {}
     for i, each in enumerate(found):
-        shapes.setdefault((each.shape[0], each[0].numel(), each.dtype, each.device), []).append(i)
+        shapes.setdefault((each.shape[0], each.numel() // each.shape[0], each.dtype, each.device), []).append(
+            i
+        )
     for (rows, columns, *_), at in shapes.items():
         batch = _orthogonal(torch.stack([found[i].flatten(1) for i in at]))
         batch *= SIZE * max(rows, columns) ** 0.5
