@@ -475,7 +475,8 @@ class Auto(AlraoOptimizer):
                     kept["exp_avg_sq"] = state["exp_avg"]
                 if "z" not in kept:
                     kept["z"] = state.get("start", p.detach()).to(wide_dtype(p), copy=True)
-                state = {**kept, "step": int(state["step"]), "k": int(state["k"])}
+                counts = {"step": int(state["step"]), "k": int(state["k"])}
+                state = {**kept, **counts, "edited": state.get("edited", False)}
             if "step" in state or "y" in state:
                 packed["state"][i] = {**state, "fingerprint": self.averages.fingerprint(p)}
         whole = {"search": dataclasses.asdict(self.search), "evaluating": self.averages.evaluating}
@@ -507,6 +508,8 @@ class Auto(AlraoOptimizer):
 
     def _settle_state(self, p: Tensor, state: dict[str, Any], follows: bool, former: bool) -> None:
         """Put what a checkpoint has of a parameter where the present phase needs it."""
+        if not state.get("edited", True):
+            del state["edited"]
         if "z" in state and not self.search.over:
             start = state.pop("z")
             if follows:
