@@ -375,17 +375,6 @@ class RatedOptimizer(Optimizer):
         self.rates_of_groups[group].move(body, copies)
         self._intervals_moved(group)
 
-    @torch.no_grad()
-    def set_rate(self, group: int, rate: float) -> None:
-        """Give all features of the body one rate, in place of an interval; copies keep theirs.
-
-        Args:
-            group: index into ``param_groups``.
-            rate: the rate.
-        """
-        self.rates_of_groups[group].body = Constant(rate)
-        self._intervals_moved(group)
-
     def _intervals_moved(self, group: int) -> None:
         rates, settings = self.rates_of_groups[group], self.param_groups[group]
         if not settings["capturable"]:  # compiled steps are guarded by what is in the groups

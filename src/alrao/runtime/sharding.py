@@ -6,7 +6,7 @@ no communication is needed. What an optimizer keeps of a parameter is sharded as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -146,46 +146,6 @@ def _reduced(x: Tensor, parameter: Any, op: Any) -> Tensor:
         if not isinstance(placement, Replicate):
             dist.all_reduce(x, op, group=parameter.device_mesh.get_group(axis))
     return x
-
-
-class Shards:
-    """Puts together what processes know of sharded parameters; of others, every process knows all.
-
-    Methods are given this process's part of ``state[p][key]``, which tells parameters apart.
-    """
-
-    def __init__(self, state: Mapping[Tensor, Any], params: Iterable[Tensor], key: str) -> None:
-        shards = [p for p in params if is_shard(p) and key in state[p]]
-        self._of = {id(local(state[p][key])): (state[p][key], p) for p in shards}
-
-    def summed(self, sums: Iterable[Tensor], kept: Iterable[Tensor]) -> list[Tensor]:
-        """Return sums over the elements of each feature, added up where processes share a feature."""
-        if not self._of:
-            return list(sums)
-        pairs = zip(sums, kept, strict=True)
-        return [self._summed(x, *self._of[id(part)]) if id(part) in self._of else x for x, part in pairs]
-
-    @staticmethod
-    def _summed(x: Tensor, features: Any, parameter: Any) -> Tensor:
-        placements = zip(features.placements, parameter.placements, strict=True)
-        for axis, (of_features, of_parameter) in enumerate(placements):
-            if isinstance(of_features, Replicate) and not isinstance(of_parameter, Replicate):
-                x = x.clone()
-                dist.all_reduce(x, group=parameter.device_mesh.get_group(axis))
-        return x
-
-    def joined(self, of_features: Iterable[Tensor], kept: Iterable[Tensor]) -> Tensor:
-        """Return numbers of features, in the shape of what is kept of them, of all processes in a vector."""
-        whole = []
-        for x, part in zip(of_features, kept, strict=True):
-            features, _ = self._of.get(id(part), (None, None))
-            whole.append(x if features is None else gathered(part_of(x, features.shape, features)))
-        return torch.cat([x.flatten() for x in whole])
-
-    def length(self, kept: Tensor) -> int:
-        """Return how many features of a parameter all processes have together."""
-        found = self._of.get(id(kept))
-        return kept.numel() if found is None else found[0].numel()
 
 
 def fingerprint(parameter: Tensor) -> int:
