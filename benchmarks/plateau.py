@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import alrao
-from alrao.lab.zoo.vision import torchvision  # noqa: F401  before transformers, which imports it
+from alrao_lab.zoo.vision import torchvision  # noqa: F401  before transformers, which imports it
 
 CHANCE = 2.2
 TRAIN = 1_400

@@ -1,12 +1,15 @@
-"""What `alrao.recalibrate` is worth: the test loss at BatchNorm's statistics of training, and recomputed.
+"""BatchNorm's statistics under Auto: those gathered in training, those of `eval()`, and recalibrated ones.
 
-Two convolutional networks with BatchNorm under Auto: scikit-learn's digits and CIFAR-10 (10,000 images).
+Test losses of convolutional networks with BatchNorm: scikit-learn's digits, and CIFAR-10 (10,000 images) with
+plain and residual layers. The last column is the time of an `eval()` in training steps.
 Usage: ALRAO_DATA=… python benchmarks/recalibration.py [--seeds 3]
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 from statistics import mean, stdev
 
 import torch
@@ -15,7 +18,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import alrao
-from alrao.lab.tasks.cifar import load_cifar10
+from alrao_lab.tasks.cifar import load_cifar10
+from alrao_lab.zoo.small import cnn, residual
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -37,35 +41,44 @@ def cifar() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return inputs(arrays.train[rows]), arrays.train_labels[rows], inputs(test), labels
 
 
-def network(channels: int, sizes: tuple[int, ...]) -> nn.Module:
-    layers: list[nn.Module] = []
-    for before, after in zip((channels, *sizes), sizes, strict=False):
-        layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], 10))
+Case = tuple[Callable[[], tuple[Tensor, ...]], Callable[[], nn.Module], int]
+
+CASES: dict[str, Case] = {
+    "digits, two convolutions": (digits, lambda: cnn(10, channels=1, sizes=(16, 32)), 900),
+    "CIFAR-10, four convolutions": (cifar, lambda: cnn(10), 1200),
+    "CIFAR-10, residual blocks": (cifar, lambda: residual(10, batch_norm=True), 600),
+}
 
 
-CASES = {"digits": (digits, 1, (16, 32), 600), "CIFAR-10": (cifar, 3, (16, 32, 64), 1200)}
-
-
-def run(name: str, seed: int) -> tuple[float, float]:
+def run(name: str, seed: int) -> tuple[float, float, float, float]:
+    """Return three losses, and the time of an `eval()` in steps."""
     torch.manual_seed(seed)
-    load, channels, sizes, steps = CASES[name]
+    load, build, steps = CASES[name]
     x, y, x_test, y_test = load()
-    model = alrao.Alrao(network(channels, sizes))
+    model = alrao.Alrao(build())
     optimizer = alrao.Auto(model)
+    begin = time.perf_counter()
     for _ in range(steps):
         rows = torch.randint(len(x), (32,))
         optimizer.zero_grad()
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
-    losses = []
-    for again in (False, True):
-        if again:
-            alrao.recalibrate(model, x[:2000].split(100))
-        model.eval()
+    step = (time.perf_counter() - begin) / steps
+
+    def loss() -> float:
         with torch.no_grad():
-            losses.append(F.cross_entropy(model(x_test), y_test).item())
-    return losses[0], losses[1]
+            return F.cross_entropy(model(x_test), y_test).item()
+
+    gathered = {name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name}
+    begin = time.perf_counter()
+    model.eval()
+    switch = (time.perf_counter() - begin) / step
+    alone = loss()
+    for name, buffer in gathered.items():
+        model.get_buffer(name).copy_(buffer)
+    in_training = loss()
+    alrao.recalibrate(model, x[torch.randperm(len(x))[:2000]].split(100))
+    return in_training, alone, loss(), switch
 
 
 def main() -> None:
@@ -75,15 +88,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| data | as gathered in training | recalibrated | change of the loss, % |\n|---|--:|--:|--:|")
+    print("| network | gathered in training | eval() | recalibrated | eval() against it, % | eval(), steps |")
+    print("|---|--:|--:|--:|--:|--:|")
     for name in CASES:
         found = [run(name, seed) for seed in range(args.seeds)]
-        before, after = zip(*found, strict=True)
-        changes = [100 * (b / a - 1) for a, b in found]
+        in_training, alone, again, switch = zip(*found, strict=True)
+        changes = [100 * (a / b - 1) for a, b in zip(alone, again, strict=True)]
         spread = f" ± {stdev(changes):.1f}" if args.seeds > 1 else ""
-        print(
-            f"| {name} | {mean(before):.3f} | {mean(after):.3f} | {mean(changes):+.1f}{spread} |", flush=True
-        )
+        losses = " | ".join(f"{mean(each):.3f}" for each in (in_training, alone, again))
+        print(f"| {name} | {losses} | {mean(changes):+.1f}{spread} | {mean(switch):.1f} |", flush=True)
 
 
 if __name__ == "__main__":

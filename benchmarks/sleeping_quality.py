@@ -49,10 +49,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import alrao
-from alrao.lab.run import run
-from alrao.lab.settings import MethodSpec, Settings
-from alrao.lab.suite.workloads import WORKLOADS
-from alrao.lab.tasks.files import data_path, read_text
+from alrao_lab.run import run
+from alrao_lab.settings import MethodSpec, Settings
+from alrao_lab.suite.workloads import WORKLOADS
+from alrao_lab.tasks.files import data_path, read_text
 
 Batch = tuple[Tensor, Tensor]
 VARIANTS = ("awake", "sleeping", "null")

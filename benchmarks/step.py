@@ -121,7 +121,7 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
         from prodigyopt import Prodigy
         from schedulefree import SGDScheduleFree
     except ImportError as missing:
-        warnings.warn(f"the peers are left out: {missing} (pip install alrao[peers])", stacklevel=2)
+        warnings.warn(f"the peers are left out: {missing} (pip install alrao-lab[peers])", stacklevel=2)
         return found
     found["Prodigy"] = plain(lambda net: Prodigy(net.parameters()))
     found["D-Adapt SGD"] = plain(lambda net: DAdaptSGD(net.parameters()))

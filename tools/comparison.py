@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from alrao.lab.methods import METHODS
-from alrao.lab.records import SUFFIX, read_runs
-from alrao.lab.render.cells import behind
-from alrao.lab.render.markdown import table
-from alrao.lab.table import Experiment, experiments, historical_note
+from alrao_lab.methods import METHODS
+from alrao_lab.records import SUFFIX, read_runs
+from alrao_lab.render.cells import behind
+from alrao_lab.render.markdown import table
+from alrao_lab.table import Experiment, experiments, historical_note
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "comparison.md"

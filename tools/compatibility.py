@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from compatibility_models import BFLOAT16, Candidate, candidates
 
 import alrao
-from alrao.lab.zoo.vision import torchvision
+from alrao_lab.zoo.vision import torchvision
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "results" / "compatibility.jsonl"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from alrao.lab.zoo.vision import torchvision  # before timm and transformers, which import it
+from alrao_lab.zoo.vision import torchvision  # before timm and transformers, which import it
 
 CLASSES = 10
 ROWS = 4

@@ -12,9 +12,9 @@ from math import isnan, log10
 from pathlib import Path
 from typing import Any
 
-from alrao.lab.records import SUFFIX, read_runs
-from alrao.lab.report.figure import ALRAO, SCALE, THEMES
-from alrao.lab.table import Experiment, experiments, historical_note
+from alrao_lab.records import SUFFIX, read_runs
+from alrao_lab.report.figure import ALRAO, SCALE, THEMES
+from alrao_lab.table import Experiment, experiments, historical_note
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

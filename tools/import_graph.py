@@ -1,6 +1,6 @@
-"""Draw the package's import graph: which module imports which, room by room.
+"""Draw the import graph of a part of the repository: which module imports which, or which room which.
 
-Usage: python tools/import_graph.py [core|lab|integrations] [--rooms]
+Usage: python tools/import_graph.py [core|integrations|lab] [--rooms]
 """
 
 from __future__ import annotations
@@ -9,24 +9,29 @@ import ast
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "alrao"
-APART = ("lab", "integrations")
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"alrao": ROOT / "src" / "alrao", "alrao_lab": ROOT / "lab" / "src" / "alrao_lab"}
 
 
 def modules(part: str = "core") -> dict[str, Path]:
-    """The modules of one part of the package by dotted name, without ``alrao``."""
+    """The modules of one part by dotted name, without the name of the package."""
+    source = PACKAGES["alrao_lab" if part == "lab" else "alrao"]
     found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        home = parts[0] if len(parts) > 1 and parts[0] in APART else "core"
-        if home == part:
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        if part == "lab" or (parts[0] == "integrations") == (part == "integrations"):
             found[".".join(parts)] = path
     return found
 
 
+def _package(path: Path) -> str:
+    return next(name for name, source in PACKAGES.items() if path.is_relative_to(source))
+
+
 def imports(path: Path) -> set[str]:
     """What a module imports, in functions too: ``torch``, ``alrao.rates``, ``alrao.optim.sgd``."""
-    home = ("alrao", *path.relative_to(SOURCE).with_suffix("").parts)
+    package = _package(path)
+    home = (package, *path.relative_to(PACKAGES[package]).with_suffix("").parts)
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -40,16 +45,18 @@ def imports(path: Path) -> set[str]:
 
 
 def _exists(name: str) -> bool:
-    path = SOURCE.parent.joinpath(*name.split("."))
+    package, *rest = name.split(".")
+    path = PACKAGES.get(package, ROOT / "nowhere").joinpath(*rest)
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 def graph(part: str = "core") -> dict[str, set[str]]:
-    """For each module the modules of the package that it imports; a package stands for its ``__init__``."""
+    """For each module the modules of its package that it imports; a package stands for its ``__init__``."""
     known = modules(part)
     edges = {}
     for name, path in known.items():
-        inside = {each.removeprefix("alrao.") for each in imports(path) if each.startswith("alrao.")}
+        prefix = f"{_package(path)}."
+        inside = {each.removeprefix(prefix) for each in imports(path) if each.startswith(prefix)}
         edges[name] = {f"{each}.__init__" if f"{each}.__init__" in known else each for each in inside}
     return edges
 
@@ -71,7 +78,7 @@ def draw(part: str = "core", *, rooms: bool = False) -> str:
 
 def _room(name: str, part: str) -> str:
     parts = name.split(".")
-    return ".".join(parts[: 2 if part != "core" and parts[0] == part else 1])
+    return ".".join(parts[: 2 if part == "integrations" and parts[0] == part else 1])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ WORKFLOWS = {
 }
 TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+LAB = tomllib.loads((ROOT / "lab/pyproject.toml").read_text("utf-8"))["project"]
 PINS = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.M))
 
 
@@ -60,7 +61,7 @@ def test_publishing_needs_no_token_and_follows_the_tests():
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text("utf-8")
 
 
-# The version stands in one place; what cannot read it from there is compared with it.
+# The version stands in the library; what cannot read it from there is compared with it.
 
 
 def test_the_version_stands_in_the_package():
@@ -68,9 +69,16 @@ def test_the_version_stands_in_the_package():
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", alrao.__version__)
 
 
+def test_the_workbench_has_the_version_of_the_library_and_needs_it():
+    assert f"alrao=={alrao.__version__}" in LAB["dependencies"]
+    assert "version" in LAB["dynamic"]
+    assert (ROOT / "lab/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("file", "pattern"),
     [
+        ("lab/src/alrao_lab/__init__.py", r'^__version__ = "(\S+)"$'),
         ("CITATION.cff", r"^version: (\S+)$"),
         ("docs/citing.md", r"version = \{(\S+)\}"),
         ("CHANGELOG.md", r"^## \[(\d[^]]*)\]"),

@@ -1,0 +1,266 @@
+"""The suite's tables and figures, for the terminal and for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite, isnan, nan
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+from rich import box
+from rich.table import Table
+
+from ..render import markdown as md
+from ..render.terminal import plain_table
+from ..report.figure import ALRAO, Figure, panels
+from ..table import historical_note
+from .contenders import ADAMW, SEARCH_SEEDS, Candidate, Contender
+from .runs import WHEN
+from .standings import Standings
+from .workloads import Workload
+
+HALVES = {"held out": False, "used for choosing": True}
+"""The workloads that are shown together, and whether they are those that defaults were chosen on."""
+SHOWN = (ADAMW, "muon", "auto", "auto-plain")
+"""The contenders whose gap on each workload stands in one table; the others' losses are further down."""
+
+
+MOST = 10.0
+"""Larger gaps are shown as larger than this."""
+
+
+class Suite:
+    """The standings at both times."""
+
+    def __init__(self, runs: pd.DataFrame, contenders: Sequence[Contender]) -> None:
+        self.every = runs
+        self.at = {when: Standings(runs, contenders, when) for when in WHEN}
+        self.chosen, self.last = (self.at[when] for when in WHEN)
+
+    def ready(self, workloads: Sequence[Workload]) -> list[Workload]:
+        """Return the workloads where all searches are over, at both times."""
+        return [each for each in workloads if all(each.name in at.best for at in self.at.values())]
+
+
+def _percent(gap: float) -> str:
+    if not isfinite(gap):
+        return "–" if isnan(gap) else "failed"
+    if gap >= MOST:
+        return f"> {100 * MOST:.0f}"
+    return f"{100 * gap:+.1f}" if abs(gap) < 1 else f"{100 * gap:+.0f}"
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return "–" if isnan(value) else f"{value:.{digits}f}"
+
+
+LOSSES = ["mean", "worst", "95 % interval", "mean, last", "worst, last", "score"]
+COSTS = ["reached", "steps", "seconds", "tried", "failed", "at chance"]
+
+
+def _summed(suite: Suite, workloads: Sequence[Workload]) -> tuple[list[list[str]], list[list[str]]]:
+    """The losses and the costs of the contenders on some workloads together."""
+    losses, costs = [], []
+    last = suite.last.over(workloads)
+    for name, row in suite.chosen.over(workloads).iterrows():
+        interval = " … ".join(map(_percent, suite.chosen.interval(name, workloads) or (nan,)))
+        behind = [_percent(each) for each in (last.loc[name, "mean"], last.loc[name, "worst"])]
+        losses.append(
+            [name, _percent(row["mean"]), _percent(row["worst"]), interval, *behind, _percent(row["score"])]
+        )
+        counts = [f"{row[count]:.0f}" for count in ("tried", "failed", "at chance")]
+        costs.append(
+            [name, _percent(row["reached"]).lstrip("+"), *map(_number, (row["steps"], row["cpu"])), *counts]
+        )
+    return losses, costs
+
+
+def table(suite: Suite, workloads: Sequence[Workload], title: str) -> Table:
+    """Return what the contenders achieved on some workloads together, for the terminal."""
+    caption = "per cent behind the best tuned test loss; score: points of accuracy or R² above it"
+    look: dict[str, Any] = {"title": title, "caption": caption, "box": box.SIMPLE_HEAD, "padding": 0}
+    shown = plain_table(["contender", *LOSSES], _summed(suite, workloads)[0], **look)
+    shown.columns[0].no_wrap = True
+    return shown
+
+
+def markdown(suite: Suite, workloads: Sequence[Workload], title: str = "The suite") -> str:
+    """Return a page: all workloads of a half together, each of them, and every figure."""
+    ready = suite.ready(workloads)
+    halves = {which: [each for each in ready if each.chosen_on == chosen] for which, chosen in HALVES.items()}
+    listed = [[each.name, "no" if each.chosen_on else "yes", each.what, *_sizes(each)] for each in workloads]
+    return md.filled(
+        __package__,
+        "page.md.j2",
+        title=title,
+        count=len(workloads),
+        search_seeds=SEARCH_SEEDS,
+        tuned=", ".join(f"`{each.name}`" for each in suite.chosen.contenders if each.tuned),
+        note=historical_note(suite.every),
+        listed=md.table(["workload", "held out", "what", "steps", "batch"], listed, left=3),
+        waiting=[workload.name for workload in workloads if workload not in ready],
+        gaps=[(which, *_gaps(suite, some)) for which, some in halves.items() if some],
+        figures=[(each, *shown) for each in workloads if (shown := _figures(suite, each))],
+    )
+
+
+def _sizes(workload: Workload) -> list[str]:
+    steps = workload.mini["epochs"] * workload.mini["every"]
+    return [f"{steps:,}", str(workload.mini.get("batch", "–"))]
+
+
+def _gaps(suite: Suite, workloads: Sequence[Workload]) -> tuple[str, str, str]:
+    """The contenders on all workloads together, what they cost, and some of them on each."""
+    losses, costs = _summed(suite, workloads)
+    names = [name for name in SHOWN if name in suite.chosen.names]
+    rows = []
+    for workload in workloads:
+        best = suite.chosen.best[workload.name]
+        cells = [
+            " / ".join(_percent(suite.at[when].gaps.loc[name, workload.name]) for when in WHEN)
+            for name in names
+        ]
+        rows.append([workload.name, f"`{best}`", *cells])
+    return (
+        md.table(["contender", *LOSSES], losses),
+        md.table(["contender", *COSTS], costs),
+        md.table(["workload", "best tuned", *(f"`{name}`" for name in names)], rows, left=2),
+    )
+
+
+def _figures(suite: Suite, workload: Workload) -> tuple[list[str], str] | None:
+    """The measures on a workload and what every contender has of them, if any has run on it."""
+    rows, measures = [], ["loss", "accuracy"]
+    for contender in suite.chosen.contenders:
+        cells, count, cpu, named = [], 0, nan, ""
+        for when in WHEN:
+            runs = suite.at[when].chosen
+            runs = runs[(runs["workload"] == workload.name) & (runs["contender"] == contender.name)]
+            if len(runs):
+                measures = list(runs["measures"].iloc[0])
+                count, cpu = len(runs), runs["cpu"].mean()
+                named = named or str(Candidate(*runs["candidate"].iloc[0]))
+                good = runs[~runs["failed"].astype(bool)]
+                cells += [_spread(good[f"test {when}"], 4), _spread(good[f"score {when}"].astype(float), 3)]
+        if cells:
+            name = f"{contender.name}: {named}" if contender.tuned else contender.name
+            rows.append([name, *cells, str(count), f"{cpu:.1f}"])
+    if not rows:
+        return None
+    heads = [f"{measure}{at}" for at in ("", ", last") for measure in measures]
+    return measures, md.table(["contender", *heads, "seeds", "seconds"], rows)
+
+
+def _spread(values: pd.Series, digits: int) -> str:
+    if not len(values):
+        return "failed"
+    deviation = f" ± {values.std():.{digits}f}" if len(values) > 1 else ""
+    return f"{values.mean():z.{digits}f}{deviation}"
+
+
+COLOURS = ["#3f6fe8", "#c99700", "#1fa774", "#7b3fe4", "#8d6e63", "#d6409f", "#1a9bc7", "#78909c", "#7fa322"]
+OURS = {"auto": ("circle", "solid"), "auto-plain": ("cross", "dash")}
+"""The marks and lines of our methods, all in one colour."""
+FARTHEST = 0.5
+"""Larger gaps are drawn at the edge."""
+SYMBOLS = ("diamond", "square", "triangle-up")
+"""The marks of the others: the next one where colours begin again."""
+VALLEYS = {"adamw": "#3f6fe8", "muon": "#1fa774"}
+"""The references whose loss is drawn against the rate, and their colours."""
+COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
+
+
+def figures(suite: Suite, workloads: Sequence[Workload]) -> list[Figure]:
+    """Return dot plots of the workloads held out and of all, performance profiles, and the valleys."""
+    ready = suite.ready(workloads)
+    held_out = [workload for workload in ready if not workload.chosen_on]
+    some = [dots(suite.chosen, held_out, "suite-held-out")] if held_out else []
+    return [*some, dots(suite.chosen, ready), profile(suite.chosen, ready), sensitivity(suite.chosen, ready)]
+
+
+def dots(standings: Standings, workloads: Sequence[Workload], name: str = "suite-dots") -> Figure:
+    """Draw a row for each workload, with a dot for each contender at its gap to the best tuned run."""
+    held_out = {each.name: f"{each.name} (held out)" for each in workloads if not each.chosen_on}
+    names = [*held_out.values(), *(each.name for each in workloads if each.chosen_on)]
+    gaps = standings.gaps.rename(columns=held_out).reindex(columns=names)
+    plot = panels(1, height=max(120 + 26 * len(names), 100 + 20 * len(standings.contenders)))
+    for contender, look in _looks(standings.contenders):
+        found = gaps.loc[contender.name].dropna().clip(upper=FARTHEST)
+        plot.add(
+            "scatter",
+            x=[round(100 * gap, 2) for gap in found], y=list(found.index), name=contender.name,
+            mode="markers", legendrank=look["rank"],
+            marker={"color": look["color"], "size": 11 if look["ours"] else 7, "symbol": look["symbol"]},
+        )  # fmt: skip
+    plot.axis("x", "test loss behind the best tuned run, % (0 is as good; 50 stands for more)", zeroline=True)
+    plot.axis("y", "", categoryorder="array", categoryarray=list(reversed(names)))
+    return Figure(name, COMMAND, plot, gaps.reset_index())
+
+
+def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
+    """Draw on which part of the workloads a contender is within a gap to the best tuned run.
+
+    Contenders that have not run on all of them are left out.
+    """
+    names = [workload.name for workload in workloads]
+    gaps = standings.gaps.reindex(columns=names)
+    plot = panels(1, height=max(420, 100 + 20 * len(standings.contenders)))
+    rows: list[dict[str, Any]] = []
+    for contender, look in _looks(standings.contenders):
+        if gaps.loc[contender.name].isna().any():
+            continue
+        found = sorted(100 * gap for gap in gaps.loc[contender.name].dropna() if isfinite(gap))
+        edge = 100 * FARTHEST
+        steps = [(-edge, 0.0), *((gap, (i + 1) / len(names)) for i, gap in enumerate(found) if gap < edge)]
+        steps.append((edge, steps[-1][1]))
+        width = 4 if look["ours"] else 2
+        line = {"color": look["color"], "width": width, "shape": "hv", "dash": look["dash"]}
+        plot.scatter(steps, name=contender.name, mode="lines", line=line, legendrank=look["rank"])
+        rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
+    plot.axis("x", "test loss behind the best tuned run, at most, %")
+    plot.axis("y", "part of the workloads", range=[0, 1.02])
+    return Figure("suite-profile", COMMAND, plot, pd.DataFrame(rows))
+
+
+def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int = 6) -> Figure:
+    """Draw the loss of the references at each rate, and those of ours, which are given none, as lines.
+
+    The workloads are the last of the list, which train longest.
+    """
+    names = [workload.name for workload in workloads][-most:]
+    rates = standings.sensitivity(tuple(VALLEYS))
+    rates = rates[rates["workload"].isin(names)]
+    plot = panels(max(1, len(names)))
+    means = standings.losses.groupby("workload").mean()
+    for panel, name in enumerate(names):
+        own = rates[(rates["workload"] == name) & rates[f"test {standings.when}"].map(isfinite)]
+        for contender, colour in VALLEYS.items():
+            points = own[own["contender"] == contender][["rate", f"test {standings.when}"]]
+            plot.scatter(
+                points.itertuples(index=False), panel, name=contender, mode="lines+markers",
+                line={"color": colour}, legendgroup=contender, showlegend=not panel,
+            )  # fmt: skip
+        for contender, (_, dash) in OURS.items():
+            if contender in means and len(own) and isfinite(loss := means.loc[name, contender]):
+                ends = [(own["rate"].min(), loss), (own["rate"].max(), loss)]
+                line = {"color": ALRAO, "width": 3, "dash": dash}
+                plot.scatter(
+                    ends, panel, name=contender, mode="lines", line=line,
+                    legendgroup=contender, showlegend=not panel,
+                )  # fmt: skip
+        plot.axis("x", f"learning rate, {name}", panel, type="log")
+        plot.axis("y", "test loss" if not panel else "", panel)
+    return Figure("suite-sensitivity", COMMAND, plot, rates)
+
+
+def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, Any]]]:
+    """The look of each contender; ours stand out, are drawn last, and come first in the legend."""
+    looks = []
+    for i, contender in enumerate(contenders):
+        ours = contender.name in OURS
+        colour = ALRAO if ours else COLOURS[i % len(COLOURS)]
+        symbol, dash = OURS[contender.name] if ours else (SYMBOLS[i // len(COLOURS) % 3], "solid")
+        rank = i if ours else len(contenders) + i
+        look = {"color": colour, "ours": ours, "symbol": symbol, "dash": dash, "rank": rank}
+        looks.append((contender, look))
+    return sorted(looks, key=lambda item: item[1]["ours"])

@@ -1,0 +1,128 @@
+"""The runs of the suite, and a table of them: a row a run.
+
+One workload is trained after the other: searches with three seeds, then all seeds of what is best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pandas as pd  # type: ignore[import-untyped]
+
+from ..errors import LabError
+from ..records import Record, read
+from ..runset import RunSet
+from ..settings import Settings
+from ..store import Run
+from .contenders import SEARCH_SEEDS, Candidate, Contender
+from .workloads import Workload
+
+WHEN = ("chosen", "last")
+"""The epoch with the lowest validation loss, and the last step."""
+COLUMNS = ["workload", "contender", "candidate", "rate", "seed", "failed", "steps", "cpu", "seconds", "curve"]
+COLUMNS += [f"{what} {when}" for when in WHEN for what in ("valid", "test", "score")]
+COLUMNS += ["measures", "historical"]
+
+
+class Search(RunSet):
+    """Every contender on a workload: first what the searches start with, then what they call for."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        contenders: Sequence[Contender],
+        common: Settings,
+        *,
+        seeds: int,
+        roots: list[Path],
+        final: bool = False,
+    ) -> None:
+        if ours := [each.name for each in contenders if each.ours and not (workload.chosen_on or final)]:
+            raise LabError(
+                f"{workload.name} is held out, and {', '.join(ours)} may run on it once, at the end: "
+                "choose other --contenders, or give --final"
+            )
+        super().__init__(workload.settings(common), roots)
+        self.workload, self.contenders, self.seeds = workload, contenders, seeds
+        self._own: dict[str, dict[Path, Run]] = {contender.name: {} for contender in contenders}
+        for contender in contenders:
+            count = SEARCH_SEEDS if contender.tuned else contender.seeds
+            self._add(contender, contender.first, count)
+
+    def _add(self, contender: Contender, candidates: Iterable[Candidate], seeds: int) -> None:
+        for candidate in candidates:
+            for seed in range(min(seeds, self.seeds)):
+                run = self.plan(contender.settings(self.settings, candidate, seed)).run
+                self._own[contender.name][run.path] = run
+
+    def choose(self) -> None:
+        """Plan what the searches try next, or all seeds of what is best on validation data, at each time."""
+        for contender in self.contenders:
+            if contender.tuned and len(found := self.frame(contender)):
+                losses = [validation(found, when) for when in WHEN]
+                following = [each for some in losses for each in contender.next_candidates(some)]
+                if following:
+                    self._add(contender, dict.fromkeys(following), SEARCH_SEEDS)
+                else:
+                    best = [min(some, key=lambda each: (some[each], each)) for some in losses]
+                    self._add(contender, dict.fromkeys(best), contender.seeds)
+
+    def frame(self, contender: Contender) -> pd.DataFrame:
+        """Return the finished runs of a contender, a row each."""
+        found = read(self._own[contender.name].values()).records
+        rows = [_row(self.workload, contender, record) for record in found if record.ended]
+        return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def every(searches: Iterable[Search]) -> pd.DataFrame:
+    """Return the finished runs on some workloads, a row each."""
+    found = [search.frame(contender) for search in searches for contender in search.contenders]
+    return pd.concat([runs for runs in found if len(runs)] or [pd.DataFrame(columns=COLUMNS)])
+
+
+def _row(workload: Workload, contender: Contender, record: Record) -> dict[str, Any]:
+    """The figures of a run; its losses are infinite if it failed.
+
+    ``score`` is the last of its measures: accuracy, or R². ``curve`` has the steps, the processor's seconds
+    and the validation loss of each evaluation.
+    """
+    settings, result, measures = record.settings, record.result, record.measures
+    spec, lines = settings.method, record.lines
+    lines = [line for line in lines if line["valid"].get(measures[0]) is not None]
+    row: dict[str, Any] = {
+        "workload": workload.name,
+        "contender": contender.name,
+        "candidate": Candidate(spec.name, spec.lr, settings.weight_decay),
+        "rate": spec.lr,
+        "seed": settings.seed,
+        "failed": record.diverged,
+        "steps": result["steps"],
+        "cpu": result.get("cpu", result["seconds"]),
+        "seconds": result["seconds"],
+        "curve": [
+            (line["step"], line.get("cpu", line["seconds"]), line["valid"][measures[0]]) for line in lines
+        ],
+        "measures": (measures[0], measures[-1]),
+        "historical": record.run.historical,
+    }
+    for when, figures in zip(WHEN, (result, lines[-1] if lines else {}), strict=True):
+        parts = {part: figures.get(part) or {} for part in ("valid", "test")}
+        for part, values in parts.items():
+            value = values.get(measures[0])
+            row[f"{part} {when}"] = inf if record.diverged or value is None else value
+        row[f"score {when}"] = parts["test"].get(measures[-1])
+    return row
+
+
+def validation(runs: pd.DataFrame, when: str) -> dict[Candidate, float]:
+    """Return the mean validation loss of each candidate over the seeds of a search, at a time."""
+    few = runs[runs["seed"] < SEARCH_SEEDS]
+    return dict(_means(few, f"valid {when}"))
+
+
+def _means(runs: pd.DataFrame, column: str) -> Iterator[tuple[Candidate, float]]:
+    for candidate, group in runs.groupby("candidate", sort=False):
+        yield Candidate(*candidate), float(group[column].mean())

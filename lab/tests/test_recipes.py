@@ -1,0 +1,174 @@
+"""Published programs: a program of the test's own stands for them, in a repository of its own."""
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from alrao_lab.cli.app import cli
+from alrao_lab.errors import LabError
+from alrao_lab.recipes import harness
+from alrao_lab.recipes.harness import Recipe, recipes
+
+PROGRAM = """
+import random, sys
+random.seed(int(sys.argv[1]))
+x, rate = random.random(), 0.1
+for step in range(int(sys.argv[2])):
+    x -= rate * 2 * (x - 3)
+    print(f"loss: {(x - 3) ** 2}")
+print(open("data.txt").read())
+"""
+LINE = "x, rate = random.random(), 0.1"
+TRAINED = """
+import sys, torch
+import torch.nn.functional as F
+torch.manual_seed(int(sys.argv[1]))
+x, net = torch.randn(64, 4), torch.nn.Linear(4, 2)
+y = (x.sum(1) > 0).long()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(int(sys.argv[2])):
+    loss = F.cross_entropy(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"loss: {loss.item()}")
+"""
+OPTIMIZER = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)"
+
+
+def git(folder, *words):
+    names = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    command = ["git", "-C", str(folder), *names, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def given(tmp_path):
+    """The recipe, the directory of programs, and that of the data."""
+    clone = tmp_path / "programs" / "someone+some"
+    clone.mkdir(parents=True)
+    (clone / "main.py").write_text(PROGRAM)
+    (clone / "trained.py").write_text(TRAINED)
+    git(clone, "init", "-q")
+    git(clone, "add", ".")
+    git(clone, "commit", "-qm", "a program")
+    recipe = Recipe(
+        "some", "A program", "someone/some", git(clone, "rev-parse", "HEAD"), "loss", r"loss: ([\d.]+)",
+        ["main.py", "{seed}", "{steps}"], 8, 2,
+        edits={
+            "plain": [["main.py", LINE, "x, rate = random.random(), 0.2"]],
+            "auto": [["main.py", LINE, "x, rate = random.random(), 0.3"]],
+        },
+        data={"data.txt": "data.txt"}, published=0.5, source="its README",
+    )  # fmt: skip
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.txt").write_text("some data")
+    return recipe, clone.parent, tmp_path / "data"
+
+
+@pytest.mark.slow
+def test_a_program_with_auto_in_the_place_of_its_optimizer(given):
+    recipe, programs, data = given
+    edits = {
+        "plain": [["trained.py", OPTIMIZER, "import alrao; optimizer = alrao.Auto(net)"]],
+        "auto": [
+            ["trained.py", OPTIMIZER, "import alrao; net = alrao.Alrao(net); optimizer = alrao.Auto(net)"]
+        ],
+    }
+    trained = replace(recipe, command=["trained.py", "{seed}", "{steps}"], few=200, edits=edits)
+    for variant in trained.variants:
+        row = harness.run(trained, variant, 0, programs, data, short=True, limit=300)
+        assert row["figure"] is not None, row["failed"]
+        assert row["figure"] < 0.6, "it learned"
+
+
+def test_a_program_runs_as_it_is_and_edited(given):
+    recipe, programs, data = given
+    rows = {
+        each: harness.run(recipe, each, 0, programs, data, short=True, limit=60) for each in recipe.variants
+    }
+    assert set(rows) == {"own", "auto", "plain"}
+    assert rows["own"]["diff"] == ""
+    assert f"-{LINE}" in rows["plain"]["diff"]
+    assert rows["own"]["command"] == "main.py 0 2"
+    for row in rows.values():
+        assert 0 < row["figure"] < 9, row.get("failed")
+        assert row["cpu"] > 0
+        assert row["program"] == recipe.commit
+    assert rows["plain"]["figure"] != rows["own"]["figure"]
+    assert (programs / "someone+some" / "main.py").read_text() == PROGRAM, "nothing is changed in its place"
+    again = harness.run(recipe, "own", 0, programs, data, short=True, limit=60)
+    assert again["figure"] == rows["own"]["figure"], "a seed is a seed"
+
+
+def test_a_program_that_fails_keeps_what_it_printed(given):
+    recipe, programs, data = given
+    broken = replace(recipe, edits={"plain": [["main.py", LINE, "raise SystemExit('no such thing')"]]})
+    row = harness.run(broken, "plain", 0, programs, data, short=True, limit=60)
+    assert row["figure"] is None
+    assert "exit code 1: " in row["failed"]
+    assert "no such thing" in row["failed"]
+    forever = replace(recipe, edits={"plain": [["main.py", LINE, "import time; time.sleep(60)"]]})
+    row = harness.run(forever, "plain", 0, programs, data, short=True, limit=0.5)
+    assert row["failed"].startswith("exit code -1")
+
+
+def test_what_is_wrong_with_a_recipe_is_said(given):
+    recipe, programs, data = given
+    twice = replace(recipe, edits={"plain": [["main.py", "rate", "x"]]})
+    with pytest.raises(LabError, match=r"'rate' occurs 2 times in main\.py, not once"):
+        harness.run(twice, "plain", 0, programs, data, short=True, limit=60)
+    with pytest.raises(
+        LabError, match=r"needs someone/else in .*: git clone https://github.com/someone/else"
+    ):
+        harness.run(
+            replace(recipe, repository="someone/else"), "own", 0, programs, data, short=True, limit=60
+        )
+    with pytest.raises(LabError, match="has no commit 123"):
+        harness.run(replace(recipe, commit="123"), "own", 0, programs, data, short=True, limit=60)
+    with pytest.raises(LabError, match=r"needs data\.txt in"):
+        harness.run(recipe, "own", 0, programs, programs, short=True, limit=60)
+
+
+def test_a_figure_is_the_last_match_or_a_mean(given):
+    recipe, _, _ = given
+    output = "loss: 1\nloss: 2\nloss: 6\n"
+    assert recipe.figure(output) == 6
+    assert replace(recipe, take="all").figure(output) == 3
+    assert replace(recipe, take="last 100").figure("".join(f"loss: {i}\n" for i in range(300))) == 249.5
+    assert recipe.figure("nothing") is None
+
+
+def test_only_missing_runs_are_made_and_the_page_shows_them(given, tmp_path, monkeypatch):
+    recipe, programs, data = given
+    monkeypatch.setattr(harness, "recipes", lambda: {"some": recipe})
+    kept, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
+    words = ["recipes", "--programs", str(programs), "--data", str(data), "--results", str(kept)]
+    for seeds in ("1", "1"):
+        done = CliRunner().invoke(cli, [*words, "--seeds", seeds, "--markdown", str(page)])
+        assert done.exit_code == 0, done.output
+        assert "3 rows in" in done.output
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    own, auto = (f"{next(r['figure'] for r in rows if r['variant'] == each):.4g}" for each in ("own", "auto"))
+    assert f"| [some](#some) | loss (lower is better) | 0.5 | {own} | {auto} |" in page.read_text()
+    assert f"-{LINE}" in page.read_text()
+    with pytest.raises(LabError, match="is not kept"):
+        harness.add(kept, {**rows[0], "modified": True}, to_keep=True)
+
+
+def test_the_recipes_that_are_listed():
+    listed = recipes()
+    assert len(listed) >= 9
+    for recipe in listed.values():
+        assert re.fullmatch("[0-9a-f]{40}", recipe.commit)
+        assert re.compile(recipe.pattern).groups == 1
+        assert set(recipe.edits) | set(recipe.without) >= {"auto", "plain"}
+        assert set(recipe.edits) <= {"all", "auto", "plain"}
+        assert recipe.published is None or recipe.source
+        for edits in recipe.edits.values():
+            for _, old, new in edits:
+                assert old != new.format(seed=9, steps=1)

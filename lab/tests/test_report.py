@@ -1,0 +1,233 @@
+"""The report: what its figures show is what the runs say, whatever state the runs are in."""
+
+import json
+import re
+from math import log10
+from statistics import mean
+
+import pytest
+from click.testing import CliRunner
+from lab_support.report_runs import FEATURES, SGD_LOSSES, SGD_RATES, drawn, full_experiment, make_run
+
+from alrao_lab.cli.app import cli
+from alrao_lab.records import read_runs
+from alrao_lab.report.page import Report, write_report
+
+SIX_MEGABYTES = 6_000_000
+
+
+def report_of(*roots):
+    return Report.of(read_runs(roots))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return report_of(full_experiment(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture
+def figures(report):
+    (section,) = report.sections
+    return {figure.name: figure for figure in section.figures}
+
+
+def traces(figure):
+    return {(trace.name, trace.xaxis): trace for trace in drawn(figure) if trace.showlegend is not False}
+
+
+def lines_of(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+# What is drawn.
+
+
+def test_every_figure_of_the_paper_is_there(figures):
+    assert list(figures) == ["curves", "valley", "posterior", "triangle", "adam", "frozen", "features"]
+    for figure in figures.values():
+        assert len(figure.look_for) > 100
+        assert figure.command.startswith("alrao ")
+        assert len(figure.table)
+
+
+def test_curves_are_the_runs_numbers_and_their_means(report, figures):
+    shown = [trace for trace in drawn(figures["curves"]) if trace.name == "Alrao" and trace.xaxis == "x2"]
+    singles, means = [t for t in shown if t.line.width == 1], [t for t in shown if t.line.width == 4]
+    records = report.sections[0].experiment.records("Alrao")
+    seeds = [[line["test"]["loss"] for line in lines_of(record.run.path)] for record in records]
+    assert [list(trace.y) for trace in singles] == [pytest.approx(one, rel=1e-3) for one in seeds]
+    average = [mean(pair) for pair in zip(*seeds, strict=True)]
+    assert list(means[0].y) == pytest.approx(average, rel=1e-4)
+    assert list(means[0].x) == [1, 2, 3, 4]
+
+
+def test_alrao_stands_out_and_the_rates_of_sgd_are_an_ordered_scale(figures):
+    shown = traces(figures["curves"])
+    widths = {name: trace.line.width for (name, _), trace in shown.items()}
+    assert max(widths, key=widths.get) == "Alrao"
+    colours = [shown[f"SGD {rate}", "x"].line.color for rate in SGD_RATES]
+    assert len(set(colours)) == len(colours)
+    blue = [int(colour[5:], 16) for colour in colours]
+    assert blue[1:] == sorted(blue[1:], reverse=True), "from blue to gold, blue only wanes"
+    ranks = {name: trace.legendrank for (name, _), trace in shown.items()}
+    assert sorted(ranks, key=ranks.get)[:8] == ["Alrao", *(f"SGD {rate}" for rate in SGD_RATES)]
+
+
+def test_where_a_run_diverged_is_marked(figures):
+    crosses = [trace for trace in drawn(figures["curves"]) if trace.marker.symbol == "x"]
+    assert {(trace.name, trace.hovertemplate) for trace in crosses} == {("SGD 10", "diverged at step 64")}
+
+
+def test_the_valley_is_the_test_losses_with_alrao_across(figures):
+    shown = {trace.name: trace for trace in drawn(figures["valley"])}
+    sgd = shown["SGD at one rate"]
+    assert list(sgd.x) == [float(rate) for rate in SGD_RATES[:-1]]
+    losses = [*SGD_LOSSES[:5], mean([0.15, 0.16])]
+    assert list(sgd.y) == pytest.approx(losses)
+    assert list(shown["diverged"].x) == [10.0]
+    across = shown["Alrao, no rate chosen"]
+    assert list(across.x) == [1e-5, 10.0]
+    assert list(across.y) == pytest.approx([0.205, 0.205])
+    assert list(shown["Adam at one rate"].x) == [0.001, 0.01, 0.1]
+
+
+def test_the_posterior_is_drawn_against_time_with_its_winners(figures):
+    figure = figures["posterior"]
+    copies = [trace for trace in drawn(figure) if trace.xaxis == "x"]
+    assert len(copies) == 10
+    assert figure.plot.layout["xaxis"]["type"] == "log"
+    assert copies[7].y[0] == 0.55
+    assert copies[5].y[-1] == 0.55
+    winner = next(trace for trace in drawn(figure) if trace.xaxis == "x2")
+    rates = [1e-5 * 1e6 ** (j / 9) for j in range(10)]
+    assert list(winner.y) == pytest.approx([rates[7], rates[5], rates[5]], rel=1e-4)
+    assert list(winner.x) == [1, 65, 121]
+
+
+def test_the_triangle_has_a_cell_for_every_interval_and_sgd_on_the_diagonal(figures):
+    heat = [trace for trace in drawn(figures["triangle"]) if trace.type == "heatmap"]
+    assert len(heat) == 2
+    test = heat[1]
+    rates = list(test.x)
+    assert rates == ["1e-05", "0.001", "0.1", "1", "10"]
+
+    def cell(low, high):
+        return test.z[rates.index(high)][rates.index(low)]
+
+    assert cell("0.001", "10") == pytest.approx(log10(0.3), abs=1e-4)
+    assert cell("0.1", "0.1") == pytest.approx(log10(0.2), abs=1e-4)
+    assert cell("1e-05", "10") == pytest.approx(log10(0.205), abs=1e-4)
+    assert cell("10", "0.1") is None
+    marks = [trace for trace in drawn(figures["triangle"]) if trace.name == "diverged"]
+    assert {("1", "10"), ("10", "10")} == set(zip(marks[1].x, marks[1].y, strict=True))
+
+
+def test_adams_rates_include_its_default(figures):
+    names = {name for name, _ in traces(figures["adam"])}
+    assert names == {"Adam 0.001 (default)", "Adam 0.01", "Adam 0.1", "Alrao-Adam"}
+
+
+def test_the_fraction_of_trained_features(figures):
+    test = next(trace for trace in drawn(figures["frozen"]) if trace.name.startswith("test"))
+    assert list(test.x) == [0, 0.25, 1]
+    assert test.y[-1] == pytest.approx(0.3)
+
+
+def test_features_are_drawn_by_rate_and_relative_movement(report, figures):
+    first = drawn(figures["features"])[0]
+    assert list(first.x) == FEATURES[0]["rates"]
+    assert list(first.y) == [1e-6, 1e-3, 0.1, 5, 100]
+    assert "1 features are no longer finite" in " ".join(figures["features"].notes)
+    section = report.sections[0]
+    heads, rows = section.health
+    assert heads[-1] == "dead"
+    assert rows == [["net.1.weight", 5, 2, 2, 1, 0, ""], ["net.3.weight", 2, 1, 0, 0, 1, 1.0]]
+
+
+def test_the_table_has_the_rows_of_the_papers_and_what_a_search_costs(report):
+    table = report.sections[0].comparison
+    rows = {cells[0]: cells for cells in table.main.to_numpy().tolist()}
+    assert list(rows) == ["Alrao", "SGD 1, best of 7 rates", "Adam", "Alrao-Adam", "Prodigy"]
+    assert rows["Alrao"][1:4] == ["0.205 ± 0.007", "93.2 ± 0.2", "2"]
+    assert rows["SGD 1, best of 7 rates"][-2:] == ["7", "26 s (6.5× Alrao)"]
+    assert table.alrao == "Alrao"
+    assert report.sections[0].experiment.failures == [
+        "Alrao (1:10), seed 0: diverged at step 32",
+        "SGD 10, seed 0: diverged at step 64",
+    ]
+    assert "at 5 of the 7 rates it does worse than Alrao or fails" in " ".join(table.headline)
+
+
+def test_returns_are_better_the_higher_they_are(tmp_path):
+    for method, value in (("alrao", -150.0), ("sgd@0.1", -300.0), ("sgd@0.01", -200.0), ("sgd@1", -900.0)):
+        path = make_run(tmp_path, method, task="pendulum", model="mlp")
+        lines = lines_of(path)
+        for line in lines:
+            line["train"] = {"loss": 1.0, "return": value - 50}
+            line["valid"], line["test"] = {"return": value}, {"return": None}
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        result = json.loads((path / "result.json").read_text())
+        result |= {"measures": ["return"], "valid": {"return": value}, "test": {"return": value - 1}}
+        (path / "result.json").write_text(json.dumps(result))
+    (section,) = report_of(tmp_path).sections
+    assert section.comparison.main["method"].iloc[1] == "SGD 0.01, best of 3 rates"
+    assert section.comparison.best == "Alrao"
+    curves = section.figures[0]
+    assert curves.title == "Returns during training"
+    alrao = [trace for trace in drawn(curves) if trace.name == "Alrao"]
+    assert [list(trace.y) for trace in alrao] == [[-200.0] * 4, [-150.0] * 4]
+    assert "at 3 of the 3 rates" in " ".join(section.comparison.headline)
+
+
+def test_axes_say_what_they_are(figures):
+    said = {
+        name: [figure.plot.layout[f"{axis}axis{n}"]["title"]["text"] for n in ("", "2") for axis in "xy"
+               if f"{axis}axis{n}" in figure.plot.layout]
+        for name, figure in figures.items()
+    }  # fmt: skip
+    assert said["curves"] == said["adam"] == ["epoch", "training loss", "epoch", "test loss"]
+    assert said["valley"] == ["learning rate", "test loss"]
+    assert said["posterior"] == ["step", "weight of each copy", "step", "rate of the heaviest copy"]
+    assert said["frozen"] == ["fraction of features trained", "loss"]
+
+
+# The page.
+
+
+def test_the_page_is_one_file_under_six_megabytes(tmp_path):
+    target = tmp_path / "page.html"
+    write_report(read_runs([full_experiment(tmp_path / "runs")]), target)
+    text = target.read_text("utf-8")
+    assert target.stat().st_size < SIX_MEGABYTES
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+    assert not re.search(r"""(src|href)=["']?(?!#)""", own), "nothing is loaded from elsewhere"
+    assert "default-src 'none'" in text
+
+
+def test_the_command_writes_where_it_is_told(tmp_path):
+    full_experiment(tmp_path / "runs")
+    target = tmp_path / "there" / "page.html"
+    done = CliRunner().invoke(cli, ["report", str(tmp_path / "runs"), "--out", str(target)])
+    assert done.exit_code == 0, done.output
+    assert str(target) in done.output.replace("\n", "")
+    assert target.stat().st_size > 1000
+
+
+def test_a_single_run_is_a_report_too(tmp_path):
+    path = make_run(tmp_path, "alrao")
+    report = report_of(path)
+    assert report.runs == 1
+    assert report.sections[0].comparison.headline[0].startswith("Alrao, without")
+    both = report_of(path, make_run(tmp_path, "adam"))
+    assert both.runs == 2
+
+
+@pytest.mark.slow
+def test_compare_ends_by_writing_a_report(tmp_path):
+    words = ["compare", "digits", "--methods", "alrao,sgd@0.1", "--epochs", "1", "--seeds", "1"]
+    place = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "none")]
+    done = CliRunner().invoke(cli, words + place)
+    assert done.exit_code == 0, done.output
+    page = tmp_path / "runs" / "report-digits.html"
+    assert f"report: {page}" in done.output.replace("\n", "")
+    assert read_runs([tmp_path / "runs"]).left_out == []
