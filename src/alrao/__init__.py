@@ -4,10 +4,11 @@ The map:
 
 - ``features`` defines what a feature of a layer is, ``rates`` the distributions of learning rates;
 - ``posterior`` is over the copies of the output layer, ``heads`` are those copies, ``tensors`` what they
-  return, ``model`` puts them in place of the ``output_layer``;
+  return, ``model`` puts them in place of the ``output_layer``, which the ``first_forward`` pass checks;
 - ``optim`` trains every feature at its own rate; ``evidence`` is what a backward pass reports to it;
   ``trainable`` is what it takes: a model, or the ``plain`` networks that train with any loss;
-- ``auto`` is the optimizer with nothing to choose, ``recalibration`` is for BatchNorm under it;
+- ``auto`` is the optimizer with nothing to choose, ``statistics`` and ``recalibration`` are for BatchNorm
+  under it, ``prepare`` builds both;
 - ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not;
 - ``runtime`` is for captured graphs, shards and sleeping copies; ``paper`` for the paper's experiments;
   ``contrib`` is kept and tested, but not recommended.
@@ -24,6 +25,7 @@ from .losses import MixtureBCELoss, MixtureMSELoss
 from .model import Alrao
 from .optim import SGD, Adam, AdamW, AlraoOptimizer, PerFeature
 from .posterior import Posterior, Switch
+from .prepare import prepare
 from .rates import Constant, LogUniform, RateDistribution
 from .recalibration import recalibrate
 from .summary import summary
@@ -46,6 +48,7 @@ __all__ = [
     "Posterior",
     "RateDistribution",
     "Switch",
+    "prepare",
     "recalibrate",
     "register_features",
     "summary",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 PICKLING = ("__getstate__", "__reduce_ex__")
@@ -27,9 +29,7 @@ def watch_calls(module: nn.Module, name: str, report: Callable[..., None], *, ke
     """
     watched = module.__dict__.get(name)
     if not isinstance(watched, _Watched):
-        for each in PICKLING:
-            if not isinstance(module.__dict__.get(each), _Pickled):
-                _Pickled(module, each)
+        _pickle_without(module)
         watched = _Watched(module, name)
     of_module = weakref.ref(module)
     ended = weakref.WeakMethod(report, lambda _: unwatch_calls(of_module(), name))
@@ -44,16 +44,59 @@ def unwatch_calls(module: nn.Module | None, name: str, report: Callable[..., Non
     watched.reports = [each for each in watched.reports if each() not in (None, report)]
     if not watched.reports:
         watched.remove()
-    if not any(isinstance(each, _Watched) for each in own.values()):
+    _pickle_as_before(module)
+
+
+def watch_inputs(module: nn.Module, report: Callable[..., None]) -> None:
+    """Report the inputs of each forward pass of a module before it, except inside compiled code.
+
+    Args:
+        module: the module. Its copies and pickles are those of one that is not watched.
+        report: a bound method to call with the module, the arguments and the keyword arguments.
+    """
+    _pickle_without(module)
+    hook = _Hook(module, report)
+    hook.handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def unwatch_inputs(module: nn.Module, report: Callable[..., None]) -> None:
+    """End what :func:`watch_inputs` began."""
+    for hook in _hooks(module.__dict__):
+        if hook.report == report:
+            hook.handle.remove()
+    _pickle_as_before(module)
+
+
+def _pickle_without(module: nn.Module) -> None:
+    """Let copies and pickles of a module be without what this file puts into it."""
+    for each in PICKLING:
+        if not isinstance(module.__dict__.get(each), _Pickled):
+            _Pickled(module, each)
+
+
+def _pickle_as_before(module: nn.Module | None) -> None:
+    own = {} if module is None else module.__dict__
+    if not any(isinstance(each, _Watched) for each in own.values()) and not _hooks(own):
         for each in [each for each in own.values() if isinstance(each, _Pickled)]:
             each.remove()
 
 
-def watchers(module: nn.Module, name: str) -> list[Any]:
-    """Return the objects to which the calls of a method are reported."""
-    watched = module.__dict__.get(name)
-    reports: list[Any] = [each() for each in watched.reports] if isinstance(watched, _Watched) else []
-    return [report.__self__ for report in reports if report is not None]
+class _Hook:
+    """A forward pre-hook of one module, not of its replicas."""
+
+    handle: Any = None
+
+    def __init__(self, module: nn.Module, report: Callable[..., None]) -> None:
+        self._module = weakref.ref(module)
+        self.report = report
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling() and module is self._module():
+            self.report(module, args, kwargs)
+
+
+def _hooks(own: dict[str, Any]) -> list[_Hook]:
+    return [each for each in own.get("_forward_pre_hooks", {}).values() if isinstance(each, _Hook)]
 
 
 class _Method:
@@ -109,7 +152,16 @@ def _plain(state: Any) -> Any:
     """Return a module's state without the methods of this file, and with the user's in their place."""
     if type(state) is tuple:
         return tuple(map(_plain, state))
-    if not isinstance(state, dict) or not any(isinstance(each, _Method) for each in state.values()):
+    if not isinstance(state, dict):
+        return state
+    if _hooks(state):
+        hooks = [
+            (key, each) for key, each in state["_forward_pre_hooks"].items() if not isinstance(each, _Hook)
+        ]
+        with_kwargs = [(key, True) for key, _ in hooks if key in state["_forward_pre_hooks_with_kwargs"]]
+        state = {**state, "_forward_pre_hooks": OrderedDict(hooks)}
+        state["_forward_pre_hooks_with_kwargs"] = OrderedDict(with_kwargs)
+    if not any(isinstance(each, _Method) for each in state.values()):
         return state
     former = {key: each.former if isinstance(each, _Method) else each for key, each in state.items()}
     return {key: each for key, each in former.items() if each is not None or state[key] is None}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .finite import alive, zero_nonfinite_
-from .runtime.sharding import highest_of_shards, indices_of_copies, is_shard, local, sum_over_shards
+from .runtime.sharding import is_shard, local, over_shards, places_along
 
 
 @torch.no_grad()
@@ -40,7 +40,7 @@ def clip_grads_(
         factors = (max_norm / (of_all + 1e-6)).clamp(max=1.0)
         for p in of_copies:
             grad = local(p.grad)
-            here = factors[indices_of_copies(p)] if is_shard(p) else factors
+            here = factors[places_along(0, p)] if is_shard(p) else factors
             grad.mul_(here.to(grad.dtype).view([-1] + [1] * (grad.ndim - 1)))
     return norm
 
@@ -59,7 +59,7 @@ def _norms_of_copies(p: Tensor, grad: Tensor, norm_type: float) -> Tensor:
         return norms
     of_all = norms.new_zeros(len(p))
     if grad.numel():
-        of_all[indices_of_copies(p)] = norms
+        of_all[places_along(0, p)] = norms
     return _over_shards(of_all, p, norm_type)
 
 
@@ -67,5 +67,5 @@ def _over_shards(norm: Tensor, parameter: Tensor, norm_type: float) -> Tensor:
     """Return the norm of the whole of a parameter from that of this process's part."""
     norm = norm.double()
     if norm_type == inf:
-        return highest_of_shards(norm, parameter)
-    return sum_over_shards(norm**norm_type, parameter) ** (1 / norm_type)
+        return over_shards(norm, parameter, highest=True)
+    return over_shards(norm**norm_type, parameter) ** (1 / norm_type)

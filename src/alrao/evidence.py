@@ -22,13 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .finite import all_finite, is_finite
-
-__all__ = [
-    "CHOICES", "Evidence", "EvidenceOnDevice", "count_once", "detached", "is_readable", "marked_as",
-    "new_leaf", "no_likelihood", "of_rows", "of_rows_on_host", "pack", "read", "read_on_device", "rows_of",
-    "stay_on_device",
-]  # fmt: skip
+from .finite import all_finite
 
 CHOICES = ("mean", "sum")
 """What one batch counts for: the mean log-likelihood of its observations, or their sum."""
@@ -129,72 +123,37 @@ def no_likelihood(copies: int, amount: Tensor) -> Tensor:
 
 
 class Evidence(NamedTuple):
-    """The evidence of the backward passes since the last step, on the host."""
+    """The evidence of the backward passes since the last step.
 
-    scores: list[float]
-    weight: float
-    positive: float
-    rows: float
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was observed: an empty batch, or one that was ignored."""
-        return self.weight == 0
-
-    @property
-    def finite(self) -> bool:
-        """Whether the loss was finite; the gradients of the copies are finite then, by construction."""
-        return is_finite(self.weight)
-
-    def is_likelihood(self, *, maximize: bool) -> bool:
-        """Return whether the loss was a negative log-likelihood, or a log-likelihood to maximize."""
-        return not self.positive + _tolerated(maximize) * self.weight > 0
-
-    def log_likelihood(self, of: str) -> list[float]:
-        """Return the mean or the sum of the observations' log-likelihoods, for each copy."""
-        factor = (self.rows if of == "sum" else 1.0) / self.weight
-        return [score * factor for score in self.scores]
-
-
-def _tolerated(maximize: bool) -> float:
-    """Return c such that a loss is no likelihood if positive + c * weight > 0.
-
-    The positive part of the weight is wrong, or the negative one to maximize: more of it than
-    :data:`ROUNDING` of both parts' sizes, which add up to 2 * positive - weight.
-    """
-    return (ROUNDING - maximize) / (1 - 2 * ROUNDING)
-
-
-def read(gradient: Tensor, copies: int) -> Evidence:
-    """Return the evidence that the leaf's gradient holds."""
-    numbers = gradient.tolist()
-    return Evidence(numbers[:copies], numbers[copies], numbers[copies + 1], numbers[copies + 2])
-
-
-class EvidenceOnDevice(NamedTuple):
-    """The same evidence in tensors, none of which is read on the host.
-
-    It has no properties: torch 2.10 does not compile those of a named tuple.
+    On the host it is numbers and a list; on a device tensors, none of which is read.
     """
 
-    scores: Tensor
-    weight: Tensor
-    positive: Tensor
-    rows: Tensor
+    scores: Any
+    weight: Any
+    positive: Any
+    rows: Any
 
-    def refused(self, *, maximize: bool) -> Tensor:
-        """Return whether the loss was no negative log-likelihood, or no log-likelihood to maximize."""
-        return torch.add(self.positive, self.weight, alpha=_tolerated(maximize)) > 0
+    def refused(self, *, maximize: bool) -> Any:
+        """Return whether the loss was no negative log-likelihood, or no log-likelihood to maximize.
 
-    def log_likelihood(self, of: str) -> Tensor:
+        The positive part of its weight is wrong, or the negative one to maximize: more of it than
+        :data:`ROUNDING` of both parts' sizes, which add up to 2 * positive - weight.
+        """
+        tolerated = (ROUNDING - maximize) / (1 - 2 * ROUNDING)
+        return self.positive > -tolerated * self.weight
+
+    def log_likelihood(self, of: str) -> Any:
         """Return the mean or the sum of the observations' log-likelihoods, for each copy.
 
         Without an observation no copy has a finite one.
         """
-        return self.scores * (self.rows / self.weight) if of == "sum" else self.scores / self.weight
+        if isinstance(self.scores, Tensor):
+            return self.scores * (self.rows / self.weight) if of == "sum" else self.scores / self.weight
+        factor = (self.rows if of == "sum" else 1.0) / self.weight
+        return [score * factor for score in self.scores]
 
 
-def read_on_device(gradient: Tensor, copies: int, dtype: torch.dtype) -> EvidenceOnDevice:
-    """Return the evidence that the leaf's gradient holds, in tensors of a type."""
-    numbers = gradient.to(dtype)
-    return EvidenceOnDevice(numbers[:copies], *numbers[copies:].unbind())
+def read(gradient: Tensor, copies: int, *, on_device: bool = False) -> Evidence:
+    """Return the evidence that the leaf's gradient holds: on the host, or in tensors."""
+    numbers: Any = gradient if on_device else gradient.tolist()
+    return Evidence(numbers[:copies], *numbers[copies:])

@@ -79,7 +79,7 @@ def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module,
     leaves = {
         type(module).__name__
         for module, _ in found
-        if not _has_rule(module) and not any(module.children())
+        if _rule_for(module) is _guessed and not any(module.children())
         if any(sum(n > 1 for n in p.shape) > 1 for p in module.parameters(recurse=False))
     }
     if say and leaves:
@@ -109,7 +109,7 @@ def _parametrized(module: nn.Module) -> dict[str, nn.Parameter]:
     bias = getattr(module, "bias", None)
     if not (isinstance(lists, nn.ModuleDict) and isinstance(bias, nn.Parameter)):
         return {}
-    if _rule_for(module) is not _first_axis:
+    if _rule_for(module) is not first_axis:
         return {}
     named = lists.named_parameters(prefix="parametrizations")
     return {name: p for name, p in named if p.ndim > 1 and len(p) == len(bias)}
@@ -132,10 +132,8 @@ def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tenso
                 f"shape {tuple(parameter.shape)}: name one of its axes"
             )
         return _along(parameter, where)
-    try:
-        fits = torch.broadcast_shapes(where.shape, parameter.shape) == parameter.shape
-    except RuntimeError:
-        fits = False
+    aligned = zip(reversed(where.shape), reversed(parameter.shape), strict=False)
+    fits = where.ndim <= parameter.ndim and all(n in (1, m) for n, m in aligned)
     if not fits or where.is_floating_point():
         raise ValueError(
             f"the feature rule of {type(module).__name__} must give whole numbers that broadcast to "
@@ -147,10 +145,6 @@ def _numbers(module: nn.Module, name: str, parameter: Tensor, where: int | Tenso
 def _rule_for(module: nn.Module) -> Rule:
     rules = (_RULES.get(kind) or rule_by_name(kind) for kind in type(module).__mro__)
     return next((rule for rule in rules if rule is not None), _guessed)
-
-
-def _has_rule(module: nn.Module) -> bool:
-    return _rule_for(module) is not _guessed
 
 
 def _guessed(layer: nn.Module) -> dict[str, int | Tensor]:
@@ -168,7 +162,8 @@ def _container(layer: nn.Module) -> dict[str, int | Tensor]:
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
     nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, ParametrizationList,
 )  # fmt: skip
-def _first_axis(layer: nn.Module) -> dict[str, int | Tensor]:
+def first_axis(layer: nn.Module) -> dict[str, int | Tensor]:
+    """Return the rule of layers whose features are the rows of all parameters."""
     return {name: 0 for name, _ in layer.named_parameters(recurse=False)}
 
 

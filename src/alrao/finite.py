@@ -7,7 +7,6 @@ before they meet others, because ``0 * nan`` is nan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 from math import inf, isfinite
 from typing import Any
 
@@ -131,9 +130,8 @@ def share_among(alive: Tensor, weights: Tensor, dim: int) -> Tensor:
 
 def finite_module(module: nn.Module) -> bool:
     """Return whether all parameters and buffers of a module are finite."""
-    tensors = [*module.parameters(), *module.buffers()]
-    known = (tensor for tensor in tensors if not tensor.is_meta)
-    return all(bool(tensor.isfinite().all()) for tensor in known)
+    tensors = (*module.parameters(), *module.buffers())
+    return all(bool(tensor.isfinite().all()) for tensor in tensors if not tensor.is_meta)
 
 
 # Gradients.
@@ -149,42 +147,39 @@ def in_range(tensors: list[Tensor]) -> bool:
     return bool(torch.stack([norm.float() for norm in norms]).amax() <= MAX_NORM)
 
 
-def mask_gradients(grads: list[Tensor], *, suspect: bool = False) -> list[Tensor] | None:
-    """Return gradients with 0 where they are not :func:`usable`; None if none of their entries is.
-
-    Every entry is looked at if one of them is out of range, or they are ``suspect``.
-    """
-    if not suspect and in_range(grads):
+def mask_gradients(grads: list[Tensor]) -> list[Tensor]:
+    """Return gradients with 0 where they are not :func:`usable`; none if none of their entries is."""
+    if in_range(grads):
         return grads
     fits = [usable(grad) for grad in grads]
     if not any(bool(each.any()) for each in fits):
-        return None
+        return []
     return [torch.where(each, grad, 0) for each, grad in zip(fits, grads, strict=True)]
 
 
-def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], Tensor]:
+def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one.
 
-    All gradients are 0 where the Boolean ``refused`` is true. Also returns whether no entry is left.
+    All gradients are 0 where the Boolean ``refused`` is true. Also returns the masks of what is 0.
     """
     of_type: dict[torch.dtype, list[int]] = {}
     for i, grad in enumerate(grads):
         of_type.setdefault(grad.dtype, []).append(i)
-    masked, nothing_left = list(grads), []
+    masked, masks = list(grads), []
     for dtype, places in of_type.items():
         # In the order of the entries in memory: then flattening copies nothing, and layouts are kept.
         axes = {i: sorted(range(grads[i].ndim), key=grads[i].stride, reverse=True) for i in places}
         ordered = [grads[i].permute(axes[i]) for i in places]
         joined, most = torch.cat([each.reshape(-1) for each in ordered]), largest(dtype)
-        size = joined.abs() if joined.is_complex() else joined  # else nothing of that size is set aside
-        unusable = (size <= most).eq_(size < -most).logical_or_(refused)  # nan is neither: equal too
-        nothing_left.append(unusable.all())
+        size = joined.abs() if joined.is_complex() else joined
+        unusable = (size.clamp(-most, most) != size).logical_or_(refused)  # nan is unequal to itself
+        masks.append(unusable)
         joined.masked_fill_(unusable, 0)
         parts = joined.split([each.numel() for each in ordered])
         for i, part, each in zip(places, parts, ordered, strict=True):
             back = [axes[i].index(axis) for axis in range(each.ndim)]
             masked[i] = part.view(each.shape).permute(back)
-    return masked, reduce(torch.logical_and, nothing_left)
+    return masked, masks
 
 
 def finite_gradient(x: Tensor) -> Tensor:
@@ -222,16 +217,21 @@ class FiniteStatistics:
 
     def _watch_loads(self) -> None:
         for layer in self._layers:
-            watch_calls(layer, "_load_from_state_dict", self._changed)
-            watch_calls(layer, "reset_running_stats", self._changed)
+            for name in ("_load_from_state_dict", "reset_running_stats"):
+                watch_calls(layer, name, self._changed)
+
+    def _changed(self, *_: Any, **__: Any) -> None:
+        self.restore()
 
     def _running(self) -> list[Tensor]:
         found = [layer._buffers for layer in self._layers]  # three times as fast as attributes
         both = [buffers.get(name) for buffers in found for name in ("running_mean", "running_var")]
         return [buffer for buffer in both if buffer is not None]
 
-    def _changed(self, *_: Any, **__: Any) -> None:
-        self.restore()
+    @property
+    def resetting(self) -> bool:
+        """Whether a program computes the statistics again, as torch's ``update_bn`` does."""
+        return any(layer.momentum is None for layer in self._layers)
 
     def remember(self, *, reads: bool = True) -> None:
         """Remember the statistics before a training pass if anything but a pass has changed them."""
@@ -251,7 +251,10 @@ class FiniteStatistics:
         if not running:
             return
         if [(last.device, last.dtype) for last in self._last] != [(now.device, now.dtype) for now in running]:
-            self._last = _moved(self._last, running)
+            known = self._last if len(self._last) == len(running) else [now.to("meta") for now in running]
+            with torch.inference_mode(False):
+                pairs = zip(known, running, strict=True)
+                self._last = [zero_nonfinite(now) if was.is_meta else was.to(now) for was, now in pairs]
         look = reads and all(now.is_cpu for now in running)
         if not (look and bool(torch.stack(torch._foreach_norm(running)).isfinite().all())):
             _put_back(running, self._last)
@@ -269,15 +272,6 @@ class FiniteStatistics:
 def _versions(running: list[Tensor]) -> list[tuple[Tensor, int]]:
     """Return statistics with torch's count of their changes; it leaves out those by forward passes."""
     return [(now, 0 if now.is_inference() else version_of(now)) for now in running]
-
-
-def _moved(last: list[Tensor], running: list[Tensor]) -> list[Tensor]:
-    """Return remembered statistics on the devices and in the types of the present ones."""
-    with torch.inference_mode(False):
-        if len(last) != len(running):
-            return [zero_nonfinite(now) for now in running]
-        pairs = zip(last, running, strict=True)
-        return [zero_nonfinite(now) if before.is_meta else before.to(now) for before, now in pairs]
 
 
 def _put_back(running: list[Tensor], last: list[Tensor]) -> None:

@@ -1,7 +1,4 @@
-"""Features of layers from other packages (transformers, timm, torchvision), and of bare parameters.
-
-Nothing is imported from these packages: their layers are recognised by the package and the class's name.
-"""
+"""Features of layers of transformers, which is not imported: by their names. And of bare parameters."""
 
 from __future__ import annotations
 
@@ -38,11 +35,12 @@ def guess_axis(name: str, parameter: Tensor) -> int:
 
 
 def rule_by_name(kind: type[nn.Module]) -> Rule | None:
-    """Return the rule for a layer type of another package, or None."""
-    package = kind.__module__.partition(".")[0]
-    if package == "transformers" and kind.__name__.endswith("Experts"):
+    """Return the rule for a layer type of transformers, or None."""
+    if kind.__module__.partition(".")[0] != "transformers":
+        return None
+    if kind.__name__.endswith("Experts"):
         return _experts
-    return _RULES.get(f"{package}.{kind.__name__}")
+    return _transposed_linear if kind.__name__ == "Conv1D" else None
 
 
 def _transposed_linear(layer: nn.Module) -> dict[str, int | Tensor]:
@@ -65,32 +63,3 @@ def _experts(layer: nn.Module) -> dict[str, int | Tensor]:
         described[f"{name}_bias"] = numbers
         free += experts * units
     return described
-
-
-def _conditional_convolution(layer: nn.Module) -> dict[str, int | Tensor]:
-    """Number the filters of every expert; the weight is ``(experts, entries of all filters)``."""
-    weight, filters = layer.get_parameter("weight"), int(getattr(layer, "out_channels"))  # noqa: B009
-    numbers = torch.arange(len(weight) * filters).view(len(weight), filters)
-    return {"weight": numbers.repeat_interleave(weight.shape[1] // filters, 1), "bias": numbers}
-
-
-def _multi_query_attention(layer: nn.Module) -> dict[str, int | Tensor]:
-    """Number the units: queries ``(heads, units, in)``, keys and values ``(in, units)``."""
-    heads, units, _ = layer.get_parameter("query_proj").shape
-    queries = torch.arange(heads * units).view(heads, units, 1)
-    # The parameters below share no features with these: a rule's numbers are the layer's.
-    free = heads * units
-    described: dict[str, int | Tensor] = {"query_proj": queries}
-    for name, axis in (("key_proj", 1), ("value_proj", 1), ("out_proj", 0)):
-        shape = layer.get_parameter(name).shape
-        numbers = free + torch.arange(shape[axis])
-        described[name] = numbers.view([-1 if i == axis else 1 for i in range(len(shape))])
-        free += shape[axis]
-    return described
-
-
-_RULES: dict[str, Rule] = {
-    "transformers.Conv1D": _transposed_linear,
-    "timm.CondConv2d": _conditional_convolution,
-    "timm.MultiQueryAttentionV2": _multi_query_attention,
-}

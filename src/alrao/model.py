@@ -16,30 +16,21 @@ from .clipping import clip_grads_
 from .contrib.adaptive import AdaptiveHead
 from .evidence import is_readable
 from .finite import FiniteStatistics
-from .heads import Head, LinearHead
-from .output_layer import (
-    OutputChangedError,
-    Snapshot,
-    alike,
-    check_collapsed,
-    check_copies,
-    check_net,
-    choose,
-    make_head,
-    names_of,
-    tied_elsewhere,
-    verify,
-)
+from .first_forward import FirstForward
+from .heads import Head
+from .output_layer import check_collapsed, check_net, choose, make_head, names_of, tied_elsewhere
 from .posterior import Posterior, Switch, posterior_bar
 from .runtime.sharding import refuse_copy
-from .tensors import trail
 from .warn import warn
-from .watch import StepWatch, ZeroWatch
-from .wrapper import Wrapper, copied_state, unchanged_on_error
+from .watch import ZeroWatch, unwatch_steps, watch_steps
+from .wrapper import Wrapper, copied_state, shapes_of, unchanged_on_error
 
 __all__ = ["Alrao", "converted"]
 
 DEFAULT_COPIES = 10
+
+EVALUATION = 10
+"""Passes without gradients in training mode that count as an evaluation."""
 
 
 class Alrao(Wrapper):
@@ -85,8 +76,8 @@ class Alrao(Wrapper):
     """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
     averages: Any = None
     """The averaged weights, under :class:`Auto`; a copy of the model has none."""
-    _watch: StepWatch | None = None
-    """Notices an optimizer of torch, until one of alrao has stepped."""
+    _unrecorded = 0
+    """Training passes without gradients in a row."""
     _zeros: ZeroWatch | None = None
     """Notices that nothing trains the copies, until it has warned."""
 
@@ -131,7 +122,6 @@ class Alrao(Wrapper):
         self._untied = bool(tied) and not frozen
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
-        self._watch = StepWatch()
         self._zeros = ZeroWatch()
         self.finite_statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
@@ -141,7 +131,7 @@ class Alrao(Wrapper):
             net.set_submodule(each, head)
         self.__dict__["head"] = head  # not a second child: the network has it already
         self.stand_for(net if name else head)
-        self._watch.follow(head)
+        watch_steps(head)
         converted.add(self)
 
     # The user's network, reachable through the wrapper.
@@ -154,84 +144,35 @@ class Alrao(Wrapper):
         self.place_weights()  # ``training`` may have been set without a call of train()
         if self.training:
             self.finite_statistics.remember(reads=is_readable(self.head.evidence))
-        if self._watch is not None:
-            self._look_for_steps()
-        if not self.training:
+            if self.averages is not None:
+                self._notice_evaluation()
+        else:
             self._warn_of_training_weights()
         if self._verified:
             return self.net(*args, **kwargs)
-        out = self._first_forward(args, kwargs)
+        out = FirstForward(self.net, self.head, self.output_name, self._guessed, args, kwargs).run()
         self._verified = True
         return out
 
-    def _look_for_steps(self) -> None:
-        """Warn once if the copies change without a step of an optimizer of alrao."""
-        head = self.head
-        if self._watch is not None and self.training and torch.is_grad_enabled():
-            weight = next(head.parameters())
-            if not self._watch.look(weight, head.evidence, head.loads):
-                self.notice_step()
-
-    def notice_optimizer(self) -> None:
-        """Learn that an optimizer of alrao has been built for the model."""
-        if self._watch is not None:
-            self._watch.unfollow()
-
     def notice_step(self) -> None:
-        """Learn that an optimizer of alrao has stepped, as it must; see :class:`alrao.watch.StepWatch`."""
-        if self._watch is not None:
-            self._watch.unfollow()
-            self._watch = None
+        """Learn that an optimizer of alrao has stepped, as it must; see :mod:`alrao.watch`."""
+        if not torch.compiler.is_compiling():
+            unwatch_steps(self.head)
         head, zeros = self.head, self._zeros
         if zeros is None or head.sharded or not is_readable(head.evidence):
             return
         if not zeros.look(head.parameters()):
             self._zeros = None
 
-    def _first_forward(self, args: Any, kwargs: Any) -> Any:
-        """Return the output, after a look at what the network does with its output layer's outputs."""
-        start = Snapshot(self.net, [*args, *kwargs.values()])
-        try:
-            return self._watched_forward(args, kwargs)
-        except OutputChangedError as refusal:
-            followed_by = trail.places()
-            if not followed_by or not isinstance(self.head, LinearHead) or self.head.spread:
-                raise
-            start.restore()
-            self.head.spread = True
-            try:
-                with alike(self.head):
-                    check_copies(self._watched_forward(args, kwargs), refusal.output, self.output_name)
-                start.restore()
-                self.head.spread = True
-                out = self._watched_forward(args, kwargs)
-            except OutputChangedError:
-                self.head.spread = False
-                raise refusal from None
-            except Exception:
-                self.head.spread = False
-                raise
-        warn(
-            f"the output layer {self.output_name!r} is followed by {followed_by[0]}: each of the "
-            f"{self.head.copies} copies goes through the rest of the network, which is exact but takes "
-            "longer. The output is logits, not log-probabilities"
-        )
-        return out
-
-    def _watched_forward(self, args: Any, kwargs: Any) -> Any:
-        with verify(self.net, self.head, self.output_name, guessed=self._guessed) as seen:
-            seen.append(self.net(*args, **kwargs))
-        return seen[0]
-
     def __getstate__(self) -> dict[str, Any]:
         self.finite_statistics.restore()
-        left = ("_watch", "_zeros", "averages")
+        left = ("_zeros", "averages")
         return {key: value for key, value in super().__getstate__().items() if key not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._watch = StepWatch()
         self._zeros = ZeroWatch()
+        watch_steps(self.head)
         converted.add(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -246,13 +187,11 @@ class Alrao(Wrapper):
     # Training weights and averaged weights, under Auto.
 
     def averaged_by(self, averages: Any) -> None:
-        """Let an optimizer put its weights for the present mode into the parameters, and no other.
+        """Let an optimizer put its weights for the present mode into the parameters.
 
         Args:
-            averages: an object with ``place(training)`` and ``retire()``, which the model keeps alive.
+            averages: an object with ``place(training)``, which the model keeps alive.
         """
-        if self.averages is not None and self.averages is not averages:
-            self.averages.retire()
         self.averages = averages
 
     def place_weights(self) -> None:
@@ -265,6 +204,16 @@ class Alrao(Wrapper):
 
     def check_gradients(self, averages: bool) -> None:
         """Accept all gradients: every forward pass has the weights for the mode, and may train in any."""
+
+    def _notice_evaluation(self) -> None:
+        """Warn once of an evaluation in training mode: many passes in a row that record no graph."""
+        self._unrecorded = 0 if torch.is_grad_enabled() else self._unrecorded + 1
+        if self._unrecorded == EVALUATION and self.averages.differ and not self.finite_statistics.resetting:
+            warn(
+                f"{EVALUATION} forward passes in a row under no_grad() were in training mode, so they show "
+                "the training weights, and not Auto's averaged weights: call model.eval() before an "
+                "evaluation, and model.train() after it"
+            )
 
     def _warn_of_training_weights(self) -> None:
         """Warn, once, that the averaged weights are not known, if the weights are those of training."""
@@ -327,13 +276,10 @@ class Alrao(Wrapper):
         Under :class:`Auto`, the parameters hold the averaged weights in evaluation mode, and the training
         weights in training mode.
         """
-        if "finite_statistics" in self.__dict__:
-            self.finite_statistics.restore(reads=is_readable(self.head.evidence))
+        self.finite_statistics.restore(reads=is_readable(self.head.evidence))
         super().train(mode)
         self.place_weights()
-        if "_watch" in self.__dict__ and self.head.evidence.grad is not None:  # not of a moving average
-            self._look_for_steps()  # here too, for a compiled model's forward does not
-        if not mode and "head" in self.__dict__:
+        if not mode:
             self._warn_of_training_weights()
         return self
 
@@ -374,31 +320,20 @@ class Alrao(Wrapper):
         copy, and the posterior becomes uniform.
         """
         own, state_dict = self.state_dict(), copied_state(state_dict)
-        self.translate(state_dict)
         for name in names_of(self.net, self.head):
             self.head.adopt(state_dict, f"{name}." if name else "")
-        wrong = [
-            f"{key}: {tuple(value.shape)}, expected {tuple(own[key].shape)}"
-            for key, value in state_dict.items()
-            if isinstance(value, Tensor) and key in own and value.shape != own[key].shape
-        ]
-        if wrong:
-            raise RuntimeError(
-                f"size mismatch for {'; '.join(wrong[:5])}: the state is of another model, or of another "
-                f"number of copies than {self.head.copies}"
-            )
-        if own.keys() == state_dict.keys():
-            loaded = super().load_state_dict(state_dict, strict, assign)
-            if self.averages is not None:
-                self.averages.loaded(self.training)
-            return loaded
+        fits = shapes_of(own) == shapes_of(state_dict)
         training_weights = self.head.training_weights
         try:
-            with unchanged_on_error(self, own):
-                return super().load_state_dict(state_dict, strict, assign)
-        except RuntimeError:  # names are missing or unknown
+            with nullcontext() if fits else unchanged_on_error(self, own):
+                loaded = super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
             self.head.training_weights = training_weights
+            error.add_note(f"The state is of another model, or not of {self.head.copies} copies")
             raise
+        if self.averages is not None:
+            self.averages.loaded(self.training)
+        return loaded
 
     def register_full_backward_hook(self, *_: Any, **__: Any) -> Any:
         """Raise: torch would turn the output into a plain tensor, with which the copies cannot train."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .calls import unwatch_calls, watch_calls, watchers
+from .calls import unwatch_calls, watch_calls
 from .clipping import clip_grads_
 from .evidence import is_readable
 from .finite import FiniteStatistics
@@ -100,28 +100,17 @@ class Plain:
     def averaged_by(self, averages: Any) -> None:
         """Let an optimizer put its weights for the present mode into the parameters.
 
-        Another optimizer of the same modules, with some of the same parameters, is retired.
-
         Args:
-            averages: an object with ``place(training)`` and ``retire()``.
+            averages: an object with ``place(training)``, and ``retired`` once another has taken its place.
         """
         own = {p for group in averages.groups for p in group["params"]}
         self._stop()
         for module in self.modules:
-            for other in watchers(module, "train"):
-                other.retire(own)
             watch_calls(module, "train", self._mode_called, keep=True)  # also once the optimizer is gone
         trained = [m for m in self.net.modules() if not own.isdisjoint(m.parameters(recurse=False))]
         if self.modules and trained:  # the last one that a load comes to
             watch_calls(trained[-1], "_load_from_state_dict", self._loaded)
         self._averages = averages
-
-    def retire(self, taken: set[nn.Parameter]) -> None:
-        """Leave the weights to another optimizer, if it trains some of the same parameters."""
-        groups = [] if self._averages is None else self._averages.groups
-        if any(not taken.isdisjoint(group["params"]) for group in groups):
-            self._averages.retire()
-            self._stop()
 
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, if the modules' mode has changed."""
@@ -140,6 +129,8 @@ class Plain:
         self._seen = self._mode() if self.modules else training
 
     def _mode_called(self, *_: Any, **__: Any) -> None:
+        if self._averages is not None and self._averages.retired:
+            self._stop()
         self.finite_statistics.restore(reads=is_readable(self.head.evidence))
         self._seen = not self._mode()  # a call counts, whatever the mode was
         self.place_weights()
@@ -164,9 +155,6 @@ class Plain:
                 "call of train(), or after optimizer.eval(): call net.train() or optimizer.train() before "
                 "the forward pass; with Lightning, add alrao.integrations.lightning.AlraoCallback"
             )
-
-    def notice_optimizer(self) -> None:
-        """Do nothing, for the same reason as :meth:`notice_step`."""
 
     def notice_step(self) -> None:
         """Do nothing: there are no copies that another optimizer may have trained."""

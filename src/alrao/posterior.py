@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .finite import fail_nonfinite, without_failed
+from .finite import fail, fail_nonfinite, without_failed
 
 
 class Posterior(nn.Module):
@@ -22,15 +22,14 @@ class Posterior(nn.Module):
     All state is in one buffer, so it is saved, moved and restored with the model. It stays in float64
     (float32 on devices that have nothing wider) whatever the rest of the model is cast to.
 
-    Each recursion is written twice. On the CPU it runs on Python numbers, in 12 µs; as tensor operations, in
-    which a failure is a mask, it takes 97 µs there, but no read that would stall the queue of a device.
+    A recursion is tensor operations, in which a failure is a mask, without a read that would stall the queue
+    of a device. That of the switch takes 97 µs on the CPU; so there it runs on Python numbers, in 12 µs.
 
     Args:
         copies: number of models averaged.
     """
 
     _state: Tensor
-    _column: Tensor | None = None  # a view of the weights; made at each pass, it takes 1 % of a small step
     _exchange: tuple[Tensor, Tensor] | None = None  # constants on the device of the state
 
     def __init__(self, copies: int) -> None:
@@ -44,12 +43,8 @@ class Posterior(nn.Module):
         """Return the state before any observation; the weights come first in it."""
 
     @abstractmethod
-    def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
-        """Return the state after an observation; ``-inf`` is for failed copies, which not all are."""
-
-    @abstractmethod
     def _observe_on_device(self, state: Tensor, log_likelihood: Tensor) -> None:
-        """Update the state by tensor operations, unless all copies have failed."""
+        """Update the state by tensor operations, unless all copies have failed: theirs is ``-inf``."""
 
     @property
     def weights(self) -> Tensor:
@@ -63,13 +58,7 @@ class Posterior(nn.Module):
 
     def column(self, dtype: torch.dtype) -> Tensor:
         """Return a copy of the weights as a column, ``(copies, 1)``."""
-        state = self._state
-        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
-            return state[: self.copies, None].to(dtype, copy=True)
-        if self._column is None or self._column.data_ptr() != state.data_ptr():
-            self._column = state[: self.copies, None]
-        column = self._column
-        return column.clone() if dtype is column.dtype else column.type(dtype)
+        return self._state[: self.copies, None].to(dtype, copy=True)
 
     def column_of(self, rows: slice, mixing: slice, dtype: torch.dtype) -> Tensor:
         """Return the weights of some copies as a column: 0 but for those mixing, whose weights sum to 1."""
@@ -78,7 +67,7 @@ class Posterior(nn.Module):
         return F.pad(some, (0, 0, mixing.start - rows.start, rows.stop - mixing.stop))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_column": None, "_exchange": None}
+        return {**super().__getstate__(), "_exchange": None}
 
     @property
     def at_prior(self) -> Tensor:
@@ -93,31 +82,25 @@ class Posterior(nn.Module):
         else:
             self.register_buffer("_state", prior)
 
-    def update(self, log_likelihood: Tensor | Sequence[float]) -> None:
+    def update(self, log_likelihood: Tensor | Sequence[float], underflow: float = inf) -> None:
         """Update the posterior with one observation: the log-likelihood that each copy gave to it.
 
-        A copy with ``-inf`` or nan has failed: its weight is exactly 0. If all have, nothing changes.
+        A copy with ``-inf`` or nan, or with ``underflow`` less than the best one, has failed: its weight is
+        exactly 0. If all have, nothing changes.
         """
-        state, numbers = self._state, log_likelihood
-        if isinstance(numbers, Tensor):
-            if not state.is_cpu:
-                self.update_on_device(numbers)
-                return
-            numbers = numbers.tolist() if numbers.ndim == 1 else []
-        if len(numbers) != self.copies:
-            raise _misfit(self.copies, log_likelihood)
-        numbers = without_failed(numbers)
-        if max(numbers) > -inf:
-            updated = array("d", self._posterior(state.tolist(), numbers))
-            state.copy_(torch.frombuffer(updated, dtype=torch.float64))  # a third of the time of tensor()
+        if not isinstance(log_likelihood, Tensor):
+            log_likelihood = self._state.new_tensor(log_likelihood)
+        self.update_on_device(log_likelihood, underflow)
 
     @torch.no_grad()
-    def update_on_device(self, log_likelihood: Tensor) -> None:
+    def update_on_device(self, log_likelihood: Tensor, underflow: float = inf) -> None:
         """Update the posterior as :meth:`update` does, without a read on the host."""
         if log_likelihood.shape != (self.copies,):
             raise _misfit(self.copies, log_likelihood)
-        state = self._state
-        self._observe_on_device(state, fail_nonfinite(log_likelihood.to(state)))
+        numbers = fail_nonfinite(log_likelihood)
+        if underflow < inf:
+            numbers = fail(numbers, numbers > numbers.amax() - underflow)
+        self._observe_on_device(self._state, numbers)
 
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""
@@ -165,14 +148,6 @@ class BayesianAverage(Posterior):
 
     def _prior(self) -> list[float]:
         return [1 / self.copies] * self.copies + [-log(self.copies)] * self.copies
-
-    def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
-        joint = [w + p for w, p in zip(state[self.copies :], log_likelihood, strict=True)]
-        top = max(joint)
-        if top == -inf:
-            return state  # every copy that still had weight failed: no evidence about the others
-        total = top + log(sum(exp(w - top) for w in joint))
-        return [exp(w - total) for w in joint] + [w - total for w in joint]
 
     def _observe_on_device(self, state: Tensor, log_likelihood: Tensor) -> None:
         joint = state[self.copies :] + log_likelihood
@@ -228,7 +203,26 @@ class Switch(Posterior):
         n, theta = self.copies, self.theta
         return [1 / n] * n + [theta / n] * n + [(1 - theta) / n] * n + [1.0]
 
+    def update(self, log_likelihood: Tensor | Sequence[float], underflow: float = inf) -> None:
+        """Update the posterior with one observation, as in :class:`Posterior`."""
+        state, numbers = self._state, log_likelihood
+        if isinstance(numbers, Tensor) and state.is_cpu:
+            numbers = numbers.tolist() if numbers.ndim == 1 else []
+        if isinstance(numbers, Tensor):
+            self.update_on_device(numbers, underflow)
+            return
+        if len(numbers) != self.copies:
+            raise _misfit(self.copies, log_likelihood)
+        if not -inf < sum(numbers) < inf:
+            numbers = without_failed(numbers)
+        if (best := max(numbers)) > -inf:
+            if underflow < inf:
+                numbers = [x if x > best - underflow else -inf for x in numbers]
+            updated = array("d", self._posterior(state.tolist(), numbers))
+            state.copy_(torch.frombuffer(updated, dtype=torch.float64))  # a third of the time of tensor()
+
     def _posterior(self, state: list[float], log_likelihood: Sequence[float]) -> list[float]:
+        """Return the state after an observation; ``-inf`` is for failed copies, which not all are."""
         # Probabilities are safe, without logarithms: every copy gets a share of the pool at each step, so a
         # weight that underflows would not have mattered again.
         n, theta, t = self.copies, self.theta, state[-1]
@@ -257,28 +251,30 @@ class Switch(Posterior):
 
     def _observe_on_device(self, state: Tensor, log_likelihood: Tensor) -> None:
         # Few operations: every one is a launch. With the joint weights q of a copy and an observation, both
-        # lines of the recursion are q + h B q, with a matrix B whose columns sum to 0.
-        n, both, t = self.copies, state[self.copies : -1], state[-1]
-        prior, exchange = self._constants(state)
+        # lines of the recursion are q + h B q, with a matrix B whose columns sum to 0. The sums of both, the
+        # weights of the copies, stand before them.
+        n, weights, t = self.copies, state[:-1], state[-1]
+        floor, exchange = self._constants(state)
         predicts = log_likelihood > -inf
-        joint = both.log().view(2, n) + log_likelihood
-        # If all that had weight failed, the others start again.
-        joint = torch.where(joint.amax() > -inf, joint, prior + log_likelihood)
-        q = joint.view(-1).softmax(0)
-        q = torch.addcdiv(q, torch.mv(exchange, q), t + 1).view(2, n) * predicts
         known = predicts.any()
-        torch.where(known, (q / q.sum()).view(-1), both, out=both)
-        torch.sum(both.view(2, n), 0, out=state[:n])
         t += known
+        # If all that had weight failed, the others start again: their weight of 0 counts as a tiny one.
+        joint = torch.maximum(weights[n:].log().view(2, n), floor) + log_likelihood
+        q = joint.view(-1).softmax(0)
+        stays, moves = torch.mv(exchange, q).view(2, -1)
+        found = torch.addcdiv(stays, moves, t).view(3, n) * predicts
+        torch.where(known, (found / found[0].sum()).view(-1), weights, out=weights)
 
     def _constants(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logarithm of the prior, and the matrix of the exchange at a switch."""
+        """Return the least logarithm of a weight, and the matrices of the weights and of their exchange."""
         known = self._exchange
         if known is None or known[0].device != state.device or known[0].dtype != state.dtype:
             n, theta = self.copies, self.theta
             to_all = torch.tensor([[theta / n]] * n + [[(1 - theta) / n]] * n, dtype=torch.float64)
             exchange = torch.cat([to_all.expand(-1, n) - torch.eye(2 * n, n), torch.zeros(2 * n, n)], 1)
-            known = to_all.view(2, n).log().to(state), exchange.to(state)
+            all_three = torch.cat([torch.eye(n).repeat(1, 2), torch.eye(2 * n)]).to(exchange)
+            least = to_all.view(2, n).log() - torch.finfo(state.dtype).eps ** -0.5
+            known = least.to(state), torch.cat([all_three, all_three @ exchange]).to(state)
             if not torch.compiler.is_compiling():  # a compiled step would be compiled again
                 self._exchange = known
         return known

@@ -39,14 +39,6 @@ class RateDistribution(ABC):
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rates at the places ``u``, in their type and on their device."""
 
-    def quantiles(self, places: list[Tensor]) -> list[Tensor]:
-        """Return the rates at several tensors of places, by as many operations as for one."""
-        if len({(u.dtype, u.device) for u in places}) != 1:
-            return [self.quantile(u) for u in places]
-        rates = self.quantile(torch.cat([u.flatten() for u in places]))
-        parts = rates.split([u.numel() for u in places])
-        return [part.view(u.shape) for part, u in zip(parts, places, strict=True)]
-
     def grid(self, copies: int) -> Tensor:
         """Return the rates of ``copies`` copies of the head, lowest first: the quantiles at even places."""
         ends = (0.5, 0.5) if copies == 1 else (0.0, 1.0)
@@ -97,14 +89,13 @@ class LogUniform(RateDistribution):
     hi: float
 
     def __post_init__(self) -> None:
-        lo = _check_rate("the lower end of the interval", self.lo)
-        hi = _check_rate("the upper end of the interval", self.hi)
-        if lo > hi:
+        for name, end in (("lo", "lower"), ("hi", "upper")):
+            rate = _check_rate(f"the {end} end of the interval", getattr(self, name))
+            object.__setattr__(self, name, rate)
+        if self.lo > self.hi:
             raise ValueError(
-                f"an interval of rates goes from low to high, got ({lo:g}, {hi:g}): swap the ends"
+                f"an interval of rates goes from low to high, got ({self.lo:g}, {self.hi:g}): swap the ends"
             )
-        object.__setattr__(self, "lo", lo)
-        object.__setattr__(self, "hi", hi)
 
     def quantile(self, u: Tensor) -> Tensor:
         """Return the rates at the places ``u``: geometric between the ends."""
@@ -281,9 +272,8 @@ def scaled(distribution: RateDistribution, factor: float) -> RateDistribution:
 
 def describe(distribution: RateDistribution) -> dict[str, Any]:
     """Return a distribution as plain values, equal for equal distributions."""
-    values: dict[str, Any] = {}
-    if dataclasses.is_dataclass(distribution):
-        values = {f.name: getattr(distribution, f.name) for f in dataclasses.fields(distribution)}
+    fields: Any = dataclasses.fields(distribution) if dataclasses.is_dataclass(distribution) else ()
+    values = {field.name: getattr(distribution, field.name) for field in fields}
     values = {k: describe(v) if isinstance(v, RateDistribution) else v for k, v in values.items()}
     return {"kind": type(distribution).__name__, **values}
 
@@ -291,12 +281,12 @@ def describe(distribution: RateDistribution) -> dict[str, Any]:
 def rebuild(description: dict[str, Any]) -> RateDistribution:
     """Return the distribution that :func:`describe` was given, unless its class is a user's."""
     values = {k: rebuild(v) if isinstance(v, dict) else v for k, v in description.items() if k != "kind"}
-    kinds: dict[str, Any] = {k.__name__: k for k in (Bernoulli, Constant, LogUniform, PerWeight, Redrawn)}
-    kind = kinds.get(description["kind"])
-    if kind is None:
-        raise ValueError(
-            f"the rates were drawn from {description['kind']}, which is not a distribution of alrao: build "
-            "the optimizer with the same lr before loading its state"
-        )
-    distribution: RateDistribution = kind(**values)
-    return distribution
+    kinds: list[Any] = [Bernoulli, Constant, LogUniform, PerWeight, Redrawn]
+    for kind in kinds:
+        if kind.__name__ == description["kind"]:
+            distribution: RateDistribution = kind(**values)
+            return distribution
+    raise ValueError(
+        f"the rates were drawn from {description['kind']}, which is not a distribution of alrao: build "
+        "the optimizer with the same lr before loading its state"
+    )

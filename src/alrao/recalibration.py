@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .finite import keep_finite_
+from .statistics import take_statistics
 from .trainable import find_alrao, unwrapped
 
 
@@ -16,9 +17,9 @@ from .trainable import find_alrao, unwrapped
 def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | str | None = None) -> None:
     """Compute the running statistics of BatchNorm layers again, at the averaged weights.
 
-    Under :class:`Auto` the statistics gathered in training belong to the training weights. This is torch's
-    ``update_bn`` at the weights that are evaluated: the statistics become the mean over the batches of
-    ``loader``. Everything but the BatchNorm layers is in evaluation mode meanwhile, so that dropout is off.
+    :class:`Auto` does this by itself, with the last batches of the training. This is torch's ``update_bn`` at
+    the weights that are evaluated: the statistics become the mean over the batches of ``loader``. Everything
+    but the BatchNorm layers is in evaluation mode meanwhile, so that dropout is off.
     The modes are restored. A model without such layers is left as it is.
 
     Args:
@@ -70,5 +71,6 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | 
         inner.train(dict(modes)[inner])  # with the weights of that mode
         for module, mode in modes:
             module.training = mode
+    take_statistics(layers)
     if not seen:
         raise ValueError("recalibrate needs at least one batch, the loader has none: pass the training data")

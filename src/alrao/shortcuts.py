@@ -21,6 +21,8 @@ from torch._C._autograd import _profiler_enabled as profiler_is_on
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from .watch import note_step
+
 __all__ = [
     "applied_as",
     "capturable_anywhere",
@@ -55,7 +57,7 @@ def mark_only_if_watched(func: Callable[P, R]) -> Callable[P, R]:
             or optimizer._optimizer_step_pre_hooks
             or optimizer._optimizer_step_post_hooks
             or _global_optimizer_pre_hooks
-            or _global_optimizer_post_hooks
+            or any(hook is not note_step for hook in _global_optimizer_post_hooks.values())
         )
         return (marked if watched else func)(*args, **kwargs)
 
@@ -65,7 +67,7 @@ def mark_only_if_watched(func: Callable[P, R]) -> Callable[P, R]:
 def step_inside(optimizer: Optimizer) -> None:
     """Step an optimizer that works inside another one, whose step global hooks have seen already."""
     step: Any = type(optimizer).step
-    if not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks) or not hasattr(step, "hooked"):
+    if not hasattr(step, "hooked"):
         optimizer.step()
         return
     for before in optimizer._optimizer_step_pre_hooks.values():

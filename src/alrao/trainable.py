@@ -78,13 +78,10 @@ def trained(model: Trainable | None, params: Iterable[Any] | None = None) -> tup
         return found, groups
     _check(net)
     logger.info(
-        "%d parameters were given without their layers: %s. The mode of a network cannot be seen either: "
-        "call optimizer.eval() before an evaluation or a checkpoint for inference, and optimizer.train() "
-        "after it, or pass the network itself",
+        "%d parameters were given without their layers: names and shapes tell their features. The mode of a "
+        "network cannot be seen either: call optimizer.eval() before an evaluation or a checkpoint for "
+        "inference, and optimizer.train() after it, or pass the network itself",
         sum(1 for _ in net.parameters()),
-        "axis 0 of each has its features, and a vector behind a matrix with as many rows is its bias"
-        if any(isinstance(layer, _Bare) for layer in net)
-        else "those whose names start alike are one layer, and shapes and names tell the features",
     )
     return Plain(net, []), groups
 
@@ -176,37 +173,33 @@ def _check(net: nn.Module) -> None:
 
 
 class LooseParameters(nn.Module):
-    """Parameters that share their features, without the layer that they belong to; any leaf tensors."""
+    """Parameters that share their features, without the layer that they belong to; any leaf tensors.
 
-    def __init__(self, own: dict[str, Tensor]) -> None:
+    Args:
+        own: the parameters, by the ends of their names.
+        axes: the axis of the features of each.
+    """
+
+    def __init__(self, own: dict[str, Tensor], axes: dict[str, int]) -> None:
         super().__init__()
         self._parameters.update(own)  # type: ignore[arg-type]
+        self.axes = axes
 
     def get_parameter(self, target: str) -> Any:
         """Return a parameter, which torch insists on being an ``nn.Parameter``."""
         return self._parameters[target]
 
 
-class _Bare(LooseParameters):
-    """A parameter without a name, maybe with the bias of its rows."""
-
-
-class _Named(LooseParameters):
-    """Parameters whose names start alike."""
-
-
-@register_features(_Bare)
-def _bare_features(layer: nn.Module) -> dict[str, int | Tensor]:
-    return {name: 0 for name, _ in layer.named_parameters(recurse=False)}
-
-
-@register_features(_Named)
-def _named_features(layer: nn.Module) -> dict[str, int | Tensor]:
-    return {name: guess_axis(name, p) for name, p in layer.named_parameters(recurse=False)}
+@register_features(LooseParameters)
+def _axes(layer: LooseParameters) -> dict[str, int]:
+    return layer.axes
 
 
 def _unnamed(params: list[Tensor]) -> nn.ModuleList:
-    """Return a module with parameters; a vector behind a matrix with as many rows shares its features."""
+    """Return a module with parameters, whose features are on axis 0.
+
+    A vector behind a matrix with as many rows shares its features, as the bias.
+    """
     layers: list[dict[str, Tensor]] = []
     before = None
     for p in params:
@@ -215,7 +208,7 @@ def _unnamed(params: list[Tensor]) -> nn.ModuleList:
         else:
             layers.append({"weight": p})
         before = p
-    return nn.ModuleList(map(_Bare, layers))
+    return nn.ModuleList(LooseParameters(own, dict.fromkeys(own, 0)) for own in layers)
 
 
 def _named(params: list[tuple[str, Tensor]]) -> nn.ModuleList:
@@ -227,4 +220,5 @@ def _named(params: list[tuple[str, Tensor]]) -> nn.ModuleList:
         if last in own or not last:
             raise ValueError(f"each parameter needs its own name, got {name!r} twice or an empty one")
         own[last] = parameter
-    return nn.ModuleList(map(_Named, layers.values()))
+    axes = [{name: guess_axis(name, p) for name, p in own.items()} for own in layers.values()]
+    return nn.ModuleList(map(LooseParameters, layers.values(), axes))

@@ -25,9 +25,6 @@ SHARED = (
 )
 """What torch keeps of a module and the wrapper has in common with its network: the very same containers."""
 
-OLD_PREFIX = "net."
-"""What names in a ``state_dict`` began with before the first release."""
-
 
 class Wrapper(nn.Module):
     """A module whose parameters, buffers, children and plain attributes are those of ``net``.
@@ -169,17 +166,8 @@ class Wrapper(nn.Module):
     def _save_to_state_dict(self, *args: Any) -> None:
         self.net._save_to_state_dict(*args)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self.translate(state_dict, prefix)
-        self.net._load_from_state_dict(state_dict, prefix, *args)
-
-    def translate(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Give a state whose names have a former prefix the present names."""
-        own = [key for key in state_dict if key.startswith(prefix)]
-        former = prefix + OLD_PREFIX
-        if OLD_PREFIX[:-1] not in self._modules and own and all(key.startswith(former) for key in own):
-            for key in own:
-                state_dict[prefix + key.removeprefix(former)] = state_dict.pop(key)
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.net._load_from_state_dict(*args)
 
 
 def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,6 +176,11 @@ def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     if hasattr(state_dict, "_metadata"):
         copied._metadata = state_dict._metadata  # type: ignore[attr-defined]
     return copied
+
+
+def shapes_of(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names in a state, with the shapes of tensors."""
+    return {key: getattr(value, "shape", None) for key, value in state_dict.items()}
 
 
 @contextmanager

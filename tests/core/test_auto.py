@@ -265,9 +265,11 @@ def test_a_closure_is_the_same_step():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("steps", "kept"), [(30, {"start", "exp_avg_sq"}), (55, {"exp_avg_sq", "z"})], ids=["search", "after"]
+    ("steps", "kept"),
+    [(30, {"start", "x", "exp_avg_sq"}), (55, {"exp_avg_sq", "z"})],
+    ids=["search", "after"],
 )
-def test_two_tensors_the_size_of_the_weights_and_no_more(steps, kept, dtype):
+def test_two_tensors_the_size_of_the_weights_after_the_search(steps, kept, dtype):
     model, optimizer = build(dtype=dtype, hidden=64)
     train(model, optimizer, 0, steps)
     for p in model.parameters():

@@ -159,12 +159,14 @@ def test_training_weights_without_their_averages_are_not_evaluated_in_silence(th
         {"eval": other.eval, "forward": lambda: other(batch(0)[0]), "collapse": other.collapse}[by]()
 
 
-def test_weights_of_the_search_are_the_same_for_both_and_cause_no_warning():
+def test_weights_of_the_search_have_an_average_too():
     model, optimizer = build()
     train(model, optimizer, 0, 30)
     other = without_optimizer(model)
     other.load_state_dict(save(model, optimizer)["model"])
-    assert torch.equal(other(batch(0)[0]), model(batch(0)[0]))
+    with pytest.warns(UserWarning, match=UNKNOWN):
+        out = other(batch(0)[0])
+    assert torch.equal(out, model(batch(0)[0]))
 
 
 def test_a_model_saved_in_training_mode_and_an_optimizer_saved_in_evaluation_mode():
@@ -288,6 +290,8 @@ def test_torchs_distributed_checkpoints_in_files(at, training, tmp_path):
     train(model, optimizer, 0, at)
     expected = weights(model) + weights(model.eval())
     model.train(training)
+    if at == 30:  # in the search there is no room for the other set
+        expected = 2 * weights(model)
     dcp.save(dict(zip("mo", get_state_dict(model, optimizer), strict=True)), checkpoint_id=tmp_path)
     other, its_optimizer = build(1, norm=True)
     states = dict(zip("mo", get_state_dict(other, its_optimizer), strict=True))
@@ -337,6 +341,7 @@ for step in range(start, 75):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(tmp_path):
     path = tmp_path / "checkpoint.pt"
     (tmp_path / "script.py").write_text(SCRIPT)

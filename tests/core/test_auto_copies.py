@@ -57,7 +57,8 @@ def test_a_second_run_continues_from_the_training_weights_of_the_first():
     assert equal(weights(model), y)
     train(model, optimizer, 60, 70)
     present = weights(model)
-    assert equal(weights(model.eval()), present), "without a warning: it searches again"
+    assert not equal(weights(model.eval()), present), "without a warning: it searches again"
+    assert equal(weights(model.train()), present)
 
 
 def test_a_replaced_optimizer_leaves_the_model_to_its_successor():

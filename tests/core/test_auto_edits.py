@@ -121,12 +121,34 @@ def test_an_embedding_with_a_largest_norm_is_evaluated_without_a_change_to_its_t
     assert its.state[one[2].weight]["k"] == 50
 
 
-def test_only_the_newest_of_two_optimizers_steps():
+GIVEN = {
+    "the network": lambda net: net,
+    "parameters": lambda net: net.parameters(),
+    "named parameters": lambda net: net.named_parameters(),
+    "some of the parameters": lambda net: [net[0].weight],
+}
+
+
+@pytest.mark.parametrize("older", GIVEN)
+@pytest.mark.parametrize("newer", GIVEN)
+def test_only_the_newest_of_two_optimizers_steps(older, newer):
     net = network()
-    first, second = alrao.Auto(net), alrao.Auto(net)
+    first = alrao.Auto(GIVEN[older](net))
+    train(net, first, 2)
+    second = alrao.Auto(GIVEN[newer](net))
     loss_of(net).backward()
     second.step()
     with pytest.raises(RuntimeError, match="only one optimizer can average them"):
+        first.step()
+    first.state_dict()
+
+
+@pytest.mark.parametrize("older", GIVEN)
+def test_an_optimizer_of_the_network_does_not_step_beside_one_of_its_alrao_model(older):
+    net = network()
+    first = alrao.Auto(GIVEN[older](net))
+    alrao.Auto(alrao.Alrao(net, 3))
+    with pytest.raises(RuntimeError, match=r"only one optimizer can average|not those that the"):
         first.step()
 
 

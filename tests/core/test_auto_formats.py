@@ -1,53 +1,14 @@
-"""States that the version before wrote, resumed; and states saved at the step at which the search ends."""
+"""States saved before the first step, and at the step at which the search ends."""
 
 import copy
 import io
-from math import sqrt
-from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from support.auto_runs import batch, build, equal, small, train, weights
+from support.auto_runs import build, equal, small, train, weights
 from torch import nn
 
 import alrao
-from alrao.auto.search import RateSearch
-
-FORMER = torch.load(Path(__file__).parents[1] / "support/states/auto-format-3.pt", weights_only=True)
-
-
-@pytest.mark.parametrize("which", FORMER)
-def test_a_state_of_the_format_before_is_resumed(which):
-    saved = FORMER[which]
-    net = small()
-    model = alrao.Alrao(net, 5) if which.startswith("copies") else net
-    optimizer = alrao.Auto(model, steps=167)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    low, high = saved["interval"]
-    assert optimizer.search.over == which.endswith("60")
-    if optimizer.search.over:
-        assert optimizer.interval() == pytest.approx([sqrt(low * high)] * 2)
-    else:
-        assert optimizer.search == RateSearch(), "the search was another one: it begins again"
-    for p, x in zip(model.eval().parameters(), saved["averaged"], strict=True):
-        torch.testing.assert_close(p.detach(), x)
-    model.train()
-    for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        if "exp_avg" in optimizer.state[p]:
-            assert not optimizer.state[p]["exp_avg"].any(), "a hidden matrix has a momentum now"
-        else:
-            assert torch.equal(optimizer.state[p]["exp_avg_sq"], saved["optimizer"]["state"][i]["v"])
-    before = loss(model)
-    train(model, optimizer, 60, 120)
-    assert loss(model.eval()) < before
-
-
-def loss(model):
-    x, y = batch(1000)
-    with torch.no_grad():
-        return F.cross_entropy(model(x), y).item()
 
 
 def resumed(model, optimizer, make):

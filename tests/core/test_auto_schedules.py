@@ -51,11 +51,11 @@ def test_a_factor_that_is_low_at_the_end_of_the_search_is_said():
         train(False, "0.7 every 23 steps")
 
 
-def test_the_end_of_the_search_is_logged_with_its_rate(caplog):
+def test_the_end_of_the_search_is_logged_with_its_step_rate_and_leading_copy(caplog):
     with caplog.at_level(logging.INFO, logger="alrao"):
         optimizer = train(True, None, 120)
     (line,) = [each.getMessage() for each in caplog.records if "search has ended" in each.getMessage()]
-    assert f"{optimizer.interval()[0]:.3g}" in line
+    assert f"at step {optimizer.search.steps}: learning rate {optimizer.interval()[0]:.3g}, copy " in line
 
 
 def test_an_absolute_rate_that_rises_is_warned_of():

@@ -40,10 +40,20 @@ def test_evaluating_restores_the_bits(dtype):
     assert equal(weights(model), weights(twin)), "evaluating never changes training"
 
 
-def test_during_the_search_both_are_the_same():
-    model, _ = trained(steps=30)
-    y = weights(model)
-    assert equal(weights(model.eval()), y)
+def test_during_the_search_the_average_of_its_weights_is_evaluated():
+    model, optimizer = build()
+    seen = []
+    for step in range(30):
+        train(model, optimizer, step, step + 1)
+        seen.append(weights(model))
+        if step in (0, 1, 12, 29):  # evaluations in between change nothing
+            parts = torch.arange(1.0, step + 2, dtype=torch.float64).square()
+            for i, p in enumerate(model.eval().parameters()):
+                way = torch.stack([each[i].double() for each in seen])
+                mean = torch.tensordot(parts / parts.sum(), way, 1)
+                torch.testing.assert_close(p.detach().double(), mean, rtol=1e-5, atol=1e-6)
+            model.train()
+            assert equal(weights(model), seen[-1])
 
 
 def test_the_mode_may_be_set_without_a_call():

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
-from alrao.runtime import blocks
+from alrao.optim import update
 
 OPTIMIZERS = {
     "momentum": lambda model, **o: alrao.SGD(
-        model, lr=(1e-3, 1), momentum=0.9, dampening=0.1, weight_decay=1e-3, **o
+        model, lr=(1e-3, 1), momentum=0.9, dampening=0.1, weight_decay=1e-2, **o
     ),
     "adam": lambda model, **o: alrao.Adam(model, lr=(1e-4, 0.1), weight_decay=1e-3, **o),
     "adamw": lambda model, **o: alrao.AdamW(model, lr=(1e-4, 0.1), amsgrad=True, **o),
@@ -47,7 +47,7 @@ def train(model, optimizer, steps, sign=1):
 
 
 def outcome(name, maximize, block, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(update, "BLOCK", block)
     torch.manual_seed(0)
     model = alrao.Alrao(Net(), 4)
     optimizer = OPTIMIZERS[name](model, foreach=False, maximize=maximize)
@@ -84,7 +84,7 @@ def test_blocks_of_any_size_give_the_numbers_of_an_update_at_once(name, maximize
     ],
 )
 def test_in_blocks_one_copy_at_one_rate_is_the_optimizer_of_torch(name, options, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 10)
+    monkeypatch.setattr(update, "BLOCK", 10)
     torch.manual_seed(0)
     net = Net()
     plain = copy.deepcopy(net)
@@ -100,10 +100,10 @@ def test_no_tensor_of_an_update_is_larger_than_a_block():
         torch.Size(shape) for shape in ((3, 1000, 512), (10, 300, 8), (5000, 512), (1, 70_000, 64), (9,))
     ]
     for shape in sizes:
-        cut = blocks.block_slices(shape)
+        cut = update.block_slices(shape)
         covered = torch.zeros(shape, dtype=torch.int8)
         for rows in cut:
-            assert covered[rows].numel() <= blocks.BLOCK
+            assert covered[rows].numel() <= update.BLOCK
             covered[rows] += 1
-        assert bool(cut) == (shape.numel() > blocks.BLOCK)
+        assert bool(cut) == (shape.numel() > update.BLOCK)
         assert not cut or (covered == 1).all()

@@ -91,7 +91,7 @@ def test_a_training_on_meta(optimizer, likelihood, averaging):
         chosen.load_state_dict(searched.state_dict())
         assert chosen.search.over
     x, y = batch(0, likelihood, "meta")
-    for _ in range(8):
+    for _ in range(3):
         with reads() as found:
             train(model, chosen, x, y, likelihood)
             model.eval()
@@ -251,7 +251,8 @@ def test_capturable_is_the_same_training(optimizer, events, seed):
 @pytest.fixture
 def every_step(monkeypatch):
     """Hidden matrices move at every step, as they do in a captured one."""
-    monkeypatch.setattr("alrao.auto.step.PERIOD", 1)
+    for module in ("step", "matrices"):
+        monkeypatch.setattr(f"alrao.auto.{module}.PERIOD", 1)
 
 
 @pytest.mark.usefixtures("every_step")

@@ -94,8 +94,13 @@ def compare(case, backend, what):
         torch.testing.assert_close(value, eager.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("what", ["model", "loss"])
-@pytest.mark.parametrize("case", CASES)
+FAST = [*((case, "model") for case in CASES), ("categorical", "loss"), ("one number", "loss")]
+SLOW = [(case, "loss") for case in CASES if (case, "loss") not in FAST]
+
+
+@pytest.mark.parametrize(
+    ("case", "what"), FAST + [pytest.param(*each, marks=pytest.mark.slow) for each in SLOW]
+)
 def test_compiled_equals_eager_without_recompilation(case, what):
     compare(case, "aot_eager", what)
 

@@ -43,8 +43,8 @@ def asleep_for(model, rank):
     """An optimizer two of whose four copies sleep: one is looked at every three steps."""
     optimizer = optimizer_for(model, rank, sleep=True)
     optimizer.model.head.awake = optimizer.model.head.part = slice(1, 3)
-    optimizer._sleep._every = [3, 1, 1, 1]
-    optimizer._sleep._behind = [0.0] * 4
+    optimizer._sleep.every = [3, 1, 1, 1]
+    optimizer._sleep.behind = [0.0] * 4
     return optimizer
 
 

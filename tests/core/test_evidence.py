@@ -26,10 +26,8 @@ def test_the_mean_and_the_sum_do_not_depend_on_a_factor_of_the_loss(log_p, weigh
     mean = (weight @ log_p / weight.sum()).tolist()
     assert evidence.log_likelihood("mean") == pytest.approx(mean)
     assert evidence.log_likelihood("sum") == pytest.approx([len(log_p) * x for x in mean])
-    assert evidence.is_likelihood(maximize=False)
-    assert not evidence.is_likelihood(maximize=True)
-    assert evidence.finite
-    assert not evidence.empty
+    assert not evidence.refused(maximize=False)
+    assert evidence.refused(maximize=True)
 
 
 def test_rows_of_a_softmax_are_packed_alike():
@@ -52,7 +50,7 @@ def test_evidence_of_several_passes_adds_up():
 
 def test_a_loss_that_is_no_likelihood_is_told_apart():
     packed = reports.no_likelihood(COPIES, torch.tensor(2.0))
-    assert not reports.read(packed, COPIES).is_likelihood(maximize=False)
+    assert reports.read(packed, COPIES).refused(maximize=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -99,7 +99,7 @@ def median_loss(net, highest, seeds):
     return median(sum(run(net, seed, 400, (1e-5, highest))[-50:]) / 50 for seed in seeds)
 
 
-@pytest.mark.parametrize(("net", "highest"), LEARNS)
+@pytest.mark.parametrize(("net", "highest"), LEARNS[::2])
 def test_it_also_learns(net, highest):
     assert median_loss(net, highest, SEEDS[:3]) < 0.5 * log(10)  # half of what guessing costs
 

@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 import torch
+from support.vision import torchvision
 from torch import nn
 
 import alrao
 from alrao.known_layers import guess_axis
-from alrao.lab.zoo.vision import torchvision
 
 SHAPES = {
     # torchvision and timm: vision transformers
@@ -111,24 +111,3 @@ def test_experts_of_transformers_have_a_rate_for_each_output(kind):
     if kind == "GptOss":
         rates = optimizer.rates(layer.gate_up_proj).flatten()
         assert torch.equal(rates, optimizer.rates(layer.gate_up_proj_bias).flatten())
-
-
-@pytest.mark.parametrize("kind", ["CondConv2d", "MultiQueryAttentionV2"])
-def test_layers_of_timm(kind):
-    layers = pytest.importorskip("timm.layers")
-    if kind == "CondConv2d":
-        layer = layers.CondConv2d(2, 3, 1, num_experts=2)
-        optimizer = optimizer_of(with_output(layer))
-        # One picture for each expert, of one pixel.
-        outputs = layer(torch.rand(2, 2, 1, 1).double() + 1, torch.eye(2).double()).flatten()
-        assert has_the_rates_of_its_outputs(optimizer, layer.weight, outputs)
-    else:
-        from timm.layers.attention2d import MultiQueryAttentionV2
-
-        layer = MultiQueryAttentionV2(4, 4, num_heads=2, key_dim=3, value_dim=3)
-        optimizer = optimizer_of(with_output(layer))
-        z = torch.rand(4).double() + 1
-        assert has_the_rates_of_its_outputs(
-            optimizer, layer.query_proj, torch.einsum("d,hkd->hk", z, layer.query_proj).flatten()
-        )
-        assert has_the_rates_of_its_outputs(optimizer, layer.key_proj, z @ layer.key_proj)

@@ -143,6 +143,7 @@ def test_the_evidence_counts_the_rows():
         assert model.head.evidence.grad[-1] == rows
 
 
+@pytest.mark.slow
 @needs_compile
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

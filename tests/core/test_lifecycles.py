@@ -9,11 +9,17 @@ from support.lifecycles import EDITS, EVENTS, case_of, failure, script, shrink
 
 import alrao
 
-CASES, PART = 300, 20
-"""How many run here; ``python -m support.lifecycles --cases 5000`` runs more."""
+CASES, FAST, PART = 300, 120, 20
+"""How many run here, and fast; ``python -m support.lifecycles --cases 5000`` runs more."""
 
 
-@pytest.mark.parametrize("first", range(0, CASES, PART))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, FAST, PART),
+        *(pytest.param(first, marks=pytest.mark.slow) for first in range(FAST, CASES, PART)),
+    ],
+)
 def test_lifecycles(first):
     failed = [(case, why) for case in map(case_of, range(first, first + PART)) if (why := failure(case))]
     assert not failed, "\n".join(f"seed {case.seed}: {why}\n{script(case)}" for case, why in failed)
@@ -21,7 +27,7 @@ def test_lifecycles(first):
 
 def test_a_case_follows_from_its_seed():
     assert case_of(3) == case_of(3) != case_of(4)
-    assert {event.name for seed in range(CASES) for event in case_of(seed).events} == EVENTS.keys()
+    assert {event.name for seed in range(FAST) for event in case_of(seed).events} == EVENTS.keys()
 
 
 # Faults planted to see that they are found.

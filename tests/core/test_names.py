@@ -124,15 +124,6 @@ def test_a_checkpoint_with_another_output_layer_is_refused():
     assert same(dict(before), dict(model.state_dict()))
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_state_with_the_former_names_loads(nested):
-    model, other = alrao.Alrao(Net(), 3), alrao.Alrao(Net(), 3)
-    train(model, alrao.SGD(model))
-    former = {("model." if nested else "") + f"net.{key}": value for key, value in model.state_dict().items()}
-    (nn.ModuleDict({"model": other}) if nested else other).load_state_dict(former)
-    assert same(dict(other.state_dict()), dict(model.state_dict()))
-
-
 def test_a_network_with_a_child_called_net():
     class Outer(nn.Module):
         def __init__(self):

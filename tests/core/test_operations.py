@@ -31,7 +31,27 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class Block(nn.Module):
+    """The tensors of a block of GPT-2, whose hidden matrices have four shapes."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention = nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width)])
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        queries, keys, values = self.attention[0](self.norms[0](x)).chunk(3, -1)
+        x = x + self.attention[1](queries.sigmoid() * keys + values)
+        return x + self.mlp(self.norms[1](x))
+
+
 def network(tensors):
+    if tensors == 148:
+        blocks = (Block(16) for _ in range(12))
+        return nn.Sequential(
+            nn.Linear(16, 16, bias=False), *blocks, nn.LayerNorm(16), nn.Linear(16, 5, False)
+        )
     layers = [nn.Linear(16, 8)]
     for _ in range(tensors // 2 - 2):
         layers += [nn.ReLU(), nn.Linear(8, 8)]
@@ -80,31 +100,30 @@ def test_a_capturable_step_takes_as_many_operations_for_many_tensors_as_for_few(
         assert not READS & found.keys()
 
 
-MATRICES = 45
-"""Operations of the orthogonal steps of hidden matrices, which have two shapes in these networks."""
-
-
 @pytest.mark.parametrize("tensors", [18, 148])
-@pytest.mark.parametrize(("wrapped", "most"), [(True, 60), (False, 40)], ids=["copies", "plain"])
+@pytest.mark.parametrize(("wrapped", "most"), [(True, 75), (False, 55)], ids=["copies", "plain"])
 def test_autos_capturable_step_after_the_search_is_short_and_reads_nothing(wrapped, most, tensors):
+    """All matrices move at each of these steps."""
     model, optimizer, _ = searched(tensors, wrapped=wrapped, capturable=True)
     for found in counted(model, optimizer, 8)[1:]:
-        assert found.total() <= most + MATRICES + 27, found  # and once more what a captured step counts
+        assert found.total() <= most, found
         assert not READS & found.keys()
 
 
 @pytest.mark.parametrize("tensors", [18, 148])
-@pytest.mark.parametrize(("wrapped", "most"), [(True, 60), (False, 40)], ids=["copies", "plain"])
+@pytest.mark.parametrize(("wrapped", "most"), [(True, 60), (False, 41)], ids=["copies", "plain"])
 def test_autos_step_on_another_device_after_the_search_is_short_and_reads_nothing(wrapped, most, tensors):
     _, before, _ = searched(tensors, wrapped=wrapped)
     model = (alrao.Alrao(network(tensors)) if wrapped else network(tensors)).to("meta")
     optimizer = auto(model)
     optimizer.load_state_dict(before.state_dict())
-    taken = [found.total() for found in counted(model, optimizer, 12, "meta")[1:]]
-    assert sorted(taken)[-3] <= most, "matrices move at every fifth step"
-    assert max(taken) <= most + MATRICES
-    for found in counted(model, optimizer, 5, "meta"):
-        assert not READS & found.keys()
+    found = counted(model, optimizer, 12, "meta")[1:]
+    taken = [each.total() for each in found]
+    assert max(taken) <= most, "also where matrices move"
+    shapes = {18: 2, 148: 3}[tensors]
+    assert sum(each["aten.baddbmm.default"] > 0 for each in found[:5]) == shapes, "each shape at its turn"
+    for each in found:
+        assert not READS & each.keys()
 
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["copies", "plain"])

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.small import TRANSFORMER
+from support.vision import torchvision
 from torch import nn
 
 import alrao
-from alrao.lab.zoo.vision import torchvision
 
 
 def mlp(outputs=3):

@@ -104,8 +104,8 @@ def test_between_looks_sleepers_and_their_state_stay(short_cycles):
         put_to_sleep(model, slice(2, 4))
         weight = model.head.weight
         before = copy.deepcopy([weight.detach(), optimizer.state[weight]])
-        optimizer._sleep.position, optimizer._sleep._every = 0, [9] * COPIES
-        optimizer._sleep._behind = [0.0] * COPIES
+        optimizer._sleep.position, optimizer._sleep.every = 0, [9] * COPIES
+        optimizer._sleep.behind = [0.0] * COPIES
         train(model, optimizer, range(55, 58))
         moved = (weight.detach() != before[0]).flatten(1).any(1)
         assert moved.tolist() == [False, False, True, True, False, False]
@@ -127,8 +127,8 @@ def test_a_run_killed_while_copies_sleep_resumes_to_the_bit(name, model_first, s
     begin = 69 if name == "auto" else 60  # in the middle of a cycle
     train(model, optimizer, range(begin))
     put_to_sleep(model, slice(3, 5))  # not all of these runs have settled
-    optimizer._sleep._behind = [-0.1] * COPIES
-    optimizer._sleep._every = [5, 4, 2, 1, 1, 1]
+    optimizer._sleep.behind = [-0.1] * COPIES
+    optimizer._sleep.every = [5, 4, 2, 1, 1, 1]
     parts = set()
     for step in range(begin, begin + 13):
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))

@@ -45,9 +45,19 @@ def norm_of(model):
     return getattr(model, "net", model)[1]
 
 
+def replacing(change):
+    """A change that puts other parameters into the model, which need an optimizer of their own."""
+
+    def changed(model, optimizer):
+        change(model)
+        return model, type(optimizer)(model)
+
+    return changed
+
+
 CHANGES = {
     "load": changing(lambda model: model.load_state_dict(used(1).state_dict())),
-    "load, assigned": changing(lambda model: model.load_state_dict(used(1).state_dict(), assign=True)),
+    "load, assigned": replacing(lambda model: model.load_state_dict(used(1).state_dict(), assign=True)),
     "load of a layer": changing(lambda model: norm_of(model).load_state_dict(used(1)[1].state_dict())),
     "load through a module": changing(
         lambda model: nn.ModuleList([model]).load_state_dict(nn.ModuleList([used(1)]).state_dict())
@@ -56,7 +66,7 @@ CHANGES = {
     "deepcopy": lambda *pair: copy.deepcopy(pair),
     "pickle": lambda *pair: pickle.loads(pickle.dumps(pair)),
     "load into a copy": lambda *pair: CHANGES["load"](*copy.deepcopy(pair)),
-    "a device and back": changing(
+    "a device and back": replacing(
         lambda model: model.to("meta").to_empty(device="cpu").load_state_dict(used(1).state_dict())
     ),
 }

@@ -111,7 +111,7 @@ def test_axis_0_has_the_features_of_parameters_without_a_module(caplog):
     assert len(everything.unique()) == len(everything)
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "axis 0" in record.getMessage()
+    assert "without their layers" in record.getMessage()
     assert "optimizer.eval()" in record.getMessage()
 
 
@@ -367,3 +367,53 @@ def test_make_still_builds_with_groups_beside_a_model():
     groups = [{"params": model.net[:3].parameters()}, {"params": model.head.parameters()}]
     assert len(alrao.Auto(model, params=groups).param_groups) == 2
     assert len(alrao.Auto(model=model).param_groups) == len(optimizer.param_groups) == 1
+
+
+# Parameters that others take the place of.
+
+BUILT = {
+    "SGD": alrao.SGD,
+    "Auto": alrao.Auto,
+    "capturable": lambda model: alrao.AdamW(model, capturable=True),
+    "PerFeature": lambda model: alrao.PerFeature(torch.optim.NAdam, model),
+}
+
+
+def assigned(model):
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+def assigned_in_part(model):
+    last = {name: p.detach().clone() for name, p in model.state_dict().items() if name == "0.bias"}
+    model.load_state_dict(last, strict=False, assign=True)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("change", [assigned, assigned_in_part])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("kind", BUILT)
+def test_parameters_that_are_not_the_models_any_more_are_refused(kind, wrapped, change, steps):
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = alrao.Alrao(net, 3) if wrapped else net
+    optimizer = BUILT[kind](model)
+
+    def step():
+        model.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3).backward()
+        optimizer.step()
+
+    for _ in range(steps):
+        step()
+    change(model)
+    with pytest.raises(RuntimeError, match=r"the first '0\.\w+', are not those.*Build the optimizer after"):
+        step()
+
+
+def test_a_layer_that_is_left_out_is_no_fault():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+    optimizer = alrao.Auto(net)
+    del net[1]
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(torch.randn(6, 4)), torch.arange(6) % 3).backward()
+        optimizer.step()

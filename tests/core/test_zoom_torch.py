@@ -115,7 +115,7 @@ def test_resumed_to_the_bit(at, optimizer_first):
         torch.manual_seed(seed)
         model = a_model()
         optimizer = alrao.Adam(model)
-        return model, optimizer, Zoom(optimizer, 20, memory=15, every=4)
+        return model, optimizer, Zoom(optimizer, 20, every=4)
 
     model, optimizer, zoom = start(0)
     for seed in range(at):

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from support.vision import torchvision  # noqa: F401  before timm imports it
 
 import alrao
-from alrao.lab.zoo.vision import torchvision  # noqa: F401  before timm imports it
 
 timm = pytest.importorskip("timm", reason="needs timm")
 

@@ -274,6 +274,7 @@ def test_skorchs_own_net_evaluates_an_alrao_model_without_a_callback():
 # fastai.
 
 
+@pytest.mark.slow
 def test_fastais_wrapper_builds_auto_and_the_code_on_its_page_runs(tmp_path):
     if importlib.util.find_spec("fastai") is None:
         pytest.skip("needs fastai")

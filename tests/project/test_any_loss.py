@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.tools import ROOT
 
-pytest.importorskip("sklearn", reason="needs alrao[lab]")
-pytest.importorskip("prodigyopt", reason="needs alrao[peers]")
+pytest.importorskip("sklearn", reason="needs alrao-lab")
+pytest.importorskip("prodigyopt", reason="needs alrao-lab[peers]")
 
 
 @pytest.fixture

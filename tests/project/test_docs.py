@@ -105,6 +105,7 @@ def test_the_site_builds_strictly_and_is_complete(tmp_path):
     assert not [page for page in tmp_path.rglob("*.html") if ":class:" in page.read_text("utf-8")]
 
 
+@pytest.mark.slow
 def test_broken_links_and_missing_names_fail_the_build(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
@@ -196,7 +197,7 @@ def test_links_that_leave_the_docs_lead_to_pages():
 
 @pytest.fixture
 def comparison():
-    pytest.importorskip("pandas", reason="the workbench needs alrao[lab]")
+    pytest.importorskip("pandas", reason="the workbench needs alrao-lab")
     return tool("comparison")
 
 
@@ -206,17 +207,17 @@ def test_the_comparison_shows_the_results_as_they_are(comparison):
 
 
 def test_the_figure_of_the_readme_shows_the_records_as_they_are():
-    pytest.importorskip("plotly", reason="the workbench needs alrao[lab]")
+    pytest.importorskip("plotly", reason="the workbench needs alrao-lab")
     for path, content in tool("hero").figures().items():
         assert path.read_text("utf-8") == content, "run: make pages"
         assert content.count("<circle") == 7 + 5, "SGD at seven rates, Adam at five"
 
 
 def test_the_page_of_results_shows_the_records_as_they_are():
-    pytest.importorskip("pandas", reason="the workbench needs alrao[lab]")
-    from alrao.lab.records import read_runs
-    from alrao.lab.render.markdown import page
-    from alrao.lab.table import experiments
+    pytest.importorskip("pandas", reason="the workbench needs alrao-lab")
+    from alrao_lab.records import read_runs
+    from alrao_lab.render.markdown import page
+    from alrao_lab.table import experiments
 
     names = re.search(r"^PAGE := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.M)[1].split()
     reading = read_runs(ROOT / "results" / f"{name}.jsonl.xz" for name in names)
@@ -244,10 +245,10 @@ def test_the_comparison_says_of_the_results_what_is_true(comparison):
 
 
 def test_the_workbench_page_names_every_task_method_and_command():
-    pytest.importorskip("click", reason="the workbench needs alrao[lab]")
-    from alrao.lab.cli.app import cli
-    from alrao.lab.methods import METHODS
-    from alrao.lab.tasks import TASKS
+    pytest.importorskip("click", reason="the workbench needs alrao-lab")
+    from alrao_lab.cli.app import cli
+    from alrao_lab.methods import METHODS
+    from alrao_lab.tasks import TASKS
 
     text = (DOCS / "workbench.md").read_text("utf-8")
     assert not [name for name in (*TASKS, *METHODS) if not re.search(rf"`{name}[`@]", text)]
@@ -261,7 +262,7 @@ NOT_RUN = {
     "integrations/huggingface.md": "loads a pre-trained model; test_huggingface.py runs it with a small one",
     "integrations/reinforcement-learning.md": "trains for 200,000 steps; test_sb3.py trains for a few",
 }
-VISION = "from alrao.lab.zoo.vision import torchvision  # before others import it"
+VISION = "from support.vision import torchvision  # before others import it"
 BEFORE = {
     "how-to/lora.md": VISION,
     "how-to/timm.md": VISION,
@@ -322,6 +323,8 @@ def test_the_loop_of_the_readme_runs():
     assert type(names["plain"]) is torch.nn.Sequential
 
 
+LONG = {"how-to/accelerators.md", "how-to/lora.md"}
+"""Pages whose code runs for several seconds."""
 WITH_CODE = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md")) if blocks(page)}
 
 
@@ -333,7 +336,13 @@ def test_code_is_found():
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning")  # torch.onnx itself
-@pytest.mark.parametrize("name", sorted(set(WITH_CODE) - set(NOT_RUN)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+        for name in sorted(set(WITH_CODE) - set(NOT_RUN))
+    ],
+)
 def test_the_code_on_a_page_runs(name, tmp_path, monkeypatch):
     for package in NEEDS.get(name, ()):
         if importlib.util.find_spec(package) is None:

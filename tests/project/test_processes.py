@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch.multiprocessing as mp
-from support.lab_runs import in_child
+from lab_support.runs import in_child
 from support.processes import together, torchrun
 
 FOREVER = 300

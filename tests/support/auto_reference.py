@@ -18,7 +18,8 @@ class SlowAuto:
     ):
         self.y = {name: w.clone() for name, w in weights.items()}
         self.start = {name: w.clone() for name, w in weights.items()}
-        self.x = self.z = None
+        self.x = {name: w.clone() for name, w in weights.items()}
+        self.z = None
         self.v = {name: torch.zeros_like(w) for name, w in weights.items()}
         self.m = {name: torch.zeros_like(weights[name]) for name in matrices}
         self.head, self.longest = head, longest
@@ -48,40 +49,46 @@ class SlowAuto:
     def step(self, grads, factor=1.0):
         self.t += 1
         if self.searching:
+            self.squares += self.t**2
             self.estimate(grads)
         else:
             self.k += 1
             self.squares += self.k**2
         for name, g in grads.items():
             y, rate = self.y[name], self.rate(name) if self.searching else factor * self.rate(name)
-            decay = (rate * self.weight_decay).clamp(max=1) * y
+            decay = rate * min(self.weight_decay, 1 / (3 * self.eta)) * y
             if name in self.m and not self.searching:
-                delta = decay + rate * self.matrix_step(name, g)
+                moves = 5 if self.k >= 5 and self.k % 5 == self.turn(name) else 0
+                delta = moves * (decay + rate * self.matrix_step(name, g))
             else:
                 self.v[name] = self.beta2 * self.v[name] + (1 - self.beta2) * g**2
                 delta = decay + rate * g / ((self.v[name] / (1 - self.beta2**self.t)).sqrt() + self.eps)
             if self.searching:
                 self.y[name] = y - delta
+                self.x[name] = self.x[name] + self.t**2 / self.squares * (self.y[name] - self.x[name])
             else:
                 self.z[name] = self.z[name] - delta
                 self.x[name] = self.x[name] + self.k**2 / self.squares * (self.z[name] - self.x[name])
                 self.y[name] = (1 - self.beta) * self.z[name] + self.beta * self.x[name]
         if self.searching and self.ends:
-            self.settled_at_end, self.searching = self.settled, False
+            self.settled_at_end, self.searching, self.squares = self.settled, False, 0.0
             self.x = {name: y.clone() for name, y in self.y.items()}
             self.z = {name: y.clone() for name, y in self.y.items()}
 
+    def turn(self, name):
+        """The place of a matrix in the period of five: that of its shape among all."""
+        sides = {name: tuple(sorted(m.flatten(1).shape)) for name, m in self.m.items()}
+        return sorted(set(sides.values())).index(sides[name]) % 5
+
     def matrix_step(self, name, g):
         self.m[name] = 0.95 * self.m[name] + 0.05 * g
-        if self.k % 5:
-            return torch.zeros_like(g)
         a, b, c = 3.4445, -4.7750, 2.0315
         X = (0.95 * self.m[name] + 0.05 * g).flatten(1)
         X = X / X.square().sum().sqrt()
         for _ in range(5):
             A = X @ X.T
             X = a * X + (b * A + c * A @ A) @ X
-        return 5 * 0.2 * max(X.shape) ** 0.5 * X.view(g.shape)
+        return 0.2 * max(X.shape) ** 0.5 * X.view(g.shape)
 
     def estimate(self, grads):
         """Move the estimate of the distance with the gradients at the present weights; for the next step."""
@@ -103,4 +110,4 @@ class SlowAuto:
         return (self.settled and self.t >= 50) or self.t >= self.longest
 
     def average(self, name):
-        return self.y[name] if self.x is None else self.x[name]
+        return self.x[name]

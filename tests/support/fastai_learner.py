@@ -10,7 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from alrao.lab.zoo.vision import torchvision  # noqa: F401  before fastai imports it
+from vision import torchvision  # noqa: F401  before fastai imports it
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its imports use what torch and pandas have deprecated

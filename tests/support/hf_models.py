@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import alrao
-from alrao.lab.zoo.vision import torchvision  # noqa: F401  before transformers imports it
 from support.small import TRANSFORMER
+from support.vision import torchvision  # noqa: F401  before transformers imports it
 
 pytest.importorskip("transformers", reason="needs alrao[huggingface]")
 pytest.importorskip("accelerate", reason="needs alrao[huggingface]")

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import alrao
-from alrao.lab.zoo.vision import torchvision  # noqa: F401  before Lightning imports it
+from support.vision import torchvision  # noqa: F401  before Lightning imports it
 
 pytest.importorskip("lightning", reason="needs alrao[lightning]")
 

@@ -72,7 +72,7 @@ def _member(rank, work, processes, port, arguments):
 
 
 def torchrun(script, *arguments, processes=2, deadline=DEADLINE):
-    """The exit code and what was written, of a script beside this file; no process outlives the call."""
+    """The exit code and what was written, of a script (a path from here); no process outlives the call."""
     here = Path(__file__).parent
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
     command += [here / "traced.py", deadline, here / script, *arguments]

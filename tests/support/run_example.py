@@ -1,12 +1,12 @@
 """Runs an example as `python file.py arguments` does, where torchvision's operators cannot be loaded too.
 
-Lightning and transformers import torchvision; see alrao.lab.zoo.vision.
+Lightning and transformers import torchvision; see vision.py.
 """
 
 import runpy
 import sys
 
-from alrao.lab.zoo.vision import torchvision
+from vision import torchvision
 
 if __name__ == "__main__":
     assert torchvision.__version__

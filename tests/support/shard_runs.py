@@ -39,7 +39,7 @@ OPTIMIZERS = {
     "adamw": lambda model: alrao.AdamW(model, lr=(1e-3, 0.1), amsgrad=True, maximize=False),
     "per-feature": lambda model: alrao.PerFeature(torch.optim.NAdam, model, lr=(1e-3, 0.1)),
     "per-weight": lambda model: alrao.SGD(model, lr=alrao.paper.PerWeight(alrao.LogUniform(1e-2, 1.0))),
-    "auto": lambda model: alrao.Auto(model, steps=8, weight_decay=1e-3),  # two steps of search, then averages
+    "auto": lambda model: alrao.Auto(model, steps=8, weight_decay=1e-2),  # two steps of search, then averages
 }
 
 

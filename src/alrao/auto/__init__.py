@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable
-from math import sqrt
 from typing import Any
 
 import torch
@@ -17,33 +16,36 @@ from torch import Generator, Tensor
 
 from ..finite import is_finite, zero_nonfinite
 from ..optim import AlraoOptimizer, checkpoint
-from ..optim.checks import check_at_least_0, check_steps
-from ..optim.factor import HIGHEST, LOW, check_factor
-from ..optim.groups import GroupRates
+from ..optim.base import check_at_least_0
+from ..optim.groups import HIGHEST, LOW, GroupRates, check_factor
 from ..optim.update import GroupUpdate
 from ..rates import Constant, LogUniform, RateDistribution
-from ..runtime.capturable import counter, widest
-from ..runtime.sharding import is_shard, sum_over_shards
+from ..runtime.capturable import widest
+from ..runtime.sharding import is_shard, over_shards
+from ..statistics import AveragedStatistics, batch_norms
 from ..trainable import Trainable
 from ..warn import warn
 from .matrices import hidden_matrices
-from .search import USUAL, RateSearch, distance_for
+from .search import USUAL, RateSearch
 from .step import Moving, round_to_, take_step
 from .swap import Averages, training_weights, wide_dtype
 
 __all__ = ["Auto", "AutoScheduleFree"]
 
-SMALL = 2**20
-"""Weights of a group that are updated all at once by default: that sets aside too little to matter."""
-
 COPIES = (0.01, 3.0)
 """Rates of the slowest and of the fastest copy of the head after the search, in units of the body's."""
 
+LEAST_DECAY = 5e-3
+"""With less, 1,000 steps at a usual rate of 0.005 take less than 3 % of a weight."""
+
+PATIENCE = 10
+"""Steps in evaluation mode before a warning: some programs make a few on purpose."""
+
+IDLE, IDLE_STEPS = 0.01, 300
+"""A factor below which nothing moves, and the steps in a row with one before a warning."""
+
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
-
-FORMER = {"u", "gain", "gain_mean", "gain_mean_size", "last", "worth", "total", "total_size"}
-"""Keys of a parameter's state in formats 3 and 4 that are not needed any more."""
 
 logger = logging.getLogger("alrao")
 
@@ -75,8 +77,8 @@ class Auto(AlraoOptimizer):
        Muon, at every fifth step. The copies of the head get rates of their own, from 0.01 to 3 times that.
 
     The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
-    while it is in evaluation mode. During the search both are the same. A model that has not been trained
-    yet gets copies of the head that are all like the first one, so that only their rates differ.
+    while it is in evaluation mode; during the search, :math:`y` is the newest weights. A model that has not
+    been trained yet gets copies of the head that are all like the first one, so that only their rates differ.
 
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
@@ -101,6 +103,9 @@ class Auto(AlraoOptimizer):
         process_group: the processes that train this model together.
         swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
             training weights in both modes, for a network that acts while it learns.
+        recalibrate: in evaluation mode and in checkpoints, compute BatchNorm's running statistics at the
+            averaged weights, from the last 1,024 rows of the training. With False they are those
+            that training has gathered, as with ``capturable``, shards, ``swap=False`` and compiled networks.
         sleep: after the search, leave out copies of the head while their posterior weight is negligible, as
             in :class:`SGD`. None: where it pays, for a classifier on the CPU whose copies have a million
             weights together; False: never.
@@ -126,9 +131,10 @@ class Auto(AlraoOptimizer):
     2024, for steps of matrices; Mishchenko and Defazio, "Prodigy", 2024, for the search.
     """
 
-    _wide = AlraoOptimizer._wide | {"z", "exp_avg_sq", "exp_avg"}
+    _wide = AlraoOptimizer._wide | {"x", "z", "exp_avg_sq", "exp_avg"}
     _starts_as_weights = frozenset({"z"})
     _after_refusal = "That step was taken without gradients"
+    _small = 2**20  # sets aside too little to matter
     makes_state_early = False
 
     def __init__(
@@ -146,18 +152,27 @@ class Auto(AlraoOptimizer):
         foreach: bool | None = None,
         process_group: Any = None,
         swap: bool = True,
+        recalibrate: bool = True,
         sleep: bool | None = None,
         capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
+        if 0 < weight_decay < LEAST_DECAY:
+            warn(
+                f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
+                "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
+                "for the default, 0.2, or pass 0.0 for no decay"
+            )
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps!r}")
         usual = check_factor(lr)
-        self.search = RateSearch.of(check_steps(steps))
+        self.search = RateSearch.of(steps)
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
-        self._matrices: set[Tensor] = set()
+        self._turns: dict[Tensor, int] = {}  # of hidden matrices
+        self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
+        self._in_evaluation = self._idle = 0
         super().__init__(
             model, (COPIES[0] * USUAL, COPIES[1] * USUAL),
             {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
@@ -167,7 +182,10 @@ class Auto(AlraoOptimizer):
         self._factors = self._factors if usual else None  # of which it has warned now
         self.search.over = not any(group["follows"] for group in self.param_groups)
         self.averages = Averages(self, swap)
-        self.model.averaged_by(self.averages)
+        net = self.model.net
+        if recalibrate and swap and not capturable and not self.sharded_modules and batch_norms(net):
+            self.averages.statistics = AveragedStatistics(net, [net], self.averages)
+        self.averages.take_over(self.model)
         self.model.head.start_alike()
 
     @property
@@ -193,7 +211,7 @@ class Auto(AlraoOptimizer):
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
-        self._matrices = hidden_matrices(self.model.net, self.head_parameters)
+        self._turns = hidden_matrices(self.model.net, self.head_parameters)
         group = self.param_groups[-1]
         if follows and lr is not None:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
@@ -216,6 +234,7 @@ class Auto(AlraoOptimizer):
             group["d"] = self.search.rate * group["scale"]
             rates.body = Constant(group["d"])
             rates.copies = LogUniform(*(group["d"] * part for part in COPIES))
+        group["highest"] = max(float(each.grid(2)[-1]) for each in (rates.body, rates.copies))
         super()._compute(rates, group)
 
     # The modes.
@@ -245,7 +264,7 @@ class Auto(AlraoOptimizer):
 
     # The step.
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, on_device: bool) -> None:
         averages = self.averages
         if not self.state:  # a program has cleared it, as fastai does when it freezes layers
             for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
@@ -257,54 +276,109 @@ class Auto(AlraoOptimizer):
                 "them: step the newer one, or build one Auto for all parameters"
             )
         averages.recognise(stepping=True)
-        self.model.check_gradients(averages.evaluating and averages.differ)
+        self._notice_mode(averages.evaluating and averages.differ)
+        self._notice_factor()
         averages.leave()
-        averages.notice_changes(reads=not self.on_device)
+        averages.notice_changes(reads=not on_device)
+
+    def _notice_mode(self, evaluating: bool) -> None:
+        """Warn once of a training that goes on in evaluation mode, or of gradients of the other mode."""
+        self.model.check_gradients(evaluating)
+        self._in_evaluation = self._in_evaluation + 1 if evaluating else 0
+        if self._in_evaluation == PATIENCE:
+            warn(
+                f"{PATIENCE} steps in a row were made in evaluation mode, with gradients at the averaged "
+                "weights, which learns more slowly: call model.train() before the training. To freeze "
+                "dropout or BatchNorm, call eval() of those layers only"
+            )
+
+    def _notice_factor(self) -> None:
+        """Warn once of a factor so low that nothing moves, as ``ReduceLROnPlateau`` leaves it."""
+        factor = self.param_groups[0]["lr"]
+        if isinstance(factor, Tensor) or not self.search.over or not 0 < factor < IDLE:
+            self._idle = 0
+            return
+        self._idle += 1
+        if self._idle == IDLE_STEPS and self.param_groups[0].get(HIGHEST, 0.0) > LOW:
+            warn(
+                f"param_groups[…]['lr'] was below {IDLE} in {IDLE_STEPS} steps in a row, and is "
+                f"{factor:.3g}: the factor on the rate that Auto has found, with which the weights hardly "
+                "move. Auto averages the weights and needs no schedule: leave the scheduler out"
+            )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         searching = not self.search.over
         states = self._states_of(u.params, group)
         whole = self._whole_of(group)
-        y = [training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
+        y = [
+            training_weights(p, state) if "rest" in state else p.detach()
+            for p, state in zip(u.params, states, strict=True)
+        ]
         pairs = zip(u.grads, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
         rates: list[Any] = list(u.rates)
-        lr = _usable(u.factor)
+        weight_decay, highest = group["weight_decay"], group["highest"]
+        if weight_decay * highest > 1:  # at most all of a weight decays
+            weight_decay = 1 / highest
+        lr = _usable(u.factor, 1 / (weight_decay * highest) if weight_decay * highest > 0 else LARGEST_FACTOR)
         if searching and group["follows"]:
             self._observe_way([whole.get(p, p) for p in u.params], states, y, g, group["betas"][1])
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
-        for (_, matrices, beta), at in _of_one_kind(states, group["beta"]):
-            own = {j: rates[i] for j, i in enumerate(at) if isinstance(rates[i], Tensor)}
+        for at in _of_one_age(states):
+            turns = {
+                j: self._turns[whole.get(u.params[i], u.params[i])]
+                for j, i in enumerate(at)
+                if "exp_avg" in states[i]
+            }
+            rate = next((rates[i] for i in at if not isinstance(rates[i], Tensor)), 1.0)
             moving = Moving(
                 y=[y[i] for i in at],
                 z=[] if searching else [states[i]["z"] for i in at],
                 g=[g[i] for i in at],
-                moments=[states[i]["exp_avg" if matrices else "exp_avg_sq"] for i in at],
-                rate=next((rates[i] for i in at if not isinstance(rates[i], Tensor)), 1.0),
-                own_rates=own,
+                moments=[states[i]["exp_avg" if j in turns else "exp_avg_sq"] for j, i in enumerate(at)],
+                rate=rate,
+                own_rates={
+                    j: self._in_units_of(rate, rates[i], u.params[i])
+                    for j, i in enumerate(at)
+                    if isinstance(rates[i], Tensor)
+                },
                 step=states[at[0]]["step"],
                 k=states[at[0]]["k"],
-                matrices=matrices,
-                whole=[whole.get(u.params[i]) for i in at],
+                turns=turns,
+                whole={j: whole[u.params[i]] for j, i in enumerate(at) if u.params[i] in whole},
+                x=[states[i]["x"] for i in at if "x" in states[i]],
             )
             take_step(
-                moving, lr=lr, beta=beta, beta2=group["betas"][1], eps=group["eps"],
-                weight_decay=group["weight_decay"], newest=group.get("stands_for", 1),
+                moving, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
+                weight_decay=weight_decay, newest=group.get("stands_for", 1),
             )  # fmt: skip
         for p, state, wide in zip(u.params, states, y, strict=True):
             if "rest" in state:
                 round_to_(p, state["rest"], wide)
 
-    def _end_step(self, evidence: Any, gate: Any) -> None:
+    def _end_step(self, on_device: bool) -> None:
         if self._seen:
             self._follow_search()
         averages, head = self.averages, self.model.head
         head.training_weights = False  # of an earlier run: this one continues from them
-        averages.note(reads=not self.on_device)
+        averages.note(reads=not on_device)
+        if averages.statistics is not None:
+            averages.statistics.stepped()
         if averages.swap and not self.model.training:
             averages.enter()
+
+    def _in_units_of(self, rate: float, own: Tensor, p: Tensor) -> Tensor:
+        """Return rates of a parameter in units of another; those of copies, which never change, are kept."""
+        if rate == 1.0:
+            return own
+        found = self._of_copies.get(p)
+        if found is None or found.device != own.device:
+            found = own / rate
+            if p in self.head_parameters:
+                self._of_copies[p] = found
+        return found
 
     def _whole_of(self, group: dict[str, Any]) -> dict[Tensor, Tensor]:
         """Return the sharded parameters of a group, by this process's parts of them."""
@@ -321,9 +395,12 @@ class Auto(AlraoOptimizer):
         states: list[dict[str, Any]] = [self.state[p] for p in params]
         new = [(p, state) for p, state in zip(params, states, strict=True) if "step" not in state]
         counts = self._counts(params[0]) if new else {}
-        for p, state in new:
-            if wide_dtype(p) != p.dtype:
+        if new and not searching and group["follows"]:
+            self._notice_late([p for p, _ in new])
+        for p, state in zip(params, states, strict=True):
+            if p.dtype.itemsize < 4 and "rest" not in state:  # new, or cast since the last step
                 state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
+        for p, state in new:
             state |= counts
             if searching:
                 state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide_dtype(p))
@@ -341,13 +418,32 @@ class Auto(AlraoOptimizer):
             for state in states:
                 for key in keys:
                     state[key] += 1
+        for p, state in zip(params, states, strict=True):
+            if searching and state["step"] > 1 and "x" not in state:  # after one step, x is y
+                state["x"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         return states
+
+    def _notice_late(self, params: list[Tensor]) -> None:
+        """Warn of parameters that outweigh those that the rate was found with, as an unfrozen body does."""
+        late, copies = set(params), max(1, self.model.head.copies)
+        searched = {p for p, state in self.state.items() if "step" in state} - late
+        new, old = (
+            sum(p.numel() / (copies if p in self.head_parameters else 1) for p in each)
+            for each in (late, searched)
+        )
+        if self.search.steps and new > old:
+            warn(
+                f"{len(late)} parameters, most of the weights, are trained for the first time after the "
+                f"search has ended with the others, at the rate {self.search.rate:.3g}, which may be wrong "
+                "for them: build a new alrao.Auto when you unfreeze them, so that it searches again"
+            )
 
     def _begin_average(self, p: Tensor, part: Tensor, state: dict[str, Any]) -> None:
         """Make what a parameter, or this process's part of it, needs once the search is over."""
-        state.pop("start", None)
+        for key in ("start", "x"):
+            state.pop(key, None)
         state["z"] = training_weights(part, state).to(wide_dtype(part), copy=True)
-        if p in self._matrices:
+        if p in self._turns:
             state.pop("exp_avg_sq", None)
             state["exp_avg"] = torch.zeros_like(state["z"])
         elif "exp_avg_sq" not in state:
@@ -356,7 +452,7 @@ class Auto(AlraoOptimizer):
     def _counts(self, p: Tensor) -> dict[str, Any]:
         """Return counters of 0; tensors are shared by all parameters that begin together."""
         capturable = self.search.over and self.defaults["capturable"]
-        return {key: counter(p, on_device=True) if capturable else 0 for key in ("step", "k")}
+        return {key: _counter(p) if capturable else 0 for key in ("step", "k")}
 
     def _part_counts(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Give parameters that step counters of their own, where others that do not step share theirs."""
@@ -372,9 +468,6 @@ class Auto(AlraoOptimizer):
 
     def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
         return "z" in state and "exp_avg" not in state  # a matrix moves as a whole
-
-    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
-        return sum(p.numel() for p in group["params"]) <= SMALL
 
     def _may_sleep(self) -> bool:
         return self.search.over
@@ -400,7 +493,7 @@ class Auto(AlraoOptimizer):
         both = torch.stack([each.to(wide) for each in (*gained, *torch._foreach_norm(way, 1))]).view(2, -1)
         for i, p in enumerate(params):
             if is_shard(p):
-                both[:, i] = sum_over_shards(both[:, i], p)
+                both[:, i] = over_shards(both[:, i], p)
         of_copies = 1 / max(1, self.model.head.copies)  # which are alike, and count as one
         shares = [of_copies if p in self.head_parameters else 1.0 for p in params]
         self._seen.append(both @ both.new_tensor(shares))
@@ -411,8 +504,7 @@ class Auto(AlraoOptimizer):
         self.search.observe(gained, size)
         if self.search.over:
             self._end_search()
-        for i in range(len(self.param_groups)):
-            self.compute_rates(i)
+        self.compute_rates()
 
     def _end_search(self) -> None:
         """Begin to average: make all that the averaging needs, and report what the search has found."""
@@ -422,10 +514,16 @@ class Auto(AlraoOptimizer):
         self._place_counts()
         following = [group for group in self.param_groups if group["follows"]]
         factor = min((float(group["lr"]) for group in following), default=1.0)
+        weights = self.model.head.averaging.weights.tolist() if self.model.head.copies else []
+        best = max(weights, default=0.0)
+        leading = (
+            f", copy {weights.index(best) + 1} of {len(weights)} leads with {best:.2g}" if weights else ""
+        )
         logger.info(
-            "the search has ended after %d steps at the learning rate %.3g",
+            "the search has ended at step %d: learning rate %.3g%s",
             self.search.steps,
             self.search.rate,
+            leading,
         )
         highest = max((group[HIGHEST] for group in following), default=1.0)
         if factor < 0.5 and highest > LOW:  # lower ones may be learning rates, which have their own warning
@@ -450,7 +548,7 @@ class Auto(AlraoOptimizer):
             key = (i, numbers, p.device)  # every group counts its own
             if key not in shared:
                 shared[key] = {
-                    name: counter(p, on_device=True).fill_(number)
+                    name: _counter(p).fill_(number)
                     for name, number in zip(("step", "k"), numbers, strict=True)
                 }
             state |= shared[key]
@@ -480,6 +578,8 @@ class Auto(AlraoOptimizer):
             if "step" in state or "y" in state:
                 packed["state"][i] = {**state, "fingerprint": self.averages.fingerprint(p)}
         whole = {"search": dataclasses.asdict(self.search), "evaluating": self.averages.evaluating}
+        if self.averages.statistics is not None:
+            whole["statistics"] = self.averages.statistics.state_dict()
         packed["param_groups"][0]["auto"] = whole
         return packed
 
@@ -488,42 +588,44 @@ class Auto(AlraoOptimizer):
         """Load a state of :meth:`state_dict`, before or after the weights of the model."""
         checkpoint.check_version(state_dict)
         groups = [dict(group) for group in state_dict["param_groups"]]
-        whole = _whole_state(groups)
-        former = "distance" not in whole["search"]
-        states = {i: _renamed(state) if former else state for i, state in state_dict["state"].items()}
-        super().load_state_dict({**state_dict, "state": states, "param_groups": groups})
-        self.search = _former_search(whole["search"], groups) if former else RateSearch(**whole["search"])
+        whole, *_ = [group.pop("auto", None) for group in groups]
+        if whole is None:
+            raise ValueError(
+                "this is the state of another optimizer than Auto: build the one that it was saved from"
+            )
+        super().load_state_dict({**state_dict, "param_groups": groups})
+        self.search = RateSearch(**whole["search"])
         self._seen = []
         for group in self.param_groups:
             for p in group["params"]:
-                self._settle_state(p, self.state.get(p, {}), group["follows"], former)
+                self._settle_state(p, self.state.get(p, {}), group["follows"])
         self._place_counts()
-        for i in range(len(self.param_groups)):
-            self.compute_rates(i)
+        self.compute_rates()
         self.averages.follow(self)
+        if self.averages.statistics is not None:
+            self.averages.statistics.load_state_dict(whole.get("statistics"))
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}
         self.averages.expect(marks, whole["evaluating"])
         if not self.averages.expecting:
             self.averages.place(self.model.training)
 
-    def _settle_state(self, p: Tensor, state: dict[str, Any], follows: bool, former: bool) -> None:
+    def _settle_state(self, p: Tensor, state: dict[str, Any], follows: bool) -> None:
         """Put what a checkpoint has of a parameter where the present phase needs it."""
         if not state.get("edited", True):
             del state["edited"]
         if "z" in state and not self.search.over:
             start = state.pop("z")
             if follows:
-                state["start"] = (p.detach().clone() if former else start).to(p.dtype)
-        elif "exp_avg_sq" in state and p in self._matrices:
-            momentum = state.pop("exp_avg_sq")
-            state["exp_avg"] = torch.zeros_like(momentum) if former else momentum
+                state["start"] = start.to(p.dtype)
+        elif "exp_avg_sq" in state and p in self._turns:
+            state["exp_avg"] = state.pop("exp_avg_sq")
 
-    def _place_counters(self, p: Tensor) -> None:
+    def _move_counters(self, p: Tensor) -> None:
         """Leave the counters to :meth:`_place_counts`, which knows all of them."""
 
     def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
         super()._replace_parameters(new)
-        self._matrices = {new.get(p, p) for p in self._matrices}
+        self._turns = {new.get(p, p): turn for p, turn in self._turns.items()}
         self.averages.follow(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -536,7 +638,9 @@ class Auto(AlraoOptimizer):
         if "model" in state:  # a copy or a pickle, not a loaded state
             self.averages.follow(self)
             self.averages.note(reads=not self.on_device)
-            self.model.averaged_by(self.averages)
+            self.averages.take_over(self.model)
+            if self.averages.statistics is not None:
+                self.averages.statistics.watch()
 
 
 class AutoScheduleFree(Auto):
@@ -546,58 +650,24 @@ class AutoScheduleFree(Auto):
     """
 
 
-def _usable(factor: Any) -> Any:
+def _counter(p: Tensor) -> Tensor:
+    """Return a count of 0 beside a parameter, in the type in which it is updated: that saves conversions."""
+    return torch.zeros((), dtype=wide_dtype(p), device=p.device)
+
+
+def _usable(factor: Any, most: float) -> Any:
     """Return a factor on all rates with which no step can overflow; 0 for one that is no number."""
+    most = min(most, LARGEST_FACTOR)
     if isinstance(factor, Tensor):
-        return zero_nonfinite(factor).clamp(max=LARGEST_FACTOR)
-    return min(factor, LARGEST_FACTOR) if is_finite(factor) else 0.0
+        return zero_nonfinite(factor).clamp(max=most)
+    return min(factor, most) if is_finite(factor) else 0.0
 
 
-def _of_one_kind(
-    states: list[dict[str, Any]], beta: float
-) -> Iterable[tuple[tuple[Any, bool, float], list[int]]]:
-    """Return the places of parameters with the same steps behind them, of matrices and of others."""
-    places: dict[tuple[Any, bool, float], list[int]] = {}
+def _of_one_age(states: list[dict[str, Any]]) -> Iterable[list[int]]:
+    """Return the places of parameters with the same steps behind them."""
+    places: dict[Any, list[int]] = {}
     for i, state in enumerate(states):
         step, k = state["step"], state["k"]
         age = (id(step), id(k)) if isinstance(step, Tensor) else (step, k)
-        # Formats 3 and 4 had a beta for each parameter.
-        places.setdefault((age, "exp_avg" in state, state.get("beta", beta)), []).append(i)
-    return places.items()
-
-
-def _whole_state(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Take the state of the whole optimizer out of the groups, in the present format or in those before."""
-    for group in groups:
-        group.setdefault("beta", group["betas"][0])
-    found = [group.pop("auto", None) for group in groups]
-    if found[0] is not None:
-        return dict(found[0])
-    searches, _, modes = (
-        [group.pop(key, None) for group in groups] for key in ("search", "point", "evaluating")
-    )
-    if searches[0] is None:
-        raise ValueError(
-            "this is the state of another optimizer than Auto: build the one that it was saved from"
-        )
-    return {"search": searches[0], "evaluating": modes[0]}
-
-
-def _former_search(numbers: dict[str, Any], groups: list[dict[str, Any]]) -> RateSearch:
-    """Return the search of a state of format 3 or 4: at the rate that it had found, or at its beginning."""
-    names = ("step", "steps") if "made" in numbers else ("credit", "length")
-    done, length = (numbers[name] for name in names)
-    following = next((group for group in groups if group["follows"]), None)
-    if done < length or following is None:
-        return RateSearch(over=following is None)
-    low, high = following["interval"]
-    rate = sqrt(low * high) / following["scale"]
-    return RateSearch(over=True, distance=distance_for(rate))
-
-
-def _renamed(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a parameter from formats 3 and 4, under the present names."""
-    kept = {"exp_avg_sq" if key == "v" else key: value for key, value in state.items() if key not in FORMER}
-    if "v" in state:
-        kept.pop("fingerprint", None)  # computed in another way then
-    return kept
+        places.setdefault(age, []).append(i)
+    return places.values()

@@ -1,4 +1,4 @@
-"""Steps of hidden matrices: orthogonal ones, as in Muon, at every fifth step."""
+"""Steps of hidden matrices: orthogonal ones, as in Muon, at every fifth step, each shape at its turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..runtime.sharding import gathered, local, part_of, sharded_as
 from ..trainable import LooseParameters
 
-__all__ = ["PERIOD", "hidden_matrices", "orthogonal_steps"]
+__all__ = ["MOMENTUM", "PERIOD", "hidden_matrices", "orthogonal_steps"]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
@@ -29,11 +29,14 @@ SIZE = 0.2
 """Root mean square of a square matrix's step of rate 1, which is about that of Adam's."""
 
 
-def hidden_matrices(net: nn.Module, of_head: set[Tensor]) -> set[Tensor]:
+def hidden_matrices(net: nn.Module, of_head: set[Tensor]) -> dict[Tensor, int]:
     """Return the weights of linear, convolutional, attention and recurrent layers, but for the output's.
 
     Those of embeddings, tied ones too, are tables of vectors; of parameters without their layers, those with
     eight times as many rows as columns. Without copies the last layer is taken for the output layer.
+
+    Returns:
+        The turn of each matrix in the period, that of its shape: moves of shapes are spread over it.
     """
     tables = {m.weight for m in net.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     found = []
@@ -46,42 +49,66 @@ def hidden_matrices(net: nn.Module, of_head: set[Tensor]) -> set[Tensor]:
             found += own
     if found and not of_head and found[-1] not in tables:
         found.pop()
-    matrices = {p for p in found if p not in tables and p not in of_head}
-    return {p for p in matrices if 1 < p.shape[0] < p.numel()}
+    matrices = [p for p in found if p not in tables and p not in of_head and 1 < p.shape[0] < p.numel()]
+    shapes = sorted({_sides(p) for p in matrices})
+    return {p: shapes.index(_sides(p)) % PERIOD for p in matrices}
 
 
-def orthogonal_steps(g: list[Tensor], exp_avg: list[Tensor], whole: list[Any]) -> list[Tensor]:
+def orthogonal_steps(g: list[Tensor], exp_avg: list[Tensor], whole: list[Any], length: int) -> list[Tensor]:
     """Return about the nearest orthogonal matrices to the gradients with momentum, in a unit of Adam's steps.
 
     Args:
         g: gradients; kernels are matrices of output channels by the rest.
         exp_avg: their running averages.
         whole: the sharded parameter, for each of them that is this process's part of one.
+        length: factor on all of them.
     """
     found = list(torch._foreach_lerp(g, exp_avg, MOMENTUM))
     for i, p in enumerate(whole):
         if p is not None:
             found[i] = gathered(part_of(found[i], p.shape, p))
-    shapes: dict[Any, list[int]] = {}
+    batches: dict[Any, list[int]] = {}
     for i, each in enumerate(found):
-        shapes.setdefault((each.shape[0], each.numel() // each.shape[0], each.dtype, each.device), []).append(
-            i
-        )
-    for (rows, columns, *_), at in shapes.items():
-        batch = _orthogonal(torch.stack([found[i].flatten(1) for i in at]))
-        batch *= SIZE * max(rows, columns) ** 0.5
-        for i, each in zip(at, batch, strict=True):
-            found[i] = each.view(found[i].shape)
+        batches.setdefault((_sides(each)[0], each.dtype, each.device), []).append(i)
+    for at in batches.values():
+        for i, x in zip(at, _orthogonal([found[i] for i in at], length), strict=True):
+            found[i] = x
     return [x if p is None else local(sharded_as(x, p)) for x, p in zip(found, whole, strict=True)]
 
 
-def _orthogonal(x: Tensor) -> Tensor:
-    """Return about the nearest orthogonal matrix to each of a batch."""
-    if x.shape[1] > x.shape[2]:
-        return _orthogonal(x.mT).mT
-    a, b, c = COEFFICIENTS
+def _sides(p: Tensor) -> tuple[int, int]:
+    """Return the sides of a parameter as a matrix, the smaller one first."""
+    rows, columns = p.shape[0], p.numel() // p.shape[0]
+    return min(rows, columns), max(rows, columns)
+
+
+def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
+    """Return the steps of matrices with the same smaller side, which are iterated together.
+
+    Columns of zeros, by which short ones are made as long as the others, stay zeros.
+    """
+    flat = [x.flatten(1) for x in matrices]
+    lying = [x if x.shape[0] <= x.shape[1] else x.mT for x in flat]
+    side, longest = lying[0].shape[0], max(x.shape[1] for x in lying)
+    short = [i for i, x in enumerate(lying) if x.shape[1] < longest]
+    blank = lying[0].new_zeros(side, longest) if short else lying[0]
+    pieces = [[x, blank[:, x.shape[1] :]] if x.shape[1] < longest else [x] for x in lying]
+    x = torch.cat([piece for each in pieces for piece in each], 1).view(side, -1, longest).transpose(0, 1)
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + torch.finfo(x.dtype).tiny)
-    for _ in range(ITERATIONS):
+    a, b, c = COEFFICIENTS
+    size = length * SIZE * longest**0.5
+    for last in reversed(range(ITERATIONS)):
         gram = torch.bmm(x, x.mT)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
+        by = 1.0 if last else size
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a * by, alpha=by)
+    found = [
+        (each[:, : y.shape[1]] if y.shape == z.shape else each[:, : y.shape[1]].mT).view(before.shape)
+        for each, y, z, before in zip(x, lying, flat, matrices, strict=True)
+    ]
+    if short:
+        shares = [(lying[i].shape[1] / longest) ** 0.5 for i in short]
+        torch._foreach_mul_([found[i] for i in short], shares)
+    strange = [i for i, each in enumerate(found) if each.stride() != matrices[i].stride()]
+    if strange:  # foreach is one launch only for tensors that are laid out alike
+        torch._foreach_copy_([matrices[i] for i in strange], [found[i] for i in strange])
+    return [matrices[i] if i in strange else each for i, each in enumerate(found)]

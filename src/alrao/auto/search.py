@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
+from operator import index
 from typing import Self
 
 from ..finite import is_finite
 
-__all__ = ["USUAL", "RateSearch", "distance_for"]
+__all__ = ["USUAL", "RateSearch"]
 
 START = 1e-6
 """First estimate of the distance: below that of every network, also of one that is fine-tuned."""
@@ -26,9 +27,6 @@ GROWTH = 1.3
 LEAST = 3e-5
 """Smallest distance that counts as found, for a rate of 7e-4: below, it may be noise."""
 
-MEMORY = 0.98
-"""Part that is left of both sums from step to step: after a plateau, what was seen on it is forgotten."""
-
 NOTEWORTHY = 1.05
 """Growth of the estimate that keeps the search going."""
 
@@ -36,7 +34,8 @@ PATIENCE = 20
 """Steps without such growth after which the search is over."""
 
 SHORTEST = 50
-"""Steps of a search at least, unless the training is short."""
+"""Steps of a search at least, unless the training is short. Both sums forget as fast: after a plateau, what
+was seen on it is forgotten."""
 
 LONGEST = 500
 """Steps of a search that finds nothing."""
@@ -91,7 +90,13 @@ class RateSearch:
     @classmethod
     def of(cls, total: int | None) -> Self:
         """Return the search for a training of ``total`` steps, or of an unknown number."""
-        return cls() if total is None else cls(max(1, min(LONGEST, int(LARGEST_SHARE * total))))
+        if total is None:
+            return cls()
+        if isinstance(total, bool) or not hasattr(total, "__index__") or index(total) < 1:
+            raise ValueError(
+                f"steps must be a whole number of at least 1, or None if it is not known, got {total!r}"
+            )
+        return cls(max(1, min(LONGEST, int(LARGEST_SHARE * index(total)))))
 
     @property
     def settled(self) -> bool:
@@ -111,15 +116,11 @@ class RateSearch:
         r"""Count a step, before which :math:`\langle g, \theta_0 - \theta \rangle` and the norm are given."""
         self.steps += 1
         if is_finite(gained) and is_finite(size):
-            self.gained = MEMORY * self.gained + self.rate * gained
-            self.size = max(MEMORY * self.size, size)
+            kept = 1 - 1 / SHORTEST
+            self.gained = kept * self.gained + self.rate * gained
+            self.size = max(kept * self.size, size)
         if self.gained > self.distance * self.size > 0:
             self.distance = min(self.gained / self.size, GROWTH * self.distance)
         if self.distance > NOTEWORTHY * self.noted:
             self.noted, self.noted_at = self.distance, self.steps
         self.over = (self.settled and self.steps >= SHORTEST) or self.steps >= self.longest
-
-
-def distance_for(rate: float) -> float:
-    """Return the distance whose search ends at a rate."""
-    return rate**2 / PRIOR

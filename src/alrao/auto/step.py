@@ -2,25 +2,24 @@ r"""Auto's step: Adam's without its first moment or, for hidden matrices, Muon's
 
 Three sets of weights are involved, as in Schedule-Free: the step moves :math:`z`, :math:`x` is the average
 of all :math:`z`, and the gradient is taken between them, at :math:`y = (1 - \beta) z + \beta x`. Only
-:math:`y` and :math:`z` are kept; :math:`x` follows from both. With the step :math:`\delta` and the share
-:math:`c` of the newest weights in the average,
+:math:`y` and :math:`z` are kept; :math:`x` follows from both. With the step :math:`\delta`, in which the
+decay of the weights is included, and the share :math:`c` of the newest weights in the average,
 
 .. math:: z' = z - \delta, \qquad y' = (1 - c)\,(y - (1 - \beta)\, \delta) + c\, z'
 
-During the search there is no average: :math:`y' = y - \delta`.
+During the search gradients are taken at the newest weights, :math:`y' = y - \delta`, and their average
+:math:`x` is kept for evaluations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import sqrt
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..finite import keep_finite_, zero_nonfinite_
-from ..runtime.capturable import in_type_of
 from .matrices import MOMENTUM, PERIOD, orthogonal_steps
 
 __all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step"]
@@ -28,7 +27,7 @@ __all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step"]
 
 @dataclass
 class Moving:
-    """Parameters that have taken the same number of steps of one kind, as a step moves them.
+    """Parameters that have taken the same number of steps, as a step moves them.
 
     ``step`` and ``k`` are numbers, or tensors without an axis where nothing may be read on the host.
     """
@@ -44,15 +43,17 @@ class Moving:
     rate: float
     """Learning rate of all parameters without rates of their own."""
     own_rates: dict[int, Tensor]
-    """Rates of features or copies, by the place of their parameter in the lists; they broadcast to it."""
+    """Rates of features or copies in units of that, by the place of their parameter; they broadcast to it."""
     step: Any
     """Steps taken, this one included."""
     k: Any
     """Those since the end of the search."""
-    matrices: bool = False
-    """Whether these are hidden matrices, whose steps are orthogonal."""
-    whole: list[Any] = field(default_factory=list)
-    """Of each matrix, the sharded parameter that it is a part of, or None."""
+    turns: dict[int, int]
+    """The turns of hidden matrices, whose steps are orthogonal, by their places in the lists."""
+    whole: dict[int, Any]
+    """Of parameters that are parts of sharded ones, the whole."""
+    x: list[Tensor]
+    """During the search, from its second step on, the averages; change in place."""
 
 
 def take_step(
@@ -69,61 +70,59 @@ def take_step(
         weight_decay: decoupled decay of the training weights, in proportion to the rates.
         newest: steps that this one stands for.
     """
-    delta, scale = _matrix_steps(m) if m.matrices else _unit_steps(m, beta2, eps)
-    relative: list[Tensor] = []
-    if m.own_rates:
-        relative = list(torch._foreach_div(list(m.own_rates.values()), m.rate))
-        if delta:
-            torch._foreach_mul_([delta[i] for i in m.own_rates], relative)
-    if weight_decay:
-        _decay_(m, lr * m.rate * weight_decay, relative, beta)
-    if delta and isinstance(lr, Tensor):  # alpha must be a number
-        torch._foreach_mul_(delta, in_type_of(delta, lr))
-    elif delta:
-        scale *= lr
-    if delta and m.z:
-        torch._foreach_add_(m.z, delta, alpha=-scale)
-    if delta:
-        torch._foreach_add_(m.y, delta, alpha=-(1 - beta) * scale if m.z else -scale)
-    if m.z:
-        _average_(m, newest)
-
-
-def _unit_steps(m: Moving, beta2: float, eps: float) -> tuple[list[Tensor], float]:
-    """Return Adam's steps without the first moment, of about unit size, in a unit that is returned too."""
-    torch._foreach_mul_(m.moments, beta2)
-    torch._foreach_addcmul_(m.moments, m.g, m.g, 1 - beta2)
-    bias, scale = 1 - beta2**m.step, m.rate
-    if isinstance(bias, Tensor):  # only numbers are added without a read
-        denominators = torch._foreach_div(m.moments, in_type_of(m.moments, bias))
-        torch._foreach_sqrt_(denominators)
-        torch._foreach_add_(denominators, eps)
+    steps = _unit_steps(m, beta2, eps, weight_decay) | _matrix_steps(m, weight_decay)
+    delta, y = list(steps.values()), [m.y[i] for i in steps]
+    own = {i: rates for i, rates in m.own_rates.items() if i in steps}
+    if own:
+        torch._foreach_mul_([steps[i] for i in own], list(own.values()))
+    scale = m.rate
+    if isinstance(lr, Tensor) and delta:  # alpha must be a number
+        torch._foreach_mul_(delta, lr.to(delta[0].dtype))  # in another one it would be a launch for each
     else:
-        denominators = torch._foreach_sqrt(m.moments)
-        torch._foreach_add_(denominators, eps * sqrt(bias))
-        scale *= sqrt(bias)
-    return list(torch._foreach_div(m.g, denominators)), scale
+        scale *= lr
+    if not m.z:
+        torch._foreach_add_(y, delta, alpha=-scale)
+        if m.x:
+            torch._foreach_lerp_(m.x, m.y, newest_share(m.step))
+        return
+    if delta:
+        torch._foreach_add_([m.z[i] for i in steps], delta, alpha=-scale)
+        torch._foreach_add_(y, delta, alpha=-(1 - beta) * scale)
+    _average_(m, newest)
 
 
-def _matrix_steps(m: Moving) -> tuple[list[Tensor], float]:
-    """Return the steps of hidden matrices, or none between their moves. A captured step always moves."""
-    torch._foreach_lerp_(m.moments, m.g, 1 - MOMENTUM)
-    if isinstance(m.k, Tensor):
-        return orthogonal_steps(m.g, m.moments, m.whole), m.rate
-    if m.k % PERIOD:
-        return [], m.rate
-    return orthogonal_steps(m.g, m.moments, m.whole), PERIOD * m.rate
+def _unit_steps(m: Moving, beta2: float, eps: float, weight_decay: float) -> dict[int, Tensor]:
+    """Return Adam's steps without the first moment, of about unit size, by the places of parameters."""
+    at = [i for i in range(len(m.y)) if i not in m.turns]
+    if not at:
+        return {}
+    y, g, exp_avg_sq = ([each[i] for i in at] for each in (m.y, m.g, m.moments))
+    torch._foreach_mul_(exp_avg_sq, beta2)
+    torch._foreach_addcmul_(exp_avg_sq, g, g, 1 - beta2)
+    denominators = torch._foreach_div(exp_avg_sq, 1 - beta2**m.step)
+    torch._foreach_sqrt_(denominators)
+    torch._foreach_add_(denominators, eps)
+    delta = torch._foreach_div(g, denominators)
+    if weight_decay:
+        torch._foreach_add_(delta, y, alpha=weight_decay)
+    return dict(zip(at, delta, strict=True))
 
 
-def _decay_(m: Moving, part: Any, relative: list[Tensor], beta: float) -> None:
-    """Take a part of the training weights from both sets, at most all of a weight."""
-    most = part.clamp(max=1.0) if isinstance(part, Tensor) else min(part, 1.0)
-    lost = list(torch._foreach_mul(m.y, most))
-    for i, rate in zip(m.own_rates, relative, strict=True):
-        lost[i] = m.y[i] * (rate * part).clamp(max=1.0)
-    if m.z:
-        torch._foreach_sub_(m.z, lost)
-    torch._foreach_add_(m.y, lost, alpha=-(1 - beta) if m.z else -1.0)
+def _matrix_steps(m: Moving, weight_decay: float) -> dict[int, Tensor]:
+    """Return the steps of the hidden matrices whose turn it is; captured, of all of them, a fifth as far."""
+    if not m.turns:
+        return {}
+    torch._foreach_lerp_([m.moments[i] for i in m.turns], [m.g[i] for i in m.turns], 1 - MOMENTUM)
+    captured = isinstance(m.k, Tensor)
+    at = [i for i, turn in m.turns.items() if captured or (m.k >= PERIOD and m.k % PERIOD == turn)]
+    if not at:
+        return {}
+    y, g, exp_avg = ([each[i] for i in at] for each in (m.y, m.g, m.moments))
+    length = 1 if captured else PERIOD
+    delta = orthogonal_steps(g, exp_avg, [m.whole.get(i) for i in at], length)
+    if weight_decay:
+        torch._foreach_add_(delta, y, alpha=length * weight_decay)
+    return dict(zip(at, delta, strict=True))
 
 
 def _average_(m: Moving, newest: int) -> None:
@@ -133,7 +132,7 @@ def _average_(m: Moving, newest: int) -> None:
         return
     towards = torch._foreach_sub(m.z, m.y)
     # Every operation on a single number is a launch too: the share is 6 / (1 / k + 2 k + 3).
-    torch._foreach_div_(towards, in_type_of(towards, torch.add(m.k.reciprocal(), m.k, alpha=2).add_(3)))
+    torch._foreach_div_(towards, torch.add(m.k.reciprocal(), m.k, alpha=2).add_(3))
     torch._foreach_add_(m.y, towards, alpha=6)
 
 

@@ -2,7 +2,8 @@ r"""Which weights are in the parameters: training weights to train, averaged wei
 
 Auto works with three sets of weights (:mod:`alrao.auto.step`). A parameter holds :math:`y` in training mode
 and :math:`x` in evaluation mode; ``state[p]["z"]`` is :math:`z`. In evaluation mode ``state[p]["y"]`` is a
-copy of :math:`y`, because arithmetic would not bring back the same bits. With ``swap=False`` the parameters
+copy of :math:`y`, because arithmetic would not bring back the same bits. During the search
+``state[p]["x"]`` is :math:`x`, and ``state[p]["start"]`` the first weights. With ``swap=False`` parameters
 hold :math:`y` in both modes.
 
 **Weights that something else has changed**, since the optimizer wrote them: masked, clamped, renormalised,
@@ -17,6 +18,7 @@ the model or the optimizer is loaded first.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,12 +27,16 @@ import torch
 from torch import Tensor
 
 from ..runtime.sharding import fingerprint, local, resharded
+from ..statistics import AveragedStatistics
 from ..warn import warn
 from .step import average_of
 
 __all__ = ["Averages", "Written", "training_weights", "wide_dtype"]
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+KEPT = "start", "x", "z"
+"""Sets of weights in the state of a parameter."""
 
 
 def wide_dtype(parameter: Tensor) -> torch.dtype:
@@ -57,6 +63,8 @@ class Averages:
         """Whether another optimizer has taken over the parameters."""
         self._expected: dict[Tensor, int] = {}  # fingerprints of the weights that belong to a loaded state
         self._looked_at: list[int] = []
+        self.statistics: AveragedStatistics | None = None
+        """BatchNorm's statistics at the averaged weights, if they are computed."""
         self.head = optimizer.model.head
         self.renormed = _renormed(optimizer.model)
         self.written = Written()
@@ -67,9 +75,17 @@ class Averages:
         self.state, self.groups = optimizer.state, optimizer.param_groups
         self.sharded_modules = optimizer.sharded_modules
 
-    def retire(self) -> None:
-        """Leave the parameters as they are, to another optimizer."""
-        self.retired = True
+    def take_over(self, model: Any) -> None:
+        """Average the weights of a model, in place of any other that has some of the same parameters."""
+        own = {p for group in self.groups for p in group["params"]}
+        for other in list(_averaging):
+            if other is not self and any(not own.isdisjoint(group["params"]) for group in other.groups):
+                other.retired, other.state, other.groups = True, {}, []
+                other.written.forget()
+                if other.statistics is not None:
+                    other.statistics.stop()
+        _averaging.add(self)
+        model.averaged_by(self)
 
     # The modes.
 
@@ -113,13 +129,16 @@ class Averages:
         """Return the parameters that have an average, with their beta."""
         for group in self.groups:
             for p in group["params"]:
-                k = self.state[p].get("k", 0) if p in self.state else 0
-                if isinstance(k, Tensor) or k > 0:  # a tensor is not read: without a step, x is y is z
-                    yield p, self.state[p].get("beta", group["beta"])
+                state = self.state.get(p, {})
+                k = state.get("k", 0)
+                if "x" in state or isinstance(k, Tensor) or k > 0:  # a tensor is not read: at 0, x is y is z
+                    yield p, group["beta"]
 
     def average(self, p: Tensor, beta: float) -> Tensor:
         """Return the averaged weights of a parameter."""
         state = self.state[p]
+        if "x" in state:
+            return state["x"].to(p.device)
         y, z = training_weights(state.get("y", p), state), state["z"]
         if y.dtype != z.dtype or y.device != z.device:  # the model was cast or moved after the last step
             wide = torch.promote_types(y.dtype, z.dtype)
@@ -141,6 +160,8 @@ class Averages:
             for p in self.renormed & {p for group in self.groups for p in group["params"]}:
                 self.state[p].setdefault("y", p.detach().clone())
         self.evaluating = True
+        if self.statistics is not None:
+            self.statistics.show()
 
     def leave(self) -> None:
         """Put the training weights back, bit for bit."""
@@ -185,7 +206,7 @@ class Averages:
         elif as_before:
             self.written.note_versions()
         else:
-            known = [p for p, state in self.state.items() if "z" in state or "start" in state]
+            known = [p for p, state in self.state.items() if any(key in state for key in KEPT)]
             self.written.note(known, [p for p in known if "edited" in self.state[p]], reads=reads)
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
@@ -214,7 +235,7 @@ class Averages:
     def _take_over(self, p: Tensor, now: Tensor, changed: Tensor) -> None:
         """Take the new value of changed entries for that of all three sets."""
         state = self.state[p]
-        for each in (p.detach(), *(state[key] for key in ("start", "z") if key in state)):
+        for each in (p.detach(), *(state[key] for key in KEPT if key in state)):
             part = local(each)
             part.copy_(torch.where(changed, local(now).to(part.dtype), part))
         if "rest" in state:
@@ -226,7 +247,7 @@ class Averages:
         state.pop("y", None)
         if now is not None:
             p.copy_(now)
-        for key in ("start", "z"):
+        for key in KEPT:
             if key in state:
                 state[key].copy_(p)
         if "k" in state:
@@ -247,7 +268,7 @@ class Averages:
         self.notice_changes()
         params = [p for group in self.groups for p in group["params"]]
         present = [p.data for p in params]
-        for key in ("z", "start"):
+        for key in KEPT:
             kept = [self.state[p].get(key) for p in params]
             if all(each is None for each in kept):
                 continue
@@ -340,7 +361,7 @@ class Averages:
         """Compute the training weights that a distributed checkpoint has no room for, from both others."""
         for p, beta in self._averaged():
             state = self.state[p]
-            if "y" not in state:
+            if "y" not in state and "z" in state:
                 state["y"] = torch.lerp(state["z"], p.detach().to(wide_dtype(p)), beta).to(p.dtype)
                 p.copy_(self.average(p, beta))  # up to rounding; another value would count as a change
 
@@ -350,6 +371,10 @@ class Averages:
             mark == (fingerprint(self.state[p]["y"]) if "y" in self.state[p] else self._expected[p])
             for p, mark in found.items()
         )
+
+
+_averaging: weakref.WeakSet[Averages] = weakref.WeakSet()
+"""All that average, so that no two of them write to the same parameters."""
 
 
 def training_weights(p: Tensor, state: dict[str, Any]) -> Tensor:
@@ -450,7 +475,7 @@ class Written:
 
 def _marks(params: list[Tensor], *, exact: bool) -> list[Tensor]:
     """Return a number for each parameter that changes with its bits; see :class:`Written`."""
-    parts = [local(p.detach()) for p in params]
+    parts = [x if type(x) is Tensor else local(x) for x in (p.detach() for p in params)]
     if not parts or (exact and all(part.is_cpu for part in parts)):
         return [_checksum(part) for part in parts]
     wide = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32

@@ -10,15 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..finite import in_range, keep_finite_
 from ..optim import AlraoOptimizer
-from ..optim.update import rewind_
 from ..rates import Interval
-
-MEANING = {
-    "width": "the ratio of the highest to the lowest rate of features",
-    "copies": "the ratio of the highest to the lowest rate of copies",
-    "memory": "the number of steps over which the centre is averaged",
-}
+from ..runtime.sharding import local
 
 EDGE = 0.4
 """A narrow interval moves once the posterior's centre is this part of its width away from its middle."""
@@ -27,27 +22,20 @@ EDGE = 0.4
 class Zoom(LRScheduler):
     r"""Narrow the interval of learning rates around the rate that the posterior favours.
 
-    The paper's method keeps the whole interval to the end, so many features stay too slow or too fast. Here
-    the interval shrinks during the first ``steps`` steps, evenly on the logarithmic scale, from the one that
-    the optimizer was built with to one of ratio ``width``. Its centre is the posterior mean of the copies'
-    log-rates, averaged over time. Every feature keeps its place in the interval:
+    During the first ``steps`` steps the interval shrinks, evenly on the logarithmic scale, from the one that
+    the optimizer was built with to one of ratio ``width``. Every feature keeps its place
+    :math:`u_i \in [0, 1]` in it,
 
     .. math:: \log\eta_i(t) = c(t) + \left(u_i - \tfrac12\right) w(t)
 
-    with the place :math:`u_i \in [0, 1]` that was drawn for it, the centre :math:`c` and the width :math:`w`;
-    so does every copy, with a width that ends at the ratio ``copies``. The interval never leaves the one that
-    it began as. Once narrow it stays, unless the posterior mean is more than 0.4 of its width away from its
-    centre: then it moves there.
+    with the width :math:`w` and the centre :math:`c`: the posterior mean of the copies' log-rates, averaged
+    over half of that time. So does every copy, with a width that ends at the ratio ``copies``. The interval
+    never leaves the first one. Once narrow it stays, unless the posterior mean is more than 0.4 of its width
+    away from its centre: then it moves there.
 
-    A lower rate does not bring back the weights of a feature whose rate was far too high. So, with
-    ``rewind``, a feature's distance from its start shrinks with its rate, as if it had had the lower one from
-    the start: exactly so where a step is the rate times a direction that does not depend on it. This needs a
-    copy of the weights until the interval is narrow.
-
-    Call it after each ``optimizer.step()``, like torch's schedulers. They change the factor
-    ``param_groups[…]["lr"]``, which Zoom leaves alone, so both combine, in any order. To resume, load its
-    state. The recommended settings are those of the example: Adam's steps, the sum of log-likelihoods as
-    evidence, and a cosine schedule. On SGD's steps, without normalisation layers, it does not help.
+    Call it after each ``optimizer.step()``, beside torch's schedulers, which change the factor
+    ``param_groups[…]["lr"]``. To resume, load its state. On SGD's steps, without normalisation layers, it
+    does not help.
 
     Args:
         optimizer: an optimizer of alrao whose copies have an interval.
@@ -55,25 +43,21 @@ class Zoom(LRScheduler):
         width: ratio of the highest to the lowest rate of features at the end.
         copies: the same for the copies of the head. Theirs is larger, so that an early error of the posterior
             can be corrected.
-        memory: steps over which the centre is averaged; by default half of ``steps``.
-        follow: the centre, the posterior's ``"mean"`` of the log-rates or its ``"mode"``.
-        rewind: shrink what features have moved together with their rates.
+        rewind: shrink what features have moved together with their rates, as if they had had the lower ones
+            from the start; this needs a copy of the weights until the interval is narrow.
         every: steps from one move of the rates to the next.
 
     Example:
         >>> import torch, alrao.contrib.zoom
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-        >>> model = alrao.Alrao(net)
+        >>> model = alrao.Alrao(torch.nn.Linear(4, 3))
         >>> optimizer = alrao.Adam(model, lr=(1e-6, 0.1), evidence="sum")
         >>> zoom = alrao.contrib.zoom.Zoom(optimizer, steps=15)
-        >>> cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
         >>> for _ in range(100):
         ...     loss = torch.nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(3, (8,)))
         ...     optimizer.zero_grad()
         ...     loss.backward()
         ...     optimizer.step()
         ...     zoom.step()
-        ...     cosine.step()
         >>> low, high = zoom.interval
         >>> round(high / low, 3)
         3.0
@@ -88,8 +72,6 @@ class Zoom(LRScheduler):
         *,
         width: float = 3.0,
         copies: float = 300.0,
-        memory: float | None = None,
-        follow: str = "mean",
         rewind: bool = True,
         every: int = 10,
     ) -> None:
@@ -104,19 +86,17 @@ class Zoom(LRScheduler):
                     f"{name} must be a whole number of at least 1, got {count!r}: round a part of the "
                     "training, int(0.15 * total)"
                 )
-        memory = max(1.0, steps / 2) if memory is None else memory
-        for name, value in {"width": width, "copies": copies, "memory": memory}.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1
-            if not number or (value == inf and name != "copies"):
-                raise ValueError(f"{name} must be {MEANING[name]}, a number of at least 1, got {value!r}")
-        if follow not in ("mean", "mode"):
-            raise ValueError(f"follow must be 'mean' or 'mode' of the posterior, got {follow!r}")
+        for name, ratio in {"width": width, "copies": copies}.items():
+            number = isinstance(ratio, int | float) and not isinstance(ratio, bool) and ratio >= 1
+            if not number or (ratio == inf and name == "width"):
+                raise ValueError(
+                    f"{name} must be the ratio of the highest to the lowest rate, at least 1, got {ratio!r}"
+                )
         _check(optimizer)
-        self.steps, self.width, self.copies, self.memory, self.every = steps, width, copies, memory, every
-        self.follow = follow
+        self.steps, self.width, self.copies, self.every = steps, width, copies, every
         low, high = _initial(optimizer, optimizer.group_of_head) or (1.0, 1.0)
-        self._centre: Any = (log(low) + log(high)) / 2  # of the interval, at the next move
-        self._placed: Any = self._centre  # the centre at the last move
+        self._centre: float = (log(low) + log(high)) / 2  # of the interval, at the next move
+        self._placed: float = self._centre  # the centre at the last move
         self._moved = 0  # the step of it
         self._start: list[list[Tensor]] = []  # the weights of each group, until the interval is narrow
         # The start is the first step, not now: until then weights may be loaded or broadcast.
@@ -156,21 +136,17 @@ class Zoom(LRScheduler):
         self._end_of_start()
         head = self.optimizer.group_of_head
         low, high = self._ends(head, self.copies)
-        pull = low + self._posterior_centre() * (high - low) - self._centre
+        weights = self.optimizer.model.head.averaging.weights.tolist()
+        place = sum(j * weight for j, weight in enumerate(weights)) / (len(weights) - 1)
+        pull = low + place * (high - low) - self._centre
         low, high = self._ends(head, self.width)
-        follows = True if self._moved < self.steps else abs(pull) > EDGE * (high - low)
-        self._centre = self._centre + pull * follows / self.memory
+        if self._moved < self.steps or abs(pull) > EDGE * (high - low):
+            self._centre += pull / max(1.0, self.steps / 2)
         if self.last_epoch % self.every == 0 or self.last_epoch == self.steps:
             self._placed, self._moved = self._centre, self.last_epoch
             self._move()
 
-    def _posterior_centre(self) -> float:
-        """Return where the posterior's centre is among the copies: 0 is the lowest rate, 1 the highest."""
-        weights = self.optimizer.model.head.averaging.weights.tolist()
-        mean = sum(j * weight for j, weight in enumerate(weights))
-        return (mean if self.follow == "mean" else weights.index(max(weights))) / (len(weights) - 1)
-
-    def _ends(self, group: int, ratio: float) -> tuple[Any, Any]:
+    def _ends(self, group: int, ratio: float) -> Interval:
         """Return the ends, on the logarithmic scale, of a group's interval that shrinks to this ratio.
 
         A group with another interval than the copies has its centre at the same relative place.
@@ -199,7 +175,7 @@ class Zoom(LRScheduler):
             before = [optimizer.rates(p) for p in moving]
             optimizer.set_interval(i, body=body, copies=copies)
             pairs = zip(moving, before, strict=True)
-            rewind_(moving, start, [optimizer.rates(p) / rate for p, rate in pairs])
+            _rewind_(moving, start, [optimizer.rates(p) / rate for p, rate in pairs])
         if self._moved >= self.steps:
             self._start = []
 
@@ -228,24 +204,17 @@ def _check(optimizer: AlraoOptimizer) -> None:
     problem = ""
     if redrawn is not None:
         problem = f"moves rates that are drawn once, got {redrawn}: pass an interval as lr"
-    elif not copies:
-        problem = (
-            "follows the posterior over the copies of the head, and a plain network has none: build the "
-            "optimizer for alrao.Alrao(net), or use alrao.Auto(net)"
-        )
     elif optimizer.sleeps:
+        problem = "moves the rates of all copies of the head, so none may sleep: pass sleep=False"
+    elif copies < 2:
         problem = (
-            "follows the posterior over all copies and moves their rates, so none may sleep: pass sleep=False"
+            f"follows the posterior over several copies, got {copies or 'a plain network'}: build "
+            "the optimizer for alrao.Alrao(net, copies=10), or use alrao.Auto(net)"
         )
     elif _initial(optimizer, optimizer.group_of_head) is None:
         problem = (
             "follows the rates of the copies of the head, which must have an interval, got "
             f"{groups[optimizer.group_of_head]['distribution']}: pass one as lr=(low, high)"
-        )
-    elif copies < 2:
-        problem = (
-            "follows the posterior over the copies of the head, and there is only one: build the model with "
-            "several, Alrao(net, copies=10)"
         )
     if problem:
         raise ValueError(f"Zoom {problem}")
@@ -255,3 +224,15 @@ def _initial(optimizer: AlraoOptimizer, group: int) -> Interval | None:
     """Return the interval that a group began with, if it has one that can shrink."""
     interval = optimizer.interval(group, initial=True)
     return interval if interval is not None and interval[0] < interval[1] else None
+
+
+def _rewind_(params: list[Tensor], starts: list[Tensor], parts: list[Tensor]) -> None:
+    """Shrink distances from the start to a part, where that is below 1; weights that failed start again."""
+    found = [i for i, p in enumerate(params) if p.requires_grad]
+    weights, kept = ([local(each[i]) for i in found] for each in (params, parts))
+    origins = [local(starts[i]).to(p) for i, p in zip(found, weights, strict=True)]
+    for p, origin, part in zip(weights, origins, kept, strict=True):
+        p += (p - origin) * (part.clamp(max=1.0) - 1)  # exactly 0 where nothing shrinks
+    if not in_range(weights):
+        for p, origin in zip(weights, origins, strict=True):
+            keep_finite_(p, origin)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..evidence import detached, new_leaf
-from ..features import register_features
+from ..features import first_axis, register_features
 from ..finite import usable
 from ..posterior import Posterior
 
@@ -41,6 +42,8 @@ class Head(nn.Module):
     likelihood: str
     remedy: str
     """How the loss must be computed, for the message when it was not."""
+    underflow = inf
+    """How far below the best one the log-likelihood of a batch may be; below, a copy has failed."""
     sharded = False
     """Whether each process holds a part of the parameters, and gathers them for a forward pass."""
     awake: slice | None = None
@@ -58,8 +61,6 @@ class Head(nn.Module):
         self.__dict__["averaging"] = averaging  # here too: torch's way to a child is slow, for every step
         self.copies = averaging.copies
         self.evidence = new_leaf(self.copies, like)
-        self.loads = 0
-        """How many times weights have been loaded into the network, whatever module they were loaded by."""
         self.training_weights = False
         """Whether the network has training weights of an optimizer that averages them for evaluation."""
 
@@ -99,7 +100,6 @@ class Head(nn.Module):
     ) -> None:
         self.adopt(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
-        self.loads += 1
         self.training_weights = bool(local_metadata.get("training_weights"))
         self.__dict__.pop("_unusable", None)
 
@@ -159,14 +159,6 @@ class Head(nn.Module):
         state.pop("_unusable", None)
         return state
 
-    def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
-        """Return the log-likelihoods of a batch as the posterior is to see them."""
-        return log_likelihood
-
-    def posterior_evidence_on_device(self, log_likelihood: Tensor) -> Tensor:
-        """Return the same, as a tensor that is not read."""
-        return log_likelihood
-
     @abstractmethod
     def layer(self, copy: int) -> nn.Module:
         """Return copy number ``copy`` as a plain layer of the original kind."""
@@ -180,6 +172,4 @@ class Head(nn.Module):
         return f"copies={self.copies}"
 
 
-@register_features(Head)
-def _copies(head: Head) -> dict[str, int | Tensor]:
-    return {name: 0 for name, _ in head.named_parameters(recurse=False)}
+register_features(Head)(first_axis)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import evidence as reports
-from ..finite import alive, fail, moderate, without_failed
+from ..finite import moderate
 from ..posterior import Posterior, Switch
 from ..runtime.sharding import gathered
-from ..shortcuts import inside_functional_transform
+from ..shortcuts import inside_functional_transform, storage_is_shared
 from ..tensors import LazyLogProbs, Members, Prediction
+from ..watch import version_of
 from .after_output import Spread, mixture_of_softmaxes
-from .awake import GradientRoom
 from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
 from .head import Head, stacked
 from .members import Exchange, watched
@@ -25,9 +25,6 @@ from .vocabulary import Vocabulary, is_large
 from .window import Window
 
 __all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "LinearHead"]
-
-UNDERFLOW = 700.0
-"""The relative likelihood of a copy this many nats behind the best underflows in double precision."""
 
 
 def _autocasts(z: Tensor) -> bool:
@@ -39,6 +36,56 @@ def _autocasts(z: Tensor) -> bool:
 
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """What a convolution tells about itself."""
+
+
+class _Rows(torch.autograd.Function):
+    """Some copies of a stacked parameter, without a copy of them.
+
+    The gradient has the parameter's shape, as hooks, clipping, gradient scalers and DDP expect it, and is 0
+    for the other copies.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, rows: slice, room: GradientRoom) -> Tensor:
+        ctx.parameter, ctx.rows, ctx.room = parameter, rows, room
+        return parameter[rows]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.room.filled(g, ctx.parameter, ctx.rows), None, None
+
+
+class GradientRoom:
+    """Memory for a gradient most of which is zero, so that the zeros are not written at every step.
+
+    It is used again only where nothing else refers to the last gradient and that was not changed in place.
+    """
+
+    def __init__(self) -> None:
+        self._full: Tensor | None = None
+        self._rows, self._seen = slice(0, 0), 0
+
+    def filled(self, g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
+        """Return a gradient of the whole parameter from that of some rows."""
+        full = self._full
+        if (
+            full is None or (full.shape, full.dtype) != (parameter.shape, parameter.dtype)
+            or storage_is_shared(full) or version_of(full) != self._seen
+        ):  # fmt: skip
+            full = torch.zeros_like(parameter)
+        elif rows != self._rows:
+            full[self._rows].zero_()
+        full[rows] = g
+        if not full.is_cpu:  # writing zeros is cheap there
+            return full
+        self._full, self._rows, self._seen = full, rows, version_of(full)
+        return full.detach()  # autograd takes this one for the gradient as it is
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # memory is not worth a copy
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
 
 
 class LinearHead(Head):
@@ -110,8 +157,8 @@ class LinearHead(Head):
 
     def _some(self, part: slice) -> tuple[Tensor, Tensor | None]:
         of_weight, of_bias = self._rooms
-        bias = None if self.bias is None else of_bias.rows_of(self.bias, part)
-        return of_weight.rows_of(self.weight, part), bias
+        bias = None if self.bias is None else _Rows.apply(self.bias, part, of_bias)
+        return _Rows.apply(self.weight, part, of_weight), bias
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Matrix products in the narrow type, everything else in float32.
@@ -226,26 +273,12 @@ class GaussianHead(LinearHead):
     """Copies of a regressor, each a Normal around its output; the output is the mixture's mean."""
 
     likelihood = "gaussian"
+    underflow = 700.0  # a copy that the switch leaves a small weight would ruin the mean of the outputs
     remedy = "compute it with alrao.MixtureMSELoss from the model's output as it is"
 
     def _mixture(self, members: Members) -> Tensor:
         shown = self._average(members.own.detach(), members.weights)
         return Prediction.of(watched(shown, self.copies, members.evidence), 1, members)
-
-    def posterior_evidence(self, log_likelihood: list[float]) -> list[float]:
-        """Return the log-likelihoods, ``-inf`` for a copy whose relative likelihood underflows.
-
-        The small weight that the switch leaves to such a copy does no harm in a mixture of probabilities,
-        but it would ruin the mean.
-        """
-        numbers = without_failed(log_likelihood)
-        best = max(numbers)
-        return [x if x > best - UNDERFLOW else -inf for x in numbers]
-
-    def posterior_evidence_on_device(self, log_likelihood: Tensor) -> Tensor:
-        """Return the same, as a tensor that is not read."""
-        numbers = fail(log_likelihood, alive(log_likelihood))
-        return fail(numbers, numbers > numbers.amax() - UNDERFLOW)
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         return mean_of_copies(outputs, a)
@@ -264,8 +297,7 @@ class BernoulliHead(GaussianHead):
 
     likelihood = "bernoulli"
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
-    posterior_evidence = Head.posterior_evidence
-    posterior_evidence_on_device = Head.posterior_evidence_on_device
+    underflow = inf
     mixture = LinearHead.mixture
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:

@@ -6,19 +6,31 @@ flows back into the second reaches the body. The loss, which has the target, mak
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch import distributed as dist
 
 from .. import evidence as reports
-from ..finite import HUGE, alive, moderate, share_among, zero_nonfinite, zero_unusable
+from ..finite import (
+    HUGE,
+    alive,
+    alive_copies,
+    finite_gradient,
+    moderate,
+    share_among,
+    zero_nonfinite,
+    zero_unusable,
+)  # fmt: skip
+from ..runtime.sharding import places_along
 from ..tensors import Members
 from .softmax import refuse_second_derivative, wide
 
-__all__ = ["Exchange", "bernoulli_nll", "mixture_nll", "shared_linear", "watched"]
+__all__ = ["Exchange", "bernoulli_nll", "for_copies_and_body", "mixture_nll", "shared_linear", "watched"]
 
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -57,36 +69,95 @@ class _SharedLinear(torch.autograd.Function):
         return grad_z, grad_weight, grad_bias
 
 
+def for_copies_and_body(
+    outputs: Callable[..., Tensor], z: Tensor, *parameters: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ``outputs(z, *parameters)``, copies first, as :func:`shared_linear` does that of linear layers.
+
+    The outputs of a copy with a parameter that is not finite are nan.
+    """
+    failed = ~alive_copies(parameters)
+    parameters = tuple(finite_gradient(zero_nonfinite(p)) for p in parameters)
+    z = zero_unusable(z)
+    own = mixed = outputs(z.detach(), *parameters)
+    if torch.is_grad_enabled():
+        mixed = outputs(finite_gradient(z), *(p.detach() for p in parameters))
+    failed = failed.view([-1] + [1] * (own.ndim - 1))
+    return own.masked_fill(failed, torch.nan), mixed.masked_fill(failed, torch.nan)
+
+
 class Exchange:
-    """How processes that hold different copies of a head exchange numbers: here, one holds all of them."""
+    """How processes that hold different copies of a head exchange numbers; by default one holds all of them.
+
+    Args:
+        group: the processes that hold copies.
+        weight: the stacked weights, sharded over the copies.
+    """
 
     own: Any = slice(None)
     """The numbers of the copies that this process holds."""
-    alone = True
+
+    def __init__(self, group: Any = None, weight: Any = ()) -> None:
+        self.group, self.alone, self.copies = group, group is None, len(weight)
+        if not self.alone:
+            self.own = places_along(0, weight)
 
     def local(self, parameter: Any) -> Any:
         """Return the copies of a parameter that this process holds."""
-        return parameter
+        return parameter if self.alone or parameter is None else parameter.to_local()
 
     def linear(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return :func:`shared_linear` of all copies."""
-        return shared_linear(z, weight, bias)
+        if self.alone:
+            return shared_linear(z, weight, bias)
+        z = z.view_as(z)
+        if z.requires_grad:  # each process has the part of its copies
+            z.register_hook(lambda g: self.add(g.clone(memory_format=torch.contiguous_format)))
+        own, mixed = shared_linear(z, self.local(weight), self.local(bias))
+        return _Gathered.apply(own, self), _Gathered.apply(mixed, self)
 
     def leaf(self, evidence: Tensor) -> Tensor:
-        """Return the leaf into which this process reports the evidence of all copies."""
-        return evidence
+        """Return the leaf for the evidence: every process reports all of it, so that each counts in part."""
+        if self.alone:
+            return evidence
+        part = evidence.view_as(evidence)
+        if part.requires_grad:
+            processes = dist.get_world_size(self.group)
+            part.register_hook(lambda g: g / processes)
+        return reports.marked_as(evidence, part)
 
     def gather(self, of_own: Tensor) -> Tensor:
         """Return what every process has for its copies, which are on the last axis."""
-        return of_own
+        if self.alone:
+            return of_own
+        whole = of_own.new_zeros(*of_own.shape[:-1], self.copies)
+        whole[..., self.own] = of_own
+        return self.add(whole)
 
     def add(self, x: Tensor) -> Tensor:
         """Replace ``x``, contiguous numbers, by the sum over the processes, and return it."""
+        if not self.alone:
+            dist.all_reduce(x, group=self.group)
         return x
 
-    def highest(self, x: Tensor) -> Tensor:
-        """Replace ``x``, contiguous numbers, by the maximum over the processes, and return it."""
-        return x
+    def add_exponentials(self, x: Tensor) -> None:
+        """Replace ``x`` by the logarithm of the sum of exponentials over the processes."""
+        if not self.alone:
+            highest = x.clone()
+            dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.group)
+            highest.clamp_(min=torch.finfo(x.dtype).min)
+            self.add(x.sub_(highest).exp_()).log_().add_(highest)
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, of_own: Tensor, exchange: Exchange) -> Tensor:
+        ctx.own = exchange.own
+        return exchange.gather(of_own.movedim(0, -1)).movedim(-1, 0).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return g[ctx.own], None
 
 
 def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class _CategoricalMixture(torch.autograd.Function):
         if careful:  # a copy or a feature may have failed, or a probability underflows
             log_p, log_m, alive, shares = _careful_layers(z, flat, bias, a)
             ctx.save_for_backward(z, flat, bias, a, log_p, alive, shares)
-        ctx.careful, ctx.room, ctx.mixing = careful, getattr(weight, "gradient_room", None), mixing
+        ctx.careful, ctx.mixing = careful, mixing
         return log_m
 
     @staticmethod
@@ -147,9 +147,7 @@ class _CategoricalMixture(torch.autograd.Function):
                     flat = flat[mixing.start * classes : mixing.stop * classes]
                 grad_z = torch.mm(_flat(mixed, z.dtype), flat)
         if ctx.needs_input_grad[1]:
-            # Some copies of a head have room for their gradient inside that of all.
-            room = None if ctx.room is None else ctx.room().view(copies * classes, z.shape[1])
-            grad_weight = torch.mm(_flat(own, z.dtype).t(), z, out=room).view(copies, classes, z.shape[1])
+            grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, z.shape[1])
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
         return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total), None

@@ -184,10 +184,8 @@ class _Copies:
             log_p = self.log_probs(j, rows, careful=True)
             left += self.a[j] * (log_p[:, :1] > -torch.inf)
             torch.logaddexp(out, log_p.add_(self.a[j].log()), out=out)
-        if not self.exchange.alone:
-            left = self.exchange.add(left)
-            highest = self.exchange.highest(out.clone()).clamp_(min=torch.finfo(out.dtype).min)
-            out.copy_(self.exchange.add((out - highest).exp_()).log_().add_(highest))
+        left = self.exchange.add(left)
+        self.exchange.add_exponentials(out)
         out.sub_(left.log()).clamp_(min=-finite.HUGE)
         out.masked_fill_(left <= 0, -log(self.classes))
         return left

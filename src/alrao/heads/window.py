@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..finite import alive_copies, finite_gradient, zero_nonfinite, zero_unusable
+from .members import for_copies_and_body
 from .softmax import wide
 
 __all__ = ["Window"]
@@ -34,21 +33,8 @@ class Window(NamedTuple):
         return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
 
     def of_all_copies(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return every copy's outputs, copies first, twice: for the copies and for the body.
-
-        What flows back into the first reaches only ``weight`` and ``bias``, what flows back into the second
-        only ``z``. The outputs of a copy that is not finite are nan.
-        """
-        parameters = [weight] if bias is None else [weight, bias]
-        failed = ~alive_copies(parameters)
-        parameters = [finite_gradient(zero_nonfinite(p)) for p in parameters]
-        z = zero_unusable(z)
-        own = self._convolved(z.detach(), *parameters)
-        mixed = own
-        if torch.is_grad_enabled():
-            mixed = self._convolved(finite_gradient(z), *(p.detach() for p in parameters))
-        failed = failed.view([-1] + [1] * (own.ndim - 1))
-        return own.masked_fill(failed, torch.nan), mixed.masked_fill(failed, torch.nan)
+        """Return every copy's outputs, copies first, twice: for the copies and for the body."""
+        return for_copies_and_body(self._convolved, z, *([weight] if bias is None else [weight, bias]))
 
     def _convolved(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         copies, outputs, _ = weight.shape

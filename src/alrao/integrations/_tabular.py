@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -104,9 +104,13 @@ class Table:
         """Return the selected rows."""
         return Table(self.x[at], self.y[at], self.weights[at])
 
+    def to(self, device: torch.device) -> Table:
+        """Return the table on a device."""
+        return Table(self.x.to(device), self.y.to(device), self.weights.to(device))
+
 
 class Tabular:
-    """A multi-layer perceptron under Alrao, with its optimizer and its own random generator.
+    """A multi-layer perceptron or another network under Alrao, with its optimizer and random generator.
 
     torch's global random state, default device and gradient mode are left unchanged.
     """
@@ -121,8 +125,12 @@ class Tabular:
         copies: int,
         lr: Any,
         seed: int,
+        weight_decay: float | None = None,
+        device: Any = "cpu",
+        network: Callable[[int, int], nn.Module] | None = None,
     ) -> None:
         self.classify = classify
+        self.device = torch.device(device)
         self.generator = Generator("cpu").manual_seed(seed)
         sizes = [inputs, *hidden]
         with (
@@ -132,12 +140,18 @@ class Tabular:
             torch.inference_mode(False),
         ):
             torch.default_generator.manual_seed(seed)
-            layers: list[nn.Module] = []
-            for n, m in pairwise(sizes):
-                layers += [nn.Linear(n, m, dtype=torch.float32), nn.ReLU()]
-            net = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs, dtype=torch.float32))
+            if network is None:
+                layers: list[nn.Module] = []
+                for n, m in pairwise(sizes):
+                    layers += [nn.Linear(n, m, dtype=torch.float32), nn.ReLU()]
+                net: nn.Module = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs, dtype=torch.float32))
+            else:
+                net = network(inputs, outputs)
             self.model = Alrao(net, copies, likelihood="categorical" if classify else "gaussian")
+            self.model.to(self.device)
             options: Any = {"generator": self.generator, "foreach": True}
+            if weight_decay is not None:
+                options["weight_decay"] = weight_decay
             self.optimizer: AlraoOptimizer = (
                 Auto(self.model, **options) if isinstance(lr, str) else Adam(self.model, lr, **options)
             )
@@ -148,17 +162,21 @@ class Tabular:
             return F.cross_entropy(out, part.y, reduction="none")
         return MixtureMSELoss(reduction="none")(out, part.y)
 
-    def pass_over(self, table: Table, batch: int, times: int = 1) -> None:
-        """Train on all rows, in random order, ``times`` times."""
+    def pass_over(self, table: Table, batch: int, times: int = 1) -> float:
+        """Train on all rows, in random order, ``times`` times; return the mean loss of the batches."""
         self.model.train()
+        total, steps = torch.zeros((), device=self.device), 0
         with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad():
             for _ in range(times):
                 order = torch.randperm(len(table), generator=self.generator)
                 for at in order.tensor_split(max(1, round(len(table) / batch))):
                     self.optimizer.zero_grad()
-                    part = table.rows(at)
-                    (self._losses(part) * part.weights).mean().backward()
+                    part = table.rows(at.to(self.device))
+                    loss = (self._losses(part) * part.weights).mean()
+                    loss.backward()
                     self.optimizer.step()
+                    total, steps = total + loss.detach().as_subclass(Tensor), steps + 1
+        return float(total) / steps
 
     @torch.no_grad()
     def loss(self, table: Table) -> float:
@@ -204,8 +222,8 @@ class Tabular:
             _set(bias, bias.double() * factor + shift)
 
     def plain(self) -> nn.Module:
-        """Return the mixture as an ordinary network in double precision."""
-        return self.model.collapse(mixture=True).double().eval().requires_grad_(False)
+        """Return the mixture as an ordinary network in double precision, on the CPU."""
+        return self.model.collapse(mixture=True).cpu().double().eval().requires_grad_(False)
 
 
 def as_tensor(x: Array) -> Tensor:
@@ -235,27 +253,35 @@ def held_out(
 
 
 def train(
-    tabular: Tabular, table: Table, held: NDArray[np.bool_], *, batch: int, max_iter: int, patience: int
-) -> tuple[int, float]:
+    tabular: Tabular,
+    table: Table,
+    held: NDArray[np.bool_],
+    *,
+    batch: int,
+    max_iter: int,
+    patience: int,
+    verbose: bool = False,
+) -> tuple[list[float], float]:
     """Train until the loss on the held-out samples stops improving, and keep the best weights.
 
     If nothing is held out, the loss on all samples is used.
 
     Returns:
-        The number of iterations, and the best loss.
+        The mean training loss of each iteration, and the best loss.
     """
-    rows = torch.from_numpy(held)
+    rows = torch.from_numpy(held).to(table.x.device)
     learnt, judged = table.rows(~rows), table.rows(rows) if held.any() else table
     times = max(1, round(STEPS / max(1, round(len(learnt) / batch))))
-    best, last, since, state, iteration = np.inf, np.inf, 0, tabular.state(), 0
-    while iteration < max_iter and since < patience:
-        iteration += 1
-        tabular.pass_over(learnt, batch, times)
+    best, last, since, state, curve = np.inf, np.inf, 0, tabular.state(), list[float]()
+    while len(curve) < max_iter and since < patience:
+        curve.append(tabular.pass_over(learnt, batch, times))
         loss = tabular.loss(judged)
+        if verbose:  # as scikit-learn's networks do
+            print(f"Iteration {len(curve)}, loss = {curve[-1]:.8f}, validation loss = {loss:.8f}")  # noqa: T201
         since += 1
         if loss < best:
             best, state = loss, tabular.state()
         if loss < last - ENOUGH:
             last, since = loss, 0
     tabular.model.load_state_dict(state)
-    return iteration, float(best)
+    return curve, float(best)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -65,6 +65,10 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "warm_start": ["boolean"],
         "random_state": ["random_state"],
+        "weight_decay": [None, Interval(Real, 0, None, closed="left")],
+        "device": [str, torch.device],
+        "network": [None, callable],
+        "verbose": ["verbose"],
     }
 
     def __init__(
@@ -79,6 +83,10 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
         n_iter_no_change: int = 20,
         warm_start: bool = False,
         random_state: Any = None,
+        weight_decay: float | None = None,
+        device: Any = "cpu",
+        network: Callable[[int, int], nn.Module] | None = None,
+        verbose: bool = False,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.copies = copies
@@ -89,6 +97,10 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_iter_no_change = n_iter_no_change
         self.warm_start = warm_start
         self.random_state = random_state
+        self.weight_decay = weight_decay
+        self.device = device
+        self.network = network
+        self.verbose = verbose
 
     def _read(
         self, X: Any, y: Any, sample_weight: ArrayLike | None, reset: bool
@@ -142,7 +154,13 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
                 copies=self.copies,
                 lr=self.lr,
                 seed=seed,
+                weight_decay=self.weight_decay,
+                device=self.device,
+                network=self.network,
             )
+        elif self.network is not None:  # whose first layer is not known
+            x_scale = self._x_scale
+            y_scale = y_scale and self._y_scale
         else:
             if streaming:
                 x_scale = self._x_scale.merged(x_scale)
@@ -152,15 +170,19 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
         self._tabular, self._x_scale, self._y_scale = tabular, x_scale, y_scale
         targets = torch.from_numpy(y) if y_scale is None else as_tensor(y_scale.apply(y)).float()
         table = Table(as_tensor(x_scale.apply(X)).float(), targets, as_tensor(weights).float())
+        table = table.to(tabular.device)
         batch = auto_batch(len(X)) if isinstance(self.batch_size, str) else int(self.batch_size)
         if streaming:
-            tabular.pass_over(table, batch)
+            curve: list[float] = getattr(self, "loss_curve_", []) if again else []
+            self.loss_curve_ = [*curve, tabular.pass_over(table, batch)]
             self.n_iter_ = getattr(self, "n_iter_", 0) + 1 if again else 1
         else:
             held = held_out(y if y_scale is None else None, len(X), self.validation_fraction, rng)
-            self.n_iter_, self.best_validation_loss_ = train(
-                tabular, table, held, batch=batch, max_iter=self.max_iter, patience=self.n_iter_no_change
-            )
+            self.loss_curve_, self.best_validation_loss_ = train(
+                tabular, table, held, batch=batch, max_iter=self.max_iter,
+                patience=self.n_iter_no_change, verbose=bool(self.verbose),
+            )  # fmt: skip
+            self.n_iter_ = len(self.loss_curve_)
         self.network_ = tabular.plain()
 
     def _outputs(self, X: Any) -> Array:
@@ -191,10 +213,16 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
         n_iter_no_change: stop after this many iterations without improvement.
         warm_start: continue from the previous ``fit``.
         random_state: a seed or a random state, as in scikit-learn.
+        weight_decay: decoupled weight decay; None means the optimizer's default, 0.2 for :class:`alrao.Auto`.
+        device: where to train, such as ``"cuda"``. Predictions are computed on the CPU.
+        network: a function that takes the numbers of inputs and of outputs, and returns a network to train
+            in the place of the perceptron.
+        verbose: print the losses of each iteration.
 
     Attributes:
         classes_: the labels.
         n_iter_: iterations of the last ``fit``.
+        loss_curve_: the mean training loss of each iteration.
         best_validation_loss_: the loss of the kept weights on the held-out part.
         network_: the trained network, an ordinary :class:`torch.nn.Module` for standardised inputs; None if
             there was only one class.
@@ -298,9 +326,14 @@ class AlraoRegressor(RegressorMixin, _AlraoEstimator):  # type: ignore[misc]
         n_iter_no_change: stop after this many iterations without improvement.
         warm_start: continue from the previous ``fit``.
         random_state: a seed or a random state, as in scikit-learn.
+        weight_decay: decoupled weight decay; None means the optimizer's default.
+        device: where to train.
+        network: a function from the numbers of inputs and of outputs to a network.
+        verbose: print the losses of each iteration.
 
     Attributes:
         n_iter_: iterations of the last ``fit``.
+        loss_curve_: the mean training loss of each iteration.
         best_validation_loss_: the mean squared error on the held-out part, in units of the target's variance.
         network_: the trained network, an ordinary :class:`torch.nn.Module` from standardised inputs to
             standardised outputs.

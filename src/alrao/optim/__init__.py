@@ -1,7 +1,7 @@
 """Optimizers in which every feature has its own learning rate."""
 
 from .adam import Adam, AdamW
-from .optimizer import AlraoOptimizer
+from .base import AlraoOptimizer
 from .per_feature import PerFeature
 from .sgd import SGD
 

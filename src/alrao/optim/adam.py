@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import sqrt
 from typing import Any
 
 import torch
@@ -11,9 +12,8 @@ from torch import Generator, Tensor
 from ..rates import Rate
 from ..runtime.capturable import counter
 from ..trainable import Trainable
-from .checks import check_at_least_0, refuse_flags
-from .optimizer import AlraoOptimizer
-from .update import GroupUpdate, as_real, roots
+from .base import AlraoOptimizer, check_at_least_0, refuse_flags
+from .update import GroupUpdate, as_real
 
 
 class Adam(AlraoOptimizer):
@@ -86,20 +86,24 @@ class Adam(AlraoOptimizer):
                 u.shrink(group["weight_decay"])
             else:
                 grads = u.penalised(group["weight_decay"])
-        averages = as_real([state["exp_avg"] for state in states])
-        squares = as_real([state["exp_avg_sq"] for state in states])
-        u.mix_(averages, grads, 1 - beta1)
-        u.scale_(squares, beta2)
-        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+        exp_avgs = as_real([state["exp_avg"] for state in states])
+        exp_avg_sqs = as_real([state["exp_avg_sq"] for state in states])
+        if u.stopped is None:
+            torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+        else:
+            u.scale_(exp_avgs, beta1)
+            torch._foreach_add_(exp_avgs, grads, alpha=1 - beta1)
+        u.scale_(exp_avg_sqs, beta2)
+        torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
         if group["amsgrad"]:
             highest = as_real([state["max_exp_avg_sq"] for state in states])
-            torch._foreach_maximum_(highest, squares)
-            squares = highest
-        steps = u.count([state["step"] for state in states])
-        denominators = list(torch._foreach_sqrt(squares))
-        torch._foreach_div_(denominators, roots(u.bias_corrections(beta2, steps)))
+            torch._foreach_maximum_(highest, exp_avg_sqs)
+            exp_avg_sqs = highest
+        corrections, roots = _bias_corrections(u, [state["step"] for state in states], beta1, beta2)
+        denominators = list(torch._foreach_sqrt(exp_avg_sqs))
+        torch._foreach_div_(denominators, roots)
         torch._foreach_add_(denominators, group["eps"])
-        u.move_ratio(averages, denominators, u.bias_corrections(beta1, steps))
+        u.move_ratio(exp_avgs, denominators, corrections)
 
     def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
@@ -148,3 +152,19 @@ class AdamW(Adam):
         **kwargs: Any,
     ) -> None:
         super().__init__(model, lr, betas, eps, weight_decay, amsgrad, **kwargs)
+
+
+def _bias_corrections(u: GroupUpdate, steps: list[Tensor], beta1: float, beta2: float) -> Any:
+    """Count a step; return what ``exp_avg`` and the root of ``exp_avg_sq`` are divided by after it."""
+    if u.stopped is None:
+        for step in steps:
+            step += 1
+        counts = [step.item() for step in steps]
+        return [1 - beta1**count for count in counts], [sqrt(1 - beta2**count) for count in counts]
+    torch._foreach_add_(steps, [u.live] * len(steps))
+    counted = torch._foreach_clamp_min(steps, 1.0)  # 0 after none but refused ones
+    powers = [list(torch._foreach_pow(beta, counted)) for beta in (beta1, beta2)]
+    for each in powers:
+        torch._foreach_mul_(each, -1)
+        torch._foreach_add_(each, 1)
+    return powers[0], torch._foreach_sqrt(powers[1])

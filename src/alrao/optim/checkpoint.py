@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from math import inf
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..rates import RateDistribution, describe, rebuild
 from ..runtime.sharding import is_shard, placements_for
 
 KEY = "alrao"
 VERSION = 5
 """Of the format of ``state_dict()``, saved under :data:`KEY`."""
-
-OLDEST = 3
-"""Oldest format that is read. :class:`alrao.Auto` renames what it holds; other optimizers' is the same."""
 
 
 def check_version(state_dict: dict[str, Any]) -> None:
@@ -33,36 +28,33 @@ def check_version(state_dict: dict[str, Any]) -> None:
         )
     if version > VERSION:
         raise ValueError(f"the state has format {version}, this alrao reads format {VERSION}: upgrade alrao")
-    if version < OLDEST:
+    if version < VERSION:
         raise ValueError(
-            f"the state has format {version}, of an alrao before its first release, this one reads formats "
-            f"{OLDEST} to {VERSION}: finish the run with the alrao that began it"
+            f"the state has format {version}, of an alrao before its first release, this one reads format "
+            f"{VERSION}: finish the run with the alrao that began it"
         )
-
-
-def distributions(
-    built: Iterable[RateDistribution], saved_groups: list[dict[str, Any]]
-) -> list[RateDistribution]:
-    """Return the distribution of each saved group: the optimizer's own where they are equal."""
-    return [
-        own if describe(own) == saved["distribution"] else rebuild(saved["distribution"])
-        for own, saved in zip(built, saved_groups, strict=False)
-    ]
 
 
 def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
     """Raise a ValueError if a tensor of the state does not fit its parameter."""
     for i, p in params.items():
         for key, value in state.get(i, {}).items():
-            if not isinstance(value, Tensor) or key in ("step", "k", "gain_mean", "gain_mean_size"):
-                continue
-            _check_processes(key, value, p)
-            of_features = key in ("u", "gain", "last")
-            if not (broadcasts(value.shape, p.shape) if of_features else value.shape == p.shape):
-                raise ValueError(
-                    f"{key!r} of shape {tuple(value.shape)} does not fit a parameter of shape "
-                    f"{tuple(p.shape)}: the state is of another model"
-                )
+            of_copies = isinstance(value, list)  # one by one, under PerFeature
+            if of_copies and len(value) != len(p):
+                raise ValueError(f"the state has {len(value)} copies, not {len(p)}: it is of another model")
+            shape = p.shape[1:] if of_copies else p.shape
+            dicts = value if of_copies else [value if isinstance(value, dict) else {key: value}]
+            for name, x in (item for each in dicts for item in each.items()):
+                if not isinstance(x, Tensor) or not x.ndim:
+                    continue
+                _check_processes(name, x, p)
+                least = 1 if key in ("u", "inner") else inf  # of features, they have axes of length 1
+                fits = (n in (m, least) for n, m in zip(x.shape, shape, strict=True))
+                if x.ndim != len(shape) or not all(fits):
+                    raise ValueError(
+                        f"{name!r} of shape {tuple(x.shape)} does not fit a parameter of shape "
+                        f"{tuple(p.shape)}: the state is of another model"
+                    )
 
 
 def settle(groups: list[dict[str, Any]], built: list[dict[str, Any]]) -> None:
@@ -104,16 +96,3 @@ class Unstepped(defaultdict[Tensor, dict[str, Any]]):
 
     def __reduce__(self) -> Any:
         return type(self), (dict,), None, None, iter(self.items())
-
-
-def mark_empty(packed: dict[str, Any]) -> None:
-    """Give every parameter a state: torch's distributed checkpoints take one without it for missing."""
-    for group in packed["param_groups"]:
-        for i in group["params"]:
-            if not packed["state"].get(i):
-                packed["state"][i] = {KEY: VERSION}
-
-
-def broadcasts(shape: torch.Size, to: torch.Size) -> bool:
-    """Return whether a tensor with as many axes, some of length 1, broadcasts to a shape."""
-    return len(shape) == len(to) and all(n in (1, m) for n, m in zip(shape, to, strict=True))

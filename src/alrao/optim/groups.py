@@ -1,4 +1,4 @@
-"""What an optimizer trains, and at which rates: parameter groups, the places of features, their rates.
+"""The rates of parameter groups: the places of features, the rates at them, and the factor on all of them.
 
 A feature's rate is the quantile of its group's distribution at the feature's place ``u`` in [0, 1]. Places
 are drawn once; whoever moves an interval changes the distribution, never the places.
@@ -9,23 +9,16 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.optim import Optimizer
 
 from ..features import features_of
-from ..rates import Constant, Interval, RateDistribution, as_distribution, describe, scaled
-from ..runtime import sharding
-from ..runtime.capturable import widest
-from ..runtime.sharding import is_shard, local, sharded_as
-from ..trainable import joined
-from .checks import refuse_strangers, warn_of_copies
-from .factor import HIGHEST
-
-CPU = torch.device("cpu")
-"""To compare with: the type of a device is a string, which torch makes at each look."""
+from ..rates import Constant, Interval, LogUniform, RateDistribution
+from ..runtime.sharding import is_shard, local, localized, part_of, sharded_as
+from ..warn import warn
 
 
 class FeaturePlaces:
@@ -90,12 +83,11 @@ class Entry(NamedTuple):
 
     def updated(self, new: Entry) -> Entry:
         """Return a new entry, with its rates in the memory of this one: captured graphs read that."""
-        old = self.rate
-        if self.param is not new.param or not isinstance(old, Tensor) or not isinstance(new.rate, Tensor):
+        old, now = self.rate, new.rate
+        tensors = self.param is new.param and isinstance(old, Tensor) and isinstance(now, Tensor)
+        if not tensors or old.shape != now.shape or old.device != now.device:
             return new
-        if old.shape != new.rate.shape or old.device != new.rate.device:
-            return new
-        old.copy_(new.rate)
+        old.copy_(now)
         return self
 
 
@@ -111,6 +103,8 @@ class GroupRates:
     entries: list[Entry] = field(default_factory=list)
     sharded: bool = False
     """Whether a process holds only a part of some parameter."""
+    size: int = 0
+    """Number of weights."""
 
     def __post_init__(self) -> None:
         self.draw_from(self.drawn)
@@ -130,7 +124,7 @@ class GroupRates:
     def of_this_process(self, state: MutableMapping[Tensor, Any]) -> Iterator[None]:
         """Put this process's part of each parameter into the entries, with its gradient and its state."""
         entries = self.entries
-        with sharding.localized(state, (entry.param for entry in entries)) as parts:
+        with localized(state, (entry.param for entry in entries)) as parts:
             self.entries = [e._replace(param=part) for e, part in zip(entries, parts, strict=True)]
             try:
                 yield
@@ -144,27 +138,20 @@ class GroupRates:
 
         With ``in_place`` they are put into the memory of the former ones, which captured graphs read.
         """
-        self.sharded = any(is_shard(p) for p in params)
-        before = self.entries
-        body, head = ([p for p in params if (p in of_head) is of_copies] for of_copies in (False, True))
-        rates = dict(zip(body, self._of_features(body, state), strict=True))
-        rates |= zip(head, self._of_copies(head, number), strict=True)
-        entries = [Entry(p, rates[p], of_copies=p in of_head) for p in params]
-        if in_place and len(before) == len(entries):
-            entries = [was.updated(now) for was, now in zip(before, entries, strict=True)]
-        self.entries = entries
-
-    def _of_features(self, params: list[Tensor], state: Mapping[Tensor, Any]) -> list[Any]:
-        if isinstance(self.body, Constant):
-            return [self.body.lr] * len(params)
-        return self.body.quantiles([local(state[p]["u"]) for p in params])
-
-    def _of_copies(self, params: list[Tensor], copies: int) -> list[Any]:
-        if self.constant is not None or not params:
-            return [self.constant] * len(params)
-        grid = self.copies.grid(copies)
-        shaped = (grid.to(p.device, rate_dtype(p)).view([-1] + [1] * (p.ndim - 1)) for p in params)
-        return [local(sharded_as(rates, p)) for rates, p in zip(shaped, params, strict=True)]
+        self.sharded, self.size = any(is_shard(p) for p in params), sum(p.numel() for p in params)
+        before, self.entries, grid = self.entries, [], None
+        for p in params:
+            rate: Any = self.constant
+            if p in of_head and rate is None:
+                grid = self.copies.grid(number) if grid is None else grid
+                column = grid.to(p.device, rate_dtype(p)).view([-1] + [1] * (p.ndim - 1))
+                rate = local(sharded_as(column, p))
+            elif p not in of_head:
+                body = self.body
+                rate = body.lr if isinstance(body, Constant) else body.quantile(local(state[p]["u"]))
+            self.entries.append(Entry(p, rate, of_copies=p in of_head))
+        if in_place and len(before) == len(params):
+            self.entries = [was.updated(now) for was, now in zip(before, self.entries, strict=True)]
 
     def of_entry(self, entry: Entry, state: Mapping[Tensor, Any]) -> Tensor:
         """Return the rates of a parameter, sharded as it is; they broadcast to the parameter."""
@@ -175,208 +162,85 @@ class GroupRates:
             return rate.clone()
         u = state[p].get("u")
         shape = torch.Size([len(p)] + [1] * (p.ndim - 1)) if u is None else u.shape
-        return sharding.part_of(rate.clone(), shape, p)
+        return part_of(rate.clone(), shape, p)
 
 
-class RatedOptimizer(Optimizer):
-    """An optimizer in which every feature of a model has its own learning rate.
+def warn_of_copies(distribution: RateDistribution, copies: int) -> None:
+    """Warn of rates from which the copies of the head learn nothing about the others."""
+    if isinstance(distribution, Constant) and copies > 1:
+        warn(
+            f"lr={distribution.lr:g} gives all {copies} copies of the head the same rate, so the "
+            "posterior cannot tell them apart: pass an interval such as lr=(1e-5, 10), or use one copy"
+        )
+    if isinstance(distribution, LogUniform) and copies == 1 and distribution.lo < distribution.hi:
+        warn(
+            f"the single copy of the head gets the middle of the interval, "
+            f"{distribution.grid(1).item():.3g}: use several copies to cover it"
+        )
 
-    Args:
-        distribution: that of the rates of groups that have none of their own.
-        defaults: settings of groups that do not have them.
-        params: parameters or parameter groups; None: all of the model's.
-        seed: the seed of the features' places in the distribution.
+
+# The factor ``lr`` of a group.
+
+HIGHEST = "highest_lr"
+"""The key of a group's highest factor so far; in the group, so that a resumed run knows it."""
+
+LOW = 0.1
+"""A program whose factor never exceeds this has probably written a learning rate."""
+
+PATIENCE = 100
+"""The fewest steps before a warning; in proportion to the highest factor from 0.01 on, 1000 for 0.1."""
+
+WARMED_UP = 1e-3
+"""A warm-up of a scheduler has passed this factor after :data:`PATIENCE` steps."""
+
+REMEDY = (
+    "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "
+    "its highest learning rate (lr=1.0, learning_rate=1.0, max_lr=1.0) and scale the others with it; "
+    "for lower rates pass a lower interval to the optimizer"
+)
+
+
+def check_factor(lr: Any) -> bool:
+    """Return whether a factor is a usable one, after a warning if it is probably a learning rate."""
+    if isinstance(lr, bool | str) or not hasattr(lr, "__float__") or not 0 <= float(lr) < inf:
+        raise ValueError(
+            f"lr of Auto is a factor on the rates that it finds, a finite number of at least 0, got {lr!r}: "
+            "leave it out, or use alrao.AdamW(model, lr=(1e-5, 1e-2)) for an interval"
+        )
+    if lr < LOW:
+        warn(f"Auto was built with lr={float(lr):g}. {REMEDY}")
+    return bool(lr >= LOW)
+
+
+class FactorWatch:
+    """Looks at the factor of each step until it is high enough, or has been too low for too long.
+
+    A scheduler of torch that starts from 1.0 may rise in a warm-up, or hold a low factor for a whole epoch of
+    it: there only steps below the maximum count, or all while the factor is tiny. A program that writes the
+    factor itself has as many steps as its highest factor so far allows.
     """
 
-    model: Any
-    """The model that is trained; a subclass sets it first."""
+    def __init__(self) -> None:
+        self._steps = 0
+        self._idle = 0
 
-    rates_of_groups: list[GroupRates]
-    """The rates of each parameter group."""
-
-    def __init__(
-        self,
-        distribution: RateDistribution,
-        defaults: dict[str, Any],
-        *,
-        params: Iterable[Any] | None,
-        seed: int,
-    ) -> None:
-        self._distribution = distribution
-        self._seed = seed
-        self._device = self.model.head.evidence.device
-        self._places = FeaturePlaces(self.model.net)
-        self._names = sharding.names_of_parameters(self.model)
-        self.head_parameters = set(self.model.head.parameters())
-        self.rates_of_groups = []
-        super().__init__(self.model.parameters() if params is None else params, defaults)
-
-    @property
-    def on_device(self) -> bool:
-        """Whether a step leaves all numbers where they are: on every device but the CPU, unless asked to."""
-        # A plain Boolean also where torch.compile has one of its own in the group.
-        return self._device != CPU or bool(self.param_groups[0]["capturable"])
-
-    # Groups.
-
-    @torch.no_grad()
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model, as in torch; ``lr`` is an interval, a distribution or a number.
-
-        A group's ``lr_scale`` (timm) multiplies its rates, and leaves it: no scheduler applies it again.
-        """
-        group = dict(param_group)
-        distribution = as_distribution(group.pop("lr")) if "lr" in group else self._distribution
-        distribution = scaled(distribution, group.pop("lr_scale", 1.0))
-        distribution.draw(0), distribution.grid(self.model.head.copies or 1)  # a user's own may fail: here
-        super().add_param_group(group)
-        group = self.param_groups[-1]
-        if group["capturable"]:
-            group["lr"] = torch.full((), group["lr"], dtype=widest(self._device), device=self._device)
-        try:
-            self.rates_of_groups.append(self._begin_group(group, distribution))
-        except BaseException:
-            self.param_groups.pop()
-            for p in group["params"]:
-                self.state.pop(p, None)
-            raise
-
-    def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
-        """Draw the places of a new group's features; a subclass adds what else the group needs."""
-        strangers = [p for p in group["params"] if p not in self._places]
-        if strangers and not self.model.modules:  # without a network, there may be more, as in torch
-            more, _ = joined(strangers)
-            self.model.net.extend(more)
-            self._names = sharding.names_of_parameters(self.model)
-            self._places.add(more)
-        else:
-            refuse_strangers(strangers)
-        if any(p.requires_grad for p in self.head_parameters.intersection(group["params"])):
-            warn_of_copies(distribution, self.model.head.copies)
-        if group["capturable"] and distribution.redrawn:
-            raise ValueError("capturable=True is not supported by Redrawn, whose rates are drawn on the host")
-        rates = GroupRates(distribution)
-        group["distribution"] = describe(distribution)
-        group["interval"] = group["copies_interval"] = distribution.interval
-        group["seed"] = self._seed
-        group[HIGHEST] = 0.0
-        group["redraws"] = 0 if distribution.redrawn else None
-        self._draw_places(rates, group)
-        self._compute(rates, group)
-        for p in group["params"]:
-            if group["capturable"] and p.requires_grad:  # before a graph is compiled or captured
-                self._new_state(p, group)
-        return rates
-
-    def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
-        """Prepare what is kept of a parameter, in a subclass that keeps anything, unless it is there."""
-
-    # Parameters that take the place of others.
-
-    def look_for_shards(self) -> None:
-        """Find the modules whose parameters are sharded now."""
-        self.sharded_modules = sharding.sharded_modules(self.model)  # by fully_shard
-        for module in self.sharded_modules:
-            module.reshard()  # the parameters are gathered after an evaluation
-        if self.sharded_modules:
-            self.model.head.expect_shards()
-
-    def adopt_shards(self) -> None:
-        """Train the shards that have taken the place of parameters since the optimizer was built."""
-        new = sharding.replaced(self.model, self._names, self.param_groups)
-        if new:
-            self.look_for_shards()
-            self._replace_parameters(new)
-
-    @torch.no_grad()
-    def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
-        self._places.replace(new)
-        self._names = {new.get(p, p): name for p, name in self._names.items()}
-        self.head_parameters = set(self.model.head.parameters())
-        for p in new.keys() & self.state.keys():
-            self.state[new[p]] = sharding.shard_state(self.state.pop(p), new[p])
-        for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
-            group["params"] = [new.get(entry.param, entry.param) for entry in rates.entries]
-            self._compute(rates, group)
-
-    # Rates.
-
-    def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        if rates.constant is None:
-            body = [p for p in group["params"] if p not in self.head_parameters]
-            seed, per_weight = group["seed"] + (group["redraws"] or 0), rates.drawn.per_weight
-            for p, u in zip(body, self._places.draw(body, seed, per_weight=per_weight), strict=True):
-                self.state[p]["u"] = u
-
-    def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        copies = self.model.head.copies
-        rates.compute(group["params"], self.head_parameters, self.state, copies, in_place=self.on_device)
-
-    def compute_rates(self, group: int) -> None:
-        """Compute the rates of a group again, from its distribution and the places of the features."""
-        self._compute(self.rates_of_groups[group], self.param_groups[group])
-
-    def redraw(self, group: int) -> None:
-        """Draw the places of a group's features again."""
-        self.param_groups[group]["redraws"] += 1
-        self._draw_places(self.rates_of_groups[group], self.param_groups[group])
-        self.compute_rates(group)
-
-    def rates(self, parameter: Tensor) -> Tensor:
-        """Return the rates of a parameter, without the factor ``lr``; they broadcast to the parameter."""
-        for rates in self.rates_of_groups:
-            for entry in rates.entries:
-                if entry.param is parameter:
-                    return rates.of_entry(entry, self.state)
-        raise KeyError("rates() takes a parameter that this optimizer trains, one of its param_groups")
-
-    def copy_rates(self, *, initial: bool = False) -> Tensor:
-        """Return the rates of the copies of the head, lowest first, without the factor ``lr``.
-
-        Args:
-            initial: those at the start, wherever the interval has moved since.
-        """
-        if not self.model.head.copies:
-            raise ValueError(
-                "a plain network has no copies, so there are no copy_rates(): interval() has the ends of its "
-                "features' rates, rates(parameter) each of them"
-            )
-        rates = self.rates_of_groups[self.group_of_head]
-        return (rates.drawn if initial else rates.copies).grid(self.model.head.copies)
-
-    @property
-    def group_of_head(self) -> int:
-        """The index of the first parameter group with parameters of the head."""
-        groups, of_head = enumerate(self.param_groups), set(self.model.head.parameters())
-        return next(i for i, group in groups if not of_head.isdisjoint(group["params"]))
-
-    def interval(self, group: int = 0, *, copies: bool = False, initial: bool = False) -> Interval | None:
-        """Return the interval of a group's rates, or None if its distribution has none.
-
-        Args:
-            group: index into ``param_groups``.
-            copies: the interval of the copies of the head instead of the body's features.
-            initial: the interval at the start, wherever it has moved since.
-        """
-        rates = self.rates_of_groups[group]
-        return (rates.drawn if initial else rates.copies if copies else rates.body).interval
-
-    @torch.no_grad()
-    def set_interval(
-        self, group: int = 0, *, body: Interval | None = None, copies: Interval | None = None
-    ) -> None:
-        """Move the interval of a group's rates. Every feature keeps its place in it.
-
-        Args:
-            group: index into ``param_groups``.
-            body: the new interval of the body's features; None leaves it as it is.
-            copies: the new interval of the copies of the head; None leaves it as it is.
-        """
-        self.rates_of_groups[group].move(body, copies)
-        self._intervals_moved(group)
-
-    def _intervals_moved(self, group: int) -> None:
-        rates, settings = self.rates_of_groups[group], self.param_groups[group]
-        if not settings["capturable"]:  # compiled steps are guarded by what is in the groups
-            settings["interval"], settings["copies_interval"] = rates.body.interval, rates.copies.interval
-        self.compute_rates(group)
+    def look(self, groups: list[dict[str, Any]]) -> bool:
+        """Return whether to look again at the next step, after a warning where one is due."""
+        if any(isinstance(group["lr"], Tensor) or HIGHEST not in group for group in groups):
+            return False  # on a device, or from a state without it
+        peak, now = (max(group[key] for group in groups) for key in (HIGHEST, "lr"))
+        planned = max((group.get("max_lr", 1.0) for group in groups), default=1.0)
+        self._steps += 1
+        relative = all(group.get("initial_lr") == 1.0 for group in groups)
+        self._idle += now > 0 and (now < peak or not relative or now < WARMED_UP)
+        if now > peak:
+            for group in groups:
+                group[HIGHEST] = now
+            peak = now
+        if planned <= LOW:
+            warn(f"the highest value planned for param_groups[…]['lr'] is max_lr={planned:g}. {REMEDY}")
+            return False
+        if peak <= LOW and self._idle >= max(PATIENCE, 1e4 * peak):
+            warn(f"param_groups[…]['lr'] was at most {peak:.3g} in {self._steps} steps. {REMEDY}")
+            return False
+        return peak <= LOW

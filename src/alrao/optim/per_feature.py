@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..finite import in_range, keep_finite_, mask_gradients, mask_on_device
+from ..finite import in_range, keep_finite_
 from ..rates import Rate, RateDistribution
 from ..runtime.capturable import Kept, one_unless
-from ..runtime.sharding import highest_of_shards, is_shard, local
+from ..runtime.sharding import is_shard, local, over_shards
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
-from .checkpoint import broadcasts
+from .base import AlraoOptimizer
 from .groups import Entry, GroupRates
-from .optimizer import AlraoOptimizer
-from .torch_optimizers import check_capturable, default_interval, default_lr, options_of, signature_of
 from .update import GroupUpdate
 
-ELEMENTWISE = frozenset(
-    getattr(torch.optim, name)
-    for name in (
-        "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-    )
-)  # fmt: skip
+ELEMENTWISE = {
+    torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW,
+    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
+    torch.optim.SGD,
+}  # fmt: skip
 """Optimizers that update every weight by itself; others are given the copies of the head one by one."""
+
+SPAN = 1e3
+"""The default interval of rates: from this factor below to this factor above the optimizer's default."""
+
+COUNTS_NOTHING = {torch.optim.SGD, getattr(torch.optim, "Muon", torch.optim.SGD)}
+"""Optimizers that need no option to be capturable, for they have no counter to read."""
 
 NOT_PROPORTIONAL = {"ASGD", "Adafactor", "Rprop"}
 """Optimizers whose update is not proportional to the learning rate: they step at their default rate."""
@@ -46,8 +51,8 @@ class _InnerGroup(GroupRates):
     apart: bool = False
     """Whether it is given the copies of the head one by one."""
 
-    def view(self, kind: type[Optimizer]) -> None:
-        """Make the views that an optimizer can step on."""
+    def make_views(self, kind: type[Optimizer]) -> list[nn.Parameter]:
+        """Make the views that an optimizer can step on, and return all of them."""
         self.apart = kind not in ELEMENTWISE
         if self.apart and self.sharded:
             raise ValueError(
@@ -55,33 +60,21 @@ class _InnerGroup(GroupRates):
                 "parameters: use one that does, such as alrao.PerFeature(torch.optim.NAdam, model), or train "
                 "without shards, with DDP"
             )
-        self.views = [self._view(entry) for entry in self.entries]
-
-    def _view(self, entry: Entry) -> list[Any]:
-        p = entry.param
-        if self.apart and entry.of_copies:
-            return [nn.Parameter(copy, p.requires_grad) for copy in p.detach()]
-        return [nn.Parameter(local(p).detach(), p.requires_grad) if is_shard(p) else p]
-
-    @property
-    def seen(self) -> list[nn.Parameter]:
-        """All that the optimizer is given."""
+        self.views = []
+        for entry in self.entries:
+            p: Any = entry.param
+            copies = p.detach() if self.apart and entry.of_copies else [local(p).detach()]
+            new = is_shard(p) or (self.apart and entry.of_copies)
+            self.views.append([nn.Parameter(each, p.requires_grad) for each in copies] if new else [p])
         return [q for view in self.views for q in view]
 
-    def point(self) -> None:
-        """Point what the optimizer is given at the parameters and their gradients."""
+    def point_views(self, *, with_gradients: bool = True) -> None:
+        """Point what the optimizer is given at the parameters and their gradients, or at no gradients."""
         for (p, _, of_copies), view in zip(self.entries, self.views, strict=True):
-            if self.apart and of_copies:
-                for j, copy in enumerate(view):
-                    copy.data, copy.grad = p.detach()[j], None if p.grad is None else p.grad[j]
-            elif view[0] is not p:
-                view[0].data, view[0].grad = p.detach(), p.grad
-
-    def release(self) -> None:
-        """Let go of the gradients of copies and parts."""
-        for (p, *_), view in zip(self.entries, self.views, strict=True):
-            for q in view if view[0] is not p else ():
-                q.grad = None
+            grad = p.grad if with_gradients else None
+            for j, q in enumerate(view if view[0] is not p else ()):
+                at: Any = j if self.apart and of_copies else ...
+                q.data, q.grad = p.detach()[at], None if grad is None else grad[at]
 
 
 class PerFeature(AlraoOptimizer):
@@ -136,10 +129,10 @@ class PerFeature(AlraoOptimizer):
         capturable: bool = False,
         **options: Any,
     ) -> None:
-        defaults = options_of(optimizer, options, ours=AlraoOptimizer)
+        defaults = _options_of(optimizer, options)
         self._kind, self._options, self._given_lr, self._base_lr = optimizer, options, lr, base_lr
         super().__init__(
-            model, default_interval(optimizer) if lr is None else lr, defaults,
+            model, _default_interval(optimizer) if lr is None else lr, defaults,
             params=params, generator=generator, maximize=options.get("maximize", False),
             foreach=options.get("foreach"), evidence=evidence, process_group=process_group,
             capturable=capturable,
@@ -154,19 +147,16 @@ class PerFeature(AlraoOptimizer):
         base_lr = param_group.get("base_lr", self._base_lr)
         if base_lr is not None and not 0 < base_lr < torch.inf:
             raise ValueError(f"base_lr must be a positive, finite learning rate, got {base_lr!r}")
-        options = self._options if kind is self._kind else {}
-        group = {
-            **options_of(kind, options, ours=AlraoOptimizer),
-            "optimizer": kind,
-            "base_lr": base_lr,
-            **param_group,
-        }
-        group.setdefault("capturable", False)
-        group["capturable"] = group["capturable"] or self.defaults["capturable"]
-        if group["capturable"]:
-            check_capturable(kind)
+        options = _options_of(kind, self._options if kind is self._kind else {})
+        group = {**options, "optimizer": kind, "base_lr": base_lr, **param_group}
+        group["capturable"] = group.get("capturable", False) or self.defaults["capturable"]
+        if group["capturable"] and "capturable" not in _signature_of(kind) and kind not in COUNTS_NOTHING:
+            raise ValueError(
+                f"capturable=True is not supported: torch's {kind.__name__} has no such option, it reads its "
+                "own counter on the host. Leave it out, or use another optimizer, such as torch.optim.NAdam"
+            )
         if kind is not self._kind and self._given_lr is None:
-            group.setdefault("lr", default_interval(kind))
+            group.setdefault("lr", _default_interval(kind))
         super().add_param_group(group)
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
@@ -174,14 +164,14 @@ class PerFeature(AlraoOptimizer):
         rates = _InnerGroup(distribution, entries=plain.entries, sharded=plain.sharded)
         highest = self._highest(rates)
         if base_lr is None:
-            base_lr = default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
+            base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
         group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
-        rates.view(kind)
-        options = self._options if kind is self._kind else {}
+        options = {**(self._options if kind is self._kind else {}), "lr": group["base_lr"]}
+        if self.on_device and "capturable" in _signature_of(kind):
+            options["capturable"] = True
         try:
-            flag = {"capturable": True} if self.on_device and "capturable" in signature_of(kind) else {}
             with capturable_anywhere(kind):
-                rates.inner = kind([{"params": rates.seen}], **{**options, **flag, "lr": group["base_lr"]})
+                rates.inner = kind([{"params": rates.make_views(kind)}], **options)
         except ValueError as error:
             if kind.__name__ != "Muon":
                 raise
@@ -206,7 +196,7 @@ class PerFeature(AlraoOptimizer):
             return float(max(*known, rates.body.quantile(torch.ones(1, dtype=torch.float64, device="cpu"))))
         for entry in rates.entries:
             highest = entry.rate.max() if entry.rate.numel() else known[0].to(entry.rate)
-            known.append(highest_of_shards(highest, entry.param))
+            known.append(over_shards(highest, entry.param, highest=True))
         return max(map(float, known)) or 1.0  # all frozen: any will do
 
     # The step.
@@ -214,21 +204,17 @@ class PerFeature(AlraoOptimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         raise AssertionError("the torch optimizer updates the parameters")
 
-    def _step_group(self, rates: GroupRates, group: dict[str, Any], gate: bool | Tensor) -> None:
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], refused: Tensor | None) -> None:
         assert isinstance(rates, _InnerGroup)
         entries = [entry for entry in rates.entries if entry.param.grad is not None]
         if not entries:
             return
         params = [entry.param for entry in entries]
         grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
-        if isinstance(gate, Tensor):
-            usable, stopped = mask_on_device(grads, gate)
-            live = one_unless(stopped)
-        else:
-            found = mask_gradients(grads, suspect=not gate)
-            if found is None:
-                return
-            usable, live = found, None
+        usable, stopped = self.masked_gradients(grads, refused)
+        if not usable:
+            return
+        live = None if stopped is None else one_unless(*stopped)
         constant, on_device = rates.constant, live is not None
         scales = constant is None or on_device
         inner = rates.inner
@@ -247,7 +233,7 @@ class PerFeature(AlraoOptimizer):
         try:
             for p, grad in zip(params, usable, strict=True):
                 p.grad = grad
-            rates.point()
+            rates.point_views()
             with capturable_anywhere(type(inner)) if on_device else nullcontext():
                 step_inside(inner)
         finally:
@@ -270,8 +256,8 @@ class PerFeature(AlraoOptimizer):
         found: list[tuple[Tensor, dict[str, Any], Tensor, Any]] = []
         if isinstance(rates.inner, torch.optim.ASGD):
             for (p, *_), view in zip(rates.entries, rates.views, strict=True):
-                state = rates.inner.state[view[0]]
                 if p.grad is not None:
+                    state = rates.inner.state[view[0]]
                     average, mu = state["ax"].clone() if state else torch.zeros_like(p), state.get("mu", 1.0)
                     reads = not (self.on_device and isinstance(mu, Tensor))
                     found.append((p, state, average, float(mu) if reads else mu.clone()))
@@ -285,23 +271,24 @@ class PerFeature(AlraoOptimizer):
             if any(q in inner.state for q in view):
                 states = [inner.state[q] for q in view]
                 self.state[p]["inner"] = states if rates.apart and of_copies else states[0]
-        rates.release()
+        rates.point_views(with_gradients=False)
 
-    def _spread(self, rates: _InnerGroup) -> None:
-        rates.inner.state.clear()
-        for (p, _, of_copies), view in zip(rates.entries, rates.views, strict=True):
-            state = self.state[p].get("inner") if p in self.state else None
-            if state is not None:
-                states = state if rates.apart and of_copies else [local(state)]
-                rates.inner.state.update(zip(view, states, strict=True))
+    def _spread(self) -> None:
+        for rates in self.rates_of_groups:
+            assert isinstance(rates, _InnerGroup)
+            rates.inner.state.clear()
+            for (p, _, of_copies), view in zip(rates.entries, rates.views, strict=True):
+                state = self.state[p].get("inner") if p in self.state else None
+                if state is not None:
+                    states = state if rates.apart and of_copies else [local(state)]
+                    rates.inner.state.update(zip(view, states, strict=True))
 
     def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
         super()._replace_parameters(new)
         for rates in self.rates_of_groups:
             assert isinstance(rates, _InnerGroup)
-            rates.view(type(rates.inner))
-            rates.inner.param_groups[0]["params"] = rates.seen
-            self._spread(rates)
+            rates.inner.param_groups[0]["params"] = rates.make_views(type(rates.inner))
+        self._spread()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of :meth:`state_dict`; one that does not fit raises an error and changes nothing."""
@@ -313,31 +300,14 @@ class PerFeature(AlraoOptimizer):
                     f"with {group['optimizer']}: build it with the same one"
                 )
         super().load_state_dict(state_dict)
-        for rates in self.rates_of_groups:
-            assert isinstance(rates, _InnerGroup)
-            self._spread(rates)
+        self._spread()
 
-    def _place_counters(self, p: Tensor) -> None:
+    def _move_counters(self, p: Tensor) -> None:
         inner = self.state.get(p, {}).get("inner", {})
         for state in inner if isinstance(inner, list) else [inner]:
             for key in {"step", "mu_product"}.intersection(state):  # torch keeps them there
                 if isinstance(state[key], Tensor):
                     state[key] = state[key].to(p.device if self.on_device else "cpu")
-
-    def _check_shapes(self, params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:
-        super()._check_shapes(params, state)
-        for i, p in params.items():
-            inner = state.get(i, {}).get("inner", {})
-            of_copies = isinstance(inner, list)
-            if of_copies and len(inner) != len(p):
-                raise ValueError(f"the state has {len(inner)} copies, not {len(p)}: it is of another model")
-            shape = p.shape[1:] if of_copies else p.shape
-            for value in (value for one in (inner if of_copies else [inner]) for value in one.values()):
-                if isinstance(value, Tensor) and value.ndim and not broadcasts(value.shape, shape):
-                    raise ValueError(
-                        f"a state of shape {tuple(value.shape)} does not fit a parameter of shape "
-                        f"{tuple(p.shape)}: the state is of another model"
-                    )
 
 
 def _scale(entries: list[Entry], before: list[Tensor], factor: Any, accepted: Tensor | None = None) -> None:
@@ -352,3 +322,52 @@ def _scale(entries: list[Entry], before: list[Tensor], factor: Any, accepted: Te
     if accepted is not None or not in_range([p for p, _ in body]):
         for p, was in body:
             keep_finite_(p, was)
+
+
+def _signature_of(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(kind.__init__).parameters)
+
+
+def _default_lr(kind: type[Optimizer]) -> float:
+    default = _signature_of(kind)["lr"].default
+    if isinstance(default, int | float) and default > 0:
+        return float(default)
+    raise ValueError(f"{kind.__name__} has no default learning rate: pass an interval such as lr=(1e-5, 0.1)")
+
+
+def _default_interval(kind: type[Optimizer]) -> tuple[float, float]:
+    return _default_lr(kind) / SPAN, _default_lr(kind) * SPAN
+
+
+def _options_of(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an optimizer, given and default; raise for one that is not supported."""
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise TypeError(
+            "PerFeature takes the class of an optimizer first, then the model: "
+            f"alrao.PerFeature(torch.optim.NAdam, model), got {kind!r}"
+        )
+    name, known, problem = kind.__name__, _signature_of(kind), ""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if issubclass(kind, AlraoOptimizer):
+        raise TypeError(f"{name} already has a rate for every feature: use alrao.{name}(model)")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        problem = (
+            "it searches along one line for all weights, so its update has no rate for each feature. Use an "
+            "optimizer whose step needs no closure"
+        )
+    elif issubclass(kind, torch.optim.SparseAdam):
+        problem = "it takes only sparse gradients. Use alrao.SGD for those"
+    elif "lr" not in known:
+        problem = "it has no learning rate lr"
+    if problem:
+        raise TypeError(f"{name} is not supported: {problem}")
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    for option in options:
+        if option not in known and not open_ended:
+            close = get_close_matches(option, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(list(known)[2:])}"
+            raise TypeError(f"{name} has no option {option!r}: {hint}")
+    if options.get("differentiable"):
+        raise ValueError("differentiable=True is not supported by alrao's step: leave it out")
+    probe = kind([nn.Parameter(torch.zeros(2, 2, device="cpu"))], **{**options, "lr": 1.0})
+    return {key: value for key, value in probe.defaults.items() if key != "lr"}

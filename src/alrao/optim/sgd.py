@@ -12,8 +12,7 @@ from ..finite import zero_unusable
 from ..rates import Rate
 from ..runtime.capturable import counter
 from ..trainable import Trainable
-from .checks import check_at_least_0, refuse_flags
-from .optimizer import AlraoOptimizer
+from .base import AlraoOptimizer, check_at_least_0, refuse_flags
 from .update import GroupUpdate
 
 
@@ -132,13 +131,13 @@ class SGD(AlraoOptimizer):
             self._new_state(p, group)
         states = [self.state[p] for p in u.params]
         buffers, dampened = [state["momentum_buffer"] for state in states], grads
-        if on_device and dampening != 0:
+        if u.stopped is not None and dampening != 0:
             steps = [state["step"] for state in states]
             parts = list(torch._foreach_clamp_max(steps, 1.0))  # the first gradient is not dampened
             torch._foreach_mul_(parts, -dampening)
             torch._foreach_add_(parts, 1.0)
             dampened = list(torch._foreach_mul(grads, parts))
-            u.count(steps)
+            torch._foreach_add_(steps, [u.live] * len(steps))
         u.scale_(buffers, group["momentum"])
         torch._foreach_add_(buffers, dampened, alpha=1 if on_device else 1 - dampening)
         for i in first if dampening != 0 and not on_device else ():

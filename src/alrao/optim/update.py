@@ -6,20 +6,21 @@ mask: a step whose loss is refused runs like any other, with coefficients that c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..finite import in_range, keep_finite_, mask_gradients, mask_on_device, zero_unusable
-from ..runtime.blocks import Part, block_slices
 from ..runtime.capturable import in_type_of, one_unless
-from ..runtime.sharding import local
-from ..runtime.sleeping import Sleep
-from .groups import GroupRates
+
+BLOCK = 2**18
+"""The most weights of a parameter that are updated at a time.
+
+An update is several passes over weights, gradients, state and temporary tensors. Large ones leave the cache
+between two passes, and the system must clear the memory of large temporary tensors.
+"""
 
 
 @dataclass
@@ -31,48 +32,26 @@ class GroupUpdate:
 
     params: list[Tensor]
     grads: list[Tensor]
-    rates: list[Tensor]
+    rates: list[Any]
     constant: float | None
     factor: Any
     """``lr`` of the group: a number, or a tensor with ``capturable``."""
-    stopped: Tensor | None = None
-    """None on the host; else whether nothing may change, a single Boolean. The gradients are 0 then."""
-    _live: Tensor | None = field(default=None, init=False)
+    stopped: list[Tensor] | None = None
+    """None on the host; else masks of the gradients. Nothing may change if all of their entries are true."""
+    _live: Tensor | None = field(default=None, init=False)  # dynamo does not take cached_property
 
     @property
     def live(self) -> Tensor:
         """1, or 0 for an update that changes nothing; computed where an optimizer asks for it."""
         if self._live is None:
             assert self.stopped is not None
-            self._live = one_unless(self.stopped)
+            self._live = one_unless(*self.stopped)
         return self._live
-
-    @classmethod
-    def of(
-        cls,
-        params: list[Tensor],
-        grads: list[Tensor],
-        rates: list[Any],
-        constant: float | None,
-        factor: Any,
-        gate: bool | Tensor,
-    ) -> GroupUpdate | None:
-        """Return an update with 0 for gradients that must not be applied; None if there is nothing to apply.
-
-        The gate is whether the loss was finite, or on a device a tensor: whether it was refused.
-        """
-        if not params:
-            return None
-        if isinstance(gate, Tensor):
-            masked, stopped = mask_on_device(grads, gate)
-            return cls(params, masked, rates, constant, factor, stopped)
-        usable = mask_gradients(grads, suspect=not gate)
-        return None if usable is None else cls(params, usable, rates, constant, float(factor))
 
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
         for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
-            yield GroupUpdate([p], [grad], [rate], self.constant, self.factor, self.stopped)
+            yield replace(self, params=[p], grads=[grad], rates=[rate])
 
     def in_blocks(self, state: Any) -> Iterator[GroupUpdate]:
         """Return the update of one parameter, whose state is complete, as updates of its blocks.
@@ -80,28 +59,20 @@ class GroupUpdate:
         Each block must be updated before the next one is asked for.
         """
         (p,), (grad,), (rate,) = self.params, self.grads, self.rates
-        blocks, beta = block_slices(p.shape), state[p].get("beta")
+        blocks = block_slices(p.shape)
         if not blocks:
             yield self
         for i, rows in enumerate(blocks):
             part = Part(state, p, rows)
             part.begin(1 if i else None)
-            if beta is not None:
-                state[part.param]["beta"] = beta  # the first block may have changed it
             yield replace(self, params=[part.param], grads=[part.of(grad)], rates=[part.of(rate)])
             part.end(None if i else ())
 
     def of_real_numbers(self) -> GroupUpdate:
         """Return the same update with complex parameters and gradients viewed as pairs of real numbers."""
-        rates = list(self.rates)
-        for i, p in enumerate(self.params):
-            if self.constant is None and p.is_complex():
-                rates[i] = rates[i][..., None]
+        pairs = zip(self.rates, self.params, strict=True)
+        rates = [r[..., None] if isinstance(r, Tensor) and p.is_complex() else r for r, p in pairs]
         return replace(self, params=as_real(self.params), grads=as_real(self.grads), rates=rates)
-
-    def negate(self) -> None:
-        """Maximize instead of minimizing."""
-        self.grads = list(torch._foreach_neg(self.grads))
 
     def move(self, directions: list[Tensor]) -> None:
         """Step against ``directions``."""
@@ -148,7 +119,7 @@ class GroupUpdate:
         """
         if self.constant is not None:
             return self.penalised(weight_decay)
-        decay = torch._foreach_mul(self.rates, in_type_of(self.rates, self.factor))
+        decay = self._lrs()
         torch._foreach_reciprocal_(decay)
         torch._foreach_clamp_max_(decay, weight_decay)
         if self.stopped is not None:
@@ -172,32 +143,6 @@ class GroupUpdate:
         else:
             torch._foreach_mul_(averages, in_type_of(averages, 1 - self.live * (1 - factor)))
 
-    def mix_(self, averages: list[Tensor], new: list[Tensor], weight: float) -> None:
-        """Move running averages towards new gradients by a weight."""
-        if self.stopped is None:
-            torch._foreach_lerp_(averages, new, weight)
-        else:
-            self.scale_(averages, 1 - weight)
-            torch._foreach_add_(averages, new, alpha=weight)
-
-    def count(self, steps: list[Any]) -> list[Any]:
-        """Count this update in tensors; return them, or on the host their numbers."""
-        if self.stopped is None:
-            for step in steps:
-                step += 1
-            return [step.item() for step in steps]
-        torch._foreach_add_(steps, [self.live] * len(steps))
-        return steps
-
-    def bias_corrections(self, beta: float, steps: list[Any]) -> list[Any]:
-        """Return what running averages must be divided by after some steps; 1 - beta after none."""
-        if self.stopped is None:
-            return [1 - beta**step for step in steps]
-        powers = list(torch._foreach_pow(beta, torch._foreach_clamp_min(steps, 1.0)))
-        torch._foreach_mul_(powers, -1)
-        torch._foreach_add_(powers, 1)
-        return powers
-
 
 def _multiply(tensors: list[Tensor], factor: float) -> None:
     for each in tensors:
@@ -209,40 +154,59 @@ def as_real(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
 
 
-def roots(numbers: list[Any]) -> list[Any]:
-    """Return the square roots of numbers, or of tensors."""
-    if isinstance(numbers[0], Tensor):
-        return list(torch._foreach_sqrt(numbers))
-    return [sqrt(number) for number in numbers]
+# Parts of a parameter.
 
 
-def missed_steps(
-    sleep: Sleep, state: Any, rates: GroupRates, factor: float
-) -> Iterator[tuple[int, Part, GroupUpdate]]:
-    """Return the sleeping copies that took part: how many steps the step stands for, and the step."""
-    head = sleep.head
-    awake, copies = range(head.copies)[head.awake], range(head.copies)
-    for p, rate, of_copies in rates.entries:
-        if not of_copies or p.grad is None:
-            continue
-        for j in (j for j in copies[head.part] if j not in awake):
-            part, stands_for = Part(state, p, (slice(j, j + 1),)), sleep.since[j]
-            at = part.of(rate) * stands_for if isinstance(rate, Tensor) else rate
-            grads = [zero_unusable(part.of(p.grad))]
-            yield stands_for, part, GroupUpdate([part.param], grads, [at], rates.constant, factor)
+class Part:
+    """A part of a parameter, by slices of its first axes; while it is updated, it has its own state."""
+
+    def __init__(self, state: Any, whole: Tensor, rows: tuple[slice, ...]) -> None:
+        self.whole, self.rows, self._state = whole, rows, state
+        self.param = whole.detach()[rows]
+        self._given = {key: self.of(value) for key, value in state[whole].items()}
+
+    def of(self, value: Any) -> Any:
+        """Return what belongs to this part of a value for the parameter; it may have axes of length 1."""
+        if not isinstance(value, Tensor) or value.ndim < 2:
+            return value
+        sizes = zip(self.rows, value.shape, self.whole.shape, strict=False)
+        return value[tuple(rows if size == of_whole else slice(None) for rows, size, of_whole in sizes)]
+
+    def begin(self, stands_for: int | None = None) -> None:
+        """Give the part its state; for a step that stands for several, counted already, with counters."""
+        of_part = dict(self._given)
+        if stands_for is not None:
+            counters = {"step": lambda now: now / stands_for - 1, "k": lambda now: now - 1}
+            of_part.update({key: counters[key](of_part[key]) for key in counters.keys() & of_part.keys()})
+        self._state[self.param] = of_part
+
+    def end(self, starts_as_weights: Collection[str] | None) -> None:
+        """Take the state back; what is new, and the counters, become the parameter's.
+
+        Of new state, ``starts_as_weights`` begins as a copy of the weights. With None the counters stay.
+        """
+        whole = self._state[self.whole]
+        for key, value in self._state.pop(self.param).items():
+            if value is self._given.get(key) or starts_as_weights is None:
+                continue
+            if isinstance(value, Tensor) and value.shape == self.param.shape:
+                start = self.whole.detach() if key in starts_as_weights else torch.zeros_like(self.whole)
+                whole[key] = start.to(value.dtype, copy=True)
+                whole[key][self.rows] = value
+            else:
+                whole[key] = value
 
 
-def rewind_(params: list[Tensor], starts: list[Tensor], parts: list[Tensor]) -> None:
-    """Shrink distances from the start to a part, where that is below 1; weights that failed start again."""
-    found = [i for i, p in enumerate(params) if p.requires_grad]
-    if not found:
-        return
-    weights, kept = ([local(each[i]) for i in found] for each in (params, parts))
-    origins = [local(starts[i]).to(p) for i, p in zip(found, weights, strict=True)]
-    lost = torch._foreach_clamp_max(kept, 1.0)
-    torch._foreach_sub_(lost, 1.0)
-    back = torch._foreach_mul(torch._foreach_sub(weights, origins), lost)  # exactly 0 where nothing shrinks
-    torch._foreach_add_(weights, back)
-    if not in_range(weights):
-        for p, origin in zip(weights, origins, strict=True):
-            keep_finite_(p, origin)
+def block_slices(shape: torch.Size) -> list[tuple[slice, ...]]:
+    """Return where the blocks of a parameter are: along its first axis, or the second too; none, if small."""
+    each = shape[1:].numel()
+    if shape.numel() <= BLOCK or len(shape) < 2:
+        return []
+
+    def slices(length: int, most: int) -> list[slice]:
+        return [slice(start, min(start + most, length)) for start in range(0, length, most)]
+
+    if each <= BLOCK or len(shape) < 3:
+        return [(rows,) for rows in slices(shape[0], max(1, BLOCK // each))]
+    inner = slices(shape[1], max(1, BLOCK // shape[2:].numel()))
+    return [(slice(j, j + 1), rows) for j in range(shape[0]) for rows in inner]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def one_unless(stopped: Tensor) -> Tensor:
-    """Return 1, or 0 for an update that is stopped, in the widest type of the device."""
+def one_unless(*masks: Tensor) -> Tensor:
+    """Return 1, or 0 for an update that is stopped, all of whose entries are masked, in the widest type."""
+    stopped = reduce(torch.logical_and, (mask.all() for mask in masks))
     return stopped.logical_not().to(widest(stopped.device))
 
 

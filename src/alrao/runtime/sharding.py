@@ -78,13 +78,6 @@ def part_of(x: Tensor, shape: torch.Size, parameter: Any) -> Tensor:
     return DTensor.from_local(x, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def _gradient(parameter: Any) -> Any:
-    grad = parameter.grad
-    if is_shard(grad) and grad.placements != parameter.placements:
-        grad = grad.redistribute(placements=parameter.placements)
-    return local(grad)
-
-
 def _whole_state(value: Any, parameter: Tensor, before: Any = None) -> Any:
     """Return what is kept of this process's part of a parameter, sharded as that is; ``before``, if it is."""
     if isinstance(value, dict):
@@ -103,11 +96,14 @@ def localized(state: MutableMapping[Tensor, Any], params: Iterable[Tensor]) -> I
 
     Whatever is kept of a part in ``state`` belongs to the parameter afterwards.
     """
-    params = list(params)
-    parts = [local(p) for p in params]
-    pairs = [(p, part) for p, part in zip(params, parts, strict=True) if part is not p]
+    whole: list[Any] = list(params)
+    parts = [local(p) for p in whole]
+    pairs = [(p, part) for p, part in zip(whole, parts, strict=True) if part is not p]
     for p, part in pairs:
-        part.grad = _gradient(p)
+        grad: Any = p.grad
+        if is_shard(grad) and grad.placements != p.placements:
+            grad = grad.redistribute(placements=p.placements)
+        part.grad = local(grad)
         if p in state:
             state[part] = local(state[p])
     try:
@@ -118,32 +114,21 @@ def localized(state: MutableMapping[Tensor, Any], params: Iterable[Tensor]) -> I
                 state[p] = _whole_state(state.pop(part), p, state.get(p))
 
 
-def indices_of_copies(parameter: Tensor) -> Tensor:
-    """Return the numbers of the copies that this process's part of a head's parameter has rows of."""
-    return _places_along(0, parameter)
-
-
-def _places_along(axis: int, parameter: Tensor) -> Tensor:
+def places_along(axis: int, parameter: Tensor) -> Tensor:
     """Return the places along an axis of a parameter that this process's part of it has."""
     places = torch.arange(parameter.shape[axis], device=parameter.device)
     places = places.view([-1 if each == axis else 1 for each in range(parameter.ndim)])
     return local(sharded_as(places, parameter)).flatten()
 
 
-def highest_of_shards(x: Tensor, parameter: Any) -> Tensor:
-    """Return the highest ``x``, computed from this process's part of a parameter, of all parts."""
-    return _reduced(x, parameter, dist.ReduceOp.MAX) if is_shard(parameter) else x
-
-
-def sum_over_shards(x: Tensor, parameter: Any) -> Tensor:
-    """Return the sum of ``x``, computed from this process's part of a parameter, over all parts."""
-    return _reduced(x, parameter, dist.ReduceOp.SUM) if is_shard(parameter) else x
-
-
-def _reduced(x: Tensor, parameter: Any, op: Any) -> Tensor:
+def over_shards(x: Tensor, parameter: Any, *, highest: bool = False) -> Tensor:
+    """Return the sum, or the highest, of what each process has computed from its part of a parameter."""
+    if not is_shard(parameter):
+        return x
     x = x.detach().clone()
     for axis, placement in enumerate(parameter.placements):
         if not isinstance(placement, Replicate):
+            op = dist.ReduceOp.MAX if highest else dist.ReduceOp.SUM
             dist.all_reduce(x, op, group=parameter.device_mesh.get_group(axis))
     return x
 
@@ -163,13 +148,13 @@ def fingerprint(parameter: Tensor) -> int:
         factors = _factors(axis, bits.shape[axis], parameter)
         pieces = bits.reshape(-1, len(factors)).split(max(1, PIECE // len(factors)))
         bits = torch.cat([(piece * factors).sum(-1) for piece in pieces]).view(bits.shape[:-1])
-    return int(sum_over_shards(bits.sum(dtype=torch.int64), parameter))
+    return int(over_shards(bits.sum(dtype=torch.int64), parameter))
 
 
 def _factors(axis: int, size: int, parameter: Tensor) -> Tensor:
     """Return odd numbers for the places along an axis of this process's part of a parameter."""
     inside = axis == parameter.ndim  # of an entry
-    places = torch.arange(size, device=parameter.device) if inside else _places_along(axis, parameter)
+    places = torch.arange(size, device=parameter.device) if inside else places_along(axis, parameter)
     x = (places + (axis + 1 << 40)) * FACTORS[0]
     return (x ^ x >> 31) * FACTORS[1] | 1
 
@@ -219,8 +204,8 @@ def names_of_parameters(model: Any) -> dict[Tensor, str]:
 def replaced(model: Any, names: dict[Tensor, str], groups: Iterable[dict[str, Any]]) -> dict[Tensor, Tensor]:
     """Return the shards that have taken the place of parameters, in the model or in an optimizer's groups.
 
-    Raises a RuntimeError if the groups have parameters that are not the model's. ``names`` are those of its
-    parameters when the optimizer was built.
+    Raises a RuntimeError if the groups have parameters that are not the model's, or not any more. ``names``
+    are those of its parameters when the optimizer was built.
     """
     given = [p for group in groups for p in group["params"]]
     if all(p in names for p in given) and names.keys() == names_of_parameters(model).keys():
@@ -235,6 +220,16 @@ def replaced(model: Any, names: dict[Tensor, str], groups: Iterable[dict[str, An
             "the optimizer was given parameters that are not the model's, the first of shape "
             f"{tuple(strange[0].shape)}: DeepSpeed's ZeRO and the older FSDP join parameters to flat ones, "
             "whose features are not known. Shard with fully_shard of torch.distributed.fsdp, or use DDP"
+        )
+    present = set(now.values())
+    left = [names[p] for p in given if p in names and p not in present and p not in new]
+    left = [name for name in left if name in now and now[name] not in names and now[name].requires_grad]
+    if left:
+        raise RuntimeError(
+            f"{len(left)} parameters of the model, the first {left[0]!r}, are not those that the optimizer "
+            "was built for, and would not be trained: alrao.Alrao(net), load_state_dict(…, "
+            "assign=True) and new layers put others in their place. Build the optimizer after that, or load "
+            "without assign"
         )
     return new
 

@@ -52,6 +52,9 @@ NEGLIGIBLE = 0.01
 WORTHWHILE = 2**20
 """Minimum number of weights of all copies together for sleeping under ``Auto`` by default."""
 
+COUNTS = ("position", "since", "every", "peak", "behind")
+"""Attributes of :class:`Sleep` that are saved."""
+
 HEAD_SLICES = ("awake", "part", "mixing")
 """Attributes of a head: the copies that are awake, that the next pass computes, that it mixes."""
 
@@ -64,24 +67,27 @@ class Sleep:
     """
 
     def __init__(self, head: Any, wanted: bool | None, *, on_host: bool = True) -> None:
-        if wanted and not on_host:
-            raise ValueError(
-                "sleep=True needs steps that read numbers on the host, which those on other devices than the "
-                "CPU and those with capturable=True do not: leave sleep out"
+        problem = ""
+        if not on_host:
+            problem = (
+                "steps that read numbers on the host, which those on other devices than the CPU and those "
+                "with capturable=True do not: leave sleep out"
             )
-        if wanted and head.copies and not isinstance(head.averaging, Switch):
-            raise ValueError(
-                f"sleep=True needs the switch, under which a copy can come back, the posterior is "
+        elif head.copies and not isinstance(head.averaging, Switch):
+            problem = (
+                "the switch, under which a copy can come back, the posterior is "
                 f"{type(head.averaging).__name__}: leave sleep out, or leave averaging out of Alrao(net)"
             )
-        if wanted and not head.can_sleep:
-            raise ValueError(
-                "sleep=True needs several copies of a linear layer of a classifier, the head is a "
+        elif not head.can_sleep:
+            problem = (
+                "several copies of a linear layer of a classifier, the head is a "
                 f"{type(head).__name__} with {head.copies} copies: leave sleep out"
             )
+        if wanted and problem:
+            raise ValueError(f"sleep=True needs {problem}")
         self.head = head
-        pays = on_host and head.can_sleep and sum(p.numel() for p in head.parameters()) >= WORTHWHILE
-        self.wanted = pays if wanted is None else wanted
+        pays = sum(p.numel() for p in head.parameters()) >= WORTHWHILE
+        self.wanted = (pays and not problem) if wanted is None else wanted
         self._restart()
 
     def _restart(self) -> None:
@@ -90,9 +96,12 @@ class Sleep:
         """Steps of the present cycle so far."""
         self.since = [1] * self.head.copies
         """Steps that the next look at each copy stands for."""
-        self._every = [1] * self.head.copies
-        self._peak: list[float] = []
-        self._behind: list[float] = []
+        self.every = [1] * self.head.copies
+        """Steps from one look at a copy to the next."""
+        self.peak: list[float] = []
+        """Highest weight of each copy in the second half of the cycle."""
+        self.behind: list[float] = []
+        """The d_j."""
         self.head.wake_all()
 
     def notice(self, scores: list[float]) -> None:
@@ -107,7 +116,6 @@ class Sleep:
         ``log_likelihood`` is anything for copies that did not take part; ``rates`` returns the copies' rates.
         """
         head, averaging = self.head, self.head.averaging
-        log_likelihood = head.posterior_evidence(log_likelihood)
         if not (allowed and head.can_sleep):
             averaging.update(log_likelihood)
             self._restart()
@@ -119,7 +127,7 @@ class Sleep:
             averaging.update(self._given(averaging.weights.tolist(), log_likelihood))
         weights = averaging.weights.tolist()
         if self.position >= CYCLE // 2:
-            self._peak = list(map(max, self._peak or weights, weights))
+            self.peak = list(map(max, self.peak or weights, weights))
         self.position += 1
         if last:
             self._decide(weights, rates().tolist())
@@ -139,8 +147,8 @@ class Sleep:
             self._restart()
             return given
         mixed = best + log(sum(exp(x - best) for x in joint)) - log(sum(weights[j] for j in awake))
-        behind = self._behind or [0.0] * len(copies)
-        self._behind = [given[j] - mixed if j in part else behind[j] for j in copies]
+        behind = self.behind or [0.0] * len(copies)
+        self.behind = [given[j] - mixed if j in part else behind[j] for j in copies]
         for j in copies:
             if j not in part:
                 given[j] = min(mixed + behind[j], best - _log(weights[j]))
@@ -149,12 +157,12 @@ class Sleep:
     def _decide(self, now: list[float], rates: list[float]) -> None:
         """Let copies fall asleep and wake: the only place where the posterior is read."""
         head, copies = self.head, range(self.head.copies)
-        peak = self._peak or now
+        peak = self.peak or now
         matter = [j for j in copies[head.awake or slice(None)] if peak[j] >= NEGLIGIBLE]
         matter += [j for j in copies if now[j] >= NEGLIGIBLE]
         first, last = max(0, min(matter) - 1), max(matter)
         awake = copies[first : last + 1]
-        self.position, self._peak = 0, []
+        self.position, self.peak = 0, []
         if len(awake) == len(copies):
             self._restart()
             return
@@ -162,14 +170,14 @@ class Sleep:
         highest = max(rates[j] for j in awake)
         # A rate may be 0.
         steps = (highest / (2 * rate) if rate > 0 else MAX_INTERVAL for rate in rates)
-        self._every = [max(1, int(min(MAX_INTERVAL, each))) for each in steps]
+        self.every = [max(1, int(min(MAX_INTERVAL, each))) for each in steps]
 
     def _plan(self, weights: list[float]) -> None:
         """Choose the copies of the next step, and those of its mixture."""
         head, copies = self.head, range(self.head.copies)
         awake, part = copies[head.awake], copies[head.part or slice(None)]
         self.since = [1 if j in part or j >= awake.stop else self.since[j] + 1 for j in copies]
-        due = [j for j in copies[: awake.start] if self.since[j] >= self._every[j]]
+        due = [j for j in copies[: awake.start] if self.since[j] >= self.every[j]]
         stop = min(awake.stop + (self.position >= CYCLE - LOOKS), len(copies))
         head.part = slice(min(due, default=awake.start), stop)
         most = max(weights[j] for j in awake)
@@ -195,29 +203,21 @@ class Sleep:
         """Return the state of an optimizer with who sleeps, if copies may."""
         if not self.wanted:
             return state_dict
-        head = self.head
-        rows = {name: getattr(head, name) for name in HEAD_SLICES}
-        packed = {
-            "position": self.position,
-            "since": self.since,
-            "every": self._every,
-            **{name: None if some is None else [some.start, some.stop] for name, some in rows.items()},
-            "peak": self._peak,
-            "behind": self._behind,
-        }
+        packed = {name: getattr(self, name) for name in COUNTS}
+        for name in HEAD_SLICES:
+            rows = getattr(self.head, name)
+            packed[name] = None if rows is None else [rows.start, rows.stop]
         return {**state_dict, "param_groups": [{**g, "sleep": packed} for g in state_dict["param_groups"]]}
 
     def unpack(self, groups: list[dict[str, Any]]) -> None:
         """Take out of the loaded groups what :meth:`packed_into` has put there, and continue from it."""
-        of_groups = [group.pop("sleep", None) for group in groups]
+        packed, *_ = [group.pop("sleep", None) for group in groups]
         self._restart()
-        packed = of_groups[0]
-        if packed is None or not self.wanted:
-            return
-        self.position, self.since, self._every = packed["position"], packed["since"], packed["every"]
-        self._peak, self._behind = packed["peak"], packed["behind"]
-        for name in HEAD_SLICES:
-            setattr(self.head, name, None if packed[name] is None else slice(*packed[name]))
+        if packed is not None and self.wanted:
+            for name in COUNTS:
+                setattr(self, name, packed[name])
+            for name in HEAD_SLICES:
+                setattr(self.head, name, None if packed[name] is None else slice(*packed[name]))
 
 
 def _log(x: float) -> float:

@@ -7,7 +7,7 @@ another one. Anything else reads the numbers, which are computed then, as :class
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -228,29 +228,27 @@ def _log_softmax(
 # Readings, row by row.
 
 
+def _by_rows(x: LazyLogProbs, pick: Callable[[Tensor], Any]) -> Any:
+    """Return the tensors that ``pick`` returns for the numbers of some rows, of all rows."""
+    parts = [pick(x.source.values(part)) for part in x.rows().detach().split(ROWS)]
+    found = (torch.cat(numbers) for numbers in zip(*parts, strict=True))
+    return [each.view(*x.shape_of_rows(), each.shape[1]).movedim(-1, x.axis or 0) for each in found]
+
+
 def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> Any:
-    if x._real is not None or dim is None or dim % x.ndim != x.axis:
+    if x._real is not None or dim is None or dim % x.ndim != x.axis or not x.z.numel():
         return NotImplemented
-    rows = x.rows().detach()
-    if not len(rows):
-        return NotImplemented
-    found = torch.cat([x.source.values(part).argmax(-1) for part in rows.split(ROWS)])
-    found = found.view(x.shape_of_rows())
-    return found.unsqueeze(x.axis) if keepdim else found
+    (found,) = _by_rows(x, lambda values: (values.argmax(-1, True),))
+    return found if keepdim else found.squeeze(x.axis)
 
 
-def _topk(
-    x: LazyLogProbs, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, **out: Any
-) -> Any:
+def _topk(x: LazyLogProbs, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
     # Where values may be differentiated, torch needs the whole output.
-    if x._real is not None or out or dim % x.ndim != x.axis or torch.is_grad_enabled():
+    if x._real is not None or "out" in kwargs or dim % x.ndim != x.axis or torch.is_grad_enabled():
         return NotImplemented
-    rows = x.rows().detach()
-    if not len(rows):
+    if not x.z.numel():
         return NotImplemented
-    parts = [x.source.values(part).topk(k, -1, largest, sorted) for part in rows.split(ROWS)]
-    values, indices = (torch.cat(numbers).view(*x.shape_of_rows(), k) for numbers in zip(*parts, strict=True))
-    return torch.return_types.topk((values.movedim(-1, x.axis), indices.movedim(-1, x.axis)))
+    return torch.return_types.topk(_by_rows(x, lambda values: values.topk(k, -1, *args, **kwargs)))
 
 
 ROWS = 128

@@ -1,0 +1,273 @@
+"""The first forward pass of a converted network: is the output layer the one that was taken for it?
+
+Outputs that the network returns as they are, or in another shape, are the mixture's. If more is done with
+them, each copy goes through the rest of the network, where that can be followed; else an error says why not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from . import evidence as reports
+from .finite import alive
+from .heads import Head, LinearHead, Randomness, Spread, mean_of_copies, mixture_logit
+from .output_layer import HOW, candidates, listed, qualified
+from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
+from .warn import warn
+from .watch import version_of
+
+MOST_CHECKED = 2**22
+"""The largest output whose numbers are checked: those of a large head take much memory."""
+
+
+class OutputChangedError(ValueError):
+    """The network returns its output layer's outputs neither as they are nor in another shape only."""
+
+    output: Any = None
+    """What the network returned: torch's own results for one layer whose outputs are the mixture's."""
+
+
+class FirstForward:
+    """The first forward pass, which is repeated if something follows the output layer.
+
+    Args:
+        net: the network.
+        head: the copies of what was taken for its output layer.
+        name: the name of that layer.
+        guessed: whether it is only the last one registered, which need not be the last one used.
+        args: positional arguments of the network.
+        kwargs: others.
+    """
+
+    def __init__(
+        self, net: nn.Module, head: Head, name: str, guessed: bool, args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        self.net, self.head, self.name, self.guessed = net, head, name, guessed
+        self.args, self.kwargs = args, kwargs
+        self.others = {n: m for n, m in candidates(net).items() if m is not head}
+
+    def run(self) -> Any:
+        """Return the output of the network, checked."""
+        head = self.head
+        start = Snapshot(self.net, [*self.args, *self.kwargs.values()])
+        try:
+            return self._pass()
+        except OutputChangedError as refusal:
+            followed_by = trail.places()
+            if not followed_by or not isinstance(head, LinearHead) or head.spread:
+                raise
+            try:
+                start.restore()
+                head.spread = True
+                with alike(head):
+                    self._check_copies(self._pass(), refusal.output)
+                start.restore()
+                head.spread = True
+                out = self._pass()
+            except Exception as error:
+                head.spread = False
+                raise refusal if isinstance(error, OutputChangedError) else error from None
+        warn(
+            f"the output layer {self.name!r} is followed by {followed_by[0]}: each of the {head.copies} "
+            "copies goes through the rest of the network, which is exact but takes longer. The output is "
+            "logits, not log-probabilities"
+        )
+        return out
+
+    def _pass(self) -> Any:
+        """Return the output of one pass, after a look at what the layers took and returned."""
+        used: list[nn.Module] = []
+        produced: list[tuple[Any, str]] = []  # what the other candidates returned, and which of them did
+
+        def remember(other: str, module: nn.Module, args: Any, out: Any) -> None:
+            produced.append((_origin(out), other))
+
+        def refuse_copies(module: nn.Module, args: Any) -> None:
+            if self.guessed and any(isinstance(arg, Spread) for arg in args):
+                raise OutputChangedError(
+                    f"another layer, {qualified(module)}, takes the outputs of {self.name!r}"
+                )
+
+        trail.clear()
+        handles = [self.head.register_forward_hook(lambda module, args, out: used.append(module))]
+        handles += [m.register_forward_hook(partial(remember, name)) for name, m in self.others.items()]
+        for module in self.net.modules():
+            if module is not self.head and any(p.ndim > 1 for p in module.parameters(recurse=False)):
+                handles.append(module.register_forward_pre_hook(refuse_copies))
+        try:
+            out = self.net(*self.args, **self.kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not used:
+            raise ValueError(
+                f"{self.name!r}, taken for the output layer, was not used in this forward pass: {HOW}, one of"
+                f"\n{listed(self.others)}"
+            )
+        try:
+            if self.guessed or trail.places():
+                self._check_output(out, produced)
+            self._check_meaning(out)
+        except OutputChangedError as error:
+            error.output = out
+            raise
+        return out
+
+    def _check_output(self, out: Any, produced: list[tuple[Any, str]]) -> None:
+        """Check that the network returns the head's outputs or a likelihood of them, and no other layer's."""
+        tensors = _tensors(out)
+        ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
+        losses = [tensor for tensor in tensors if tensor.ndim == 0 and tensor.is_floating_point()]
+        changed = bool(trail.places()) and not all(_is_likelihood(loss, self.head) for loss in losses)
+        if changed or not (ours or losses):
+            raise OutputChangedError(
+                f"{self.name!r} was taken for the output layer, as the last layer registered, but the "
+                "network does not return its output. If a softmax, a sigmoid or another function follows "
+                "it, remove that: the output is log-probabilities already. If another layer is the output, "
+                f"{HOW}. The other candidates are\n{listed(self.others) or '  (none)'}"
+            )
+        named = isinstance(
+            getattr(out, "logits", None), LogProbs | Prediction
+        )  # beside auxiliary classifiers
+        if not self.guessed or named:
+            return
+        returned = [_origin(tensor) for tensor in tensors]
+        rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
+        if rivals:
+            raise ValueError(
+                f"the network returns the outputs of several layers, {self.name!r} and {sorted(rivals)}, and "
+                f"only one can have copies: {HOW}"
+            )
+
+    def _check_meaning(self, out: Any) -> None:
+        """Check that outputs that are marked still are what they were: a view may have been changed."""
+        for tensor in _tensors(out) if reports.is_readable(self.head.evidence) else ():
+            members = members_of(tensor) if isinstance(tensor, Prediction) else None
+            if isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST_CHECKED:
+                continue  # those of Spread are compared with the plain network's
+            if members is not None:
+                average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
+                right = average(members.own.detach(), members.weights)
+            elif isinstance(tensor, LogProbs) and tensor.axis is not None and not tensor.padded:
+                right = tensor.detach().as_subclass(Tensor).log_softmax(tensor.axis)
+            else:
+                continue
+            if _differ(tensor, right):
+                raise OutputChangedError(self._different)
+
+    def _check_copies(self, out: Any, expected: Any) -> None:
+        """Check that the network returns for copies that are alike what it returned for one layer."""
+        ours, plain = _tensors(out), _tensors(expected)
+        shapes = [tensor.shape for tensor in ours], [tensor.shape for tensor in plain]
+        if shapes[0] != shapes[1] or any(_differ(*pair) for pair in zip(ours, plain, strict=True)):
+            raise ValueError(self._different)
+
+    @property
+    def _different(self) -> str:
+        return (
+            f"the network does something with the outputs of {self.name!r} that cannot be followed for its "
+            "copies: what it returns is not what the plain network returns. Change no view of the outputs in "
+            "place, or train the plain network, alrao.Auto(net)"
+        )
+
+
+class Snapshot:
+    """What a forward pass may change, so that it can be repeated.
+
+    Buffers, such as running statistics; attributes of modules, such as the state of a recurrent network; the
+    arguments, such as a cache; and random numbers.
+    """
+
+    def __init__(self, net: nn.Module, inputs: list[Any]) -> None:
+        self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
+        tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_inference()]
+        self._inputs = [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in tensors]
+        self._attributes = [(vars(module), dict(vars(module))) for module in net.modules()]
+        self._attributes += [(module._buffers, dict(module._buffers)) for module in net.modules()]
+        self._objects = []
+        for x in inputs:
+            if hasattr(x, "__dict__") and not isinstance(x, Tensor | nn.Module):
+                with suppress(Exception):  # some things cannot be copied: they are what they are then
+                    self._objects.append((vars(x), copy.deepcopy(vars(x))))
+        self._numbers = Randomness(net.parameters())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put it back."""
+        objects = [(now, copy.deepcopy(before)) for now, before in self._objects]
+        for now, before in (*self._attributes, *objects):
+            now.clear()
+            now.update(before)
+        for buffer, values in self._saved:
+            buffer.copy_(values)
+        for tensor, version, values in self._inputs:
+            if version_of(tensor) != version:
+                tensor.copy_(values)
+        self._numbers.restore()
+
+
+@contextmanager
+def alike(head: nn.Module) -> Iterator[None]:
+    """Let all copies of a head whose outputs are spread return the outputs of their mixture."""
+
+    def same(module: nn.Module, args: Any, out: Spread) -> Spread:
+        members, axis = out.members, out.axis
+        assert members is not None
+        assert axis is not None
+        mixture: Tensor = out.log_softmax(axis) if members.likelihood == "categorical" else out
+        copies = mixture.as_subclass(Tensor).expand_as(members.own)
+        return Spread.showing(members._replace(own=copies, mixed=copies), axis)
+
+    handle = head.register_forward_hook(same, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    """Return the tensors in what a network returned."""
+    if hasattr(out, "items"):  # dictionaries, and the output objects of Hugging Face
+        out = [value for _, value in out.items()]
+    elif hasattr(out, "__dataclass_fields__"):
+        out = [getattr(out, field) for field in out.__dataclass_fields__]
+    return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+
+
+def _differ(ours: Tensor, plain: Tensor) -> bool:
+    """Return whether two outputs differ by more than rounding."""
+    ours, plain = (tensor.detach().as_subclass(Tensor) for tensor in (ours, plain))
+    known = ours.device.type != "meta" and not isinstance(ours, FakeTensor)
+    if not known or not ours.is_floating_point() or not ours.numel():
+        return False
+    eps = max(torch.finfo(ours.dtype).eps, torch.finfo(plain.dtype).eps)
+    dtype = torch.promote_types(torch.promote_types(ours.dtype, plain.dtype), torch.float32)
+    ours, plain = ours.to(dtype), plain.to(dtype)
+    both = alive(ours) & alive(plain)
+    scale = torch.where(both, plain.abs(), 0).amax() + 1
+    apart = torch.where(both, ours - plain, 0).abs().amax()
+    return bool(apart > max(1e-3, 30 * eps) * scale) or not torch.equal(alive(ours), alive(plain))
+
+
+def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:
+    """Return whether a loss that the network computes is a likelihood of the head's outputs as they are."""
+    if not isinstance(head, LinearHead) or head.spread:
+        return True
+    if not loss.requires_grad:
+        return False  # not known; the slower way is right in any case
+    (gradient,) = torch.autograd.grad(loss, head.evidence, retain_graph=True, allow_unused=True)
+    return gradient is None or not reports.read(gradient, head.copies).refused(maximize=False)
+
+
+def _origin(tensor: Any) -> Any:
+    """Return the tensor that this one is a view of."""
+    return tensor._base if isinstance(tensor, Tensor) and tensor._base is not None else tensor

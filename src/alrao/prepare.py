@@ -1,0 +1,104 @@
+"""``prepare``: a model and its optimizer in one line, with copies of the output layer where they fit."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .auto import Auto
+from .model import Alrao
+
+__all__ = ["prepare"]
+
+TOLERANCE = 1e-3
+"""Largest relative difference of a loss and of its gradients between a network and its conversion."""
+
+logger = logging.getLogger("alrao")
+
+
+def prepare(
+    net: nn.Module, loss: Callable[[nn.Module], Tensor] | None = None, **options: Any
+) -> tuple[nn.Module, Auto]:
+    """Return a model and its optimizer: an :class:`Alrao` model where the loss allows it, else ``net``.
+
+    Without a loss nothing can be known of it, so the network stays plain, which is right for any loss. With
+    one, the loss of a first batch is computed and differentiated twice, on copies: of the network, and of the
+    same network with copies of its output layer, which are alike at the start. If both losses and the
+    gradients of the body agree, no warning is issued and a step is accepted, the network is converted. So
+    it is for a cross-entropy; with two heads, a Dice loss or a policy it stays plain. The logger ``alrao``
+    reports the choice and the reason at level INFO.
+
+    Args:
+        net: any network.
+        loss: a function of the network that returns the loss of a typical batch. Leave it out if the sign of
+            the loss changes from batch to batch, as in reinforcement learning.
+        options: arguments of :class:`Auto`.
+
+    Example:
+        >>> import torch, alrao
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> x, y = torch.randn(16, 4), torch.randint(3, (16,))
+        >>> loss = lambda net: torch.nn.functional.cross_entropy(net(x), y)
+        >>> model, optimizer = alrao.prepare(net, loss)
+        >>> isinstance(model, alrao.Alrao)
+        True
+    """
+    why = "no loss was given" if loss is None else _why_plain(net, loss)
+    if why is None:
+        logger.info("the network has copies of its output layer: the loss of the first batch allows them")
+        model: nn.Module = Alrao(net)
+    else:
+        logger.info("the network stays plain, which is right for any loss: %s", why)
+        model = net
+    return model, Auto(model, **options)
+
+
+def _why_plain(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str | None:
+    """Return why a network should not be converted, or None."""
+    value, grads = _differentiated(copy.deepcopy(net), loss)  # an error here is the user's
+    if not grads:
+        return "the loss has no gradient"
+    try:
+        with warnings.catch_warnings(), _same_random_numbers(net):
+            warnings.simplefilter("error", UserWarning)
+            model = Alrao(copy.deepcopy(net), keep_output=True)
+            now, its = _differentiated(model, loss)
+            Auto(model).step()
+    except (Exception, UserWarning) as error:
+        return str(error)
+    body = [name for name in grads if name in its and its[name].shape == grads[name].shape]
+    if not _close([now], [value]):
+        return f"the loss is {now.item():.3g} with copies that are alike, and {value.item():.3g} without"
+    if not _close([its[name] for name in body], [grads[name] for name in body]):
+        return "the body has other gradients with copies that are alike"
+    return None
+
+
+def _differentiated(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and its gradients, by name; random numbers are the same at each call."""
+    with _same_random_numbers(net):
+        value = loss(net)
+        value.backward()
+    grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    return value.detach().as_subclass(Tensor), grads
+
+
+def _same_random_numbers(net: nn.Module) -> Any:
+    device = next(net.parameters()).device
+    if device.type == "cpu":
+        return torch.random.fork_rng([])
+    return torch.random.fork_rng([device], device_type=device.type)
+
+
+def _close(a: list[Tensor], b: list[Tensor]) -> bool:
+    difference, size = (
+        sum(float(each.norm()) ** 2 for each in tensors) ** 0.5
+        for tensors in ([x - y for x, y in zip(a, b, strict=True)], b)
+    )
+    return difference <= TOLERANCE * size

@@ -1,0 +1,111 @@
+"""``prepare`` converts a network where the loss of a first batch allows it, and leaves it plain elsewhere."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import alrao
+
+torch.manual_seed(0)
+X = torch.randn(32, 6)
+Y = X[:, :3].argmax(1)
+
+
+def network(outputs=3):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, outputs)
+    )
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.value, self.policy = nn.Linear(6, 16), nn.Linear(16, 1), nn.Linear(16, 3)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        return self.policy(h), self.value(h)
+
+
+def dice(net):
+    p, target = net(X).softmax(1), F.one_hot(Y, 3)
+    return 1 - 2 * (p * target).sum() / (p.sum() + target.sum())
+
+
+def actor_critic(net):
+    logits, value = net(X)
+    return F.cross_entropy(logits, Y) + F.mse_loss(value[:, 0], X[:, 0])
+
+
+def policy(net):
+    return -(torch.distributions.Categorical(logits=net(X)).log_prob(Y) * X[:, 0]).mean()
+
+
+def contrastive(net):
+    return F.cross_entropy(F.normalize(net(X)) @ F.normalize(net(X + 0.1)).T, torch.arange(32))
+
+
+WRAPPED = {
+    "cross-entropy": lambda net: F.cross_entropy(net(X), Y, label_smoothing=0.1),
+    "nll": lambda net: F.nll_loss(F.log_softmax(net(X), 1), Y),
+}
+PLAIN = {
+    "Dice": (network, dice, "not a negative log-likelihood"),
+    "two heads": (TwoHeads, actor_critic, "several layers"),
+    "policy": (network, policy, "not a negative log-likelihood"),
+    "contrastive": (network, contrastive, "not a negative log-likelihood"),
+    "hinge": (network, lambda net: F.multi_margin_loss(net(X), Y), "not a negative log-likelihood"),
+    "regression": (lambda: network(1), lambda net: F.mse_loss(net(X)[:, 0], X[:, 0]), "single output"),
+    "no loss": (network, None, "no loss was given"),
+}
+
+
+def train(model, optimizer, loss):
+    before = loss(model).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+    assert loss(model).item() < before
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_likelihood_gets_copies(name, caplog):
+    net = network()
+    with caplog.at_level(logging.INFO, "alrao"):
+        model, optimizer = alrao.prepare(net, WRAPPED[name], steps=30)
+    assert isinstance(model, alrao.Alrao)
+    assert model.net is net
+    assert "copies of its output layer" in caplog.text
+    train(model, optimizer, WRAPPED[name])
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_any_other_loss_leaves_the_network_plain(name, caplog):
+    build, loss, why = PLAIN[name]
+    net = build()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with caplog.at_level(logging.INFO, "alrao"):
+        model, optimizer = alrao.prepare(net, loss, steps=30)
+    assert model is net
+    assert why in caplog.text
+    torch.testing.assert_close(dict(net.state_dict()), before, rtol=0, atol=0)
+    train(model, optimizer, loss or WRAPPED["nll"])
+
+
+def test_an_error_of_the_loss_is_the_users():
+    with pytest.raises(ValueError, match="mine"):
+        alrao.prepare(network(), lambda net: (_ for _ in ()).throw(ValueError("mine")))
+
+
+def test_the_trial_takes_no_random_numbers():
+    torch.manual_seed(1)
+    alrao.Auto(alrao.Alrao(network()))
+    numbers = torch.get_rng_state()
+    torch.manual_seed(1)
+    alrao.prepare(network(), WRAPPED["nll"])
+    assert torch.equal(torch.get_rng_state(), numbers)

@@ -1,0 +1,172 @@
+"""What happens when: each mistake works, or is answered by one sentence with the remedy."""
+
+import re
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+import alrao
+
+torch.manual_seed(0)
+X = torch.randn(256, 12)
+Y = X[:, :3].argmax(1)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+def train(model, optimizer, steps=60, x=X):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        rows = torch.randint(len(x), (32,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), Y[rows]).backward()
+        optimizer.step()
+    return loss(model, x)
+
+
+def loss(model, x=X):
+    with torch.no_grad():
+        return F.cross_entropy(model(x).float(), Y).item()
+
+
+def trained(wrapped=True, steps=60):
+    model = alrao.Alrao(network()) if wrapped else network()
+    optimizer = alrao.Auto(model, steps=60)  # a search of 18
+    train(model, optimizer, steps)
+    return model, optimizer
+
+
+def optimizer_before_conversion():
+    net = network()
+    optimizer = alrao.Auto(net)
+    train(alrao.Alrao(net), optimizer, 2)
+
+
+def training_in_evaluation_mode():
+    model, optimizer = trained()
+    model.eval()
+    train(model, optimizer, 12)
+
+
+def training_in_evaluation_mode_of_a_plain_network():
+    model, optimizer = trained(wrapped=False)
+    model.eval()
+    train(model, optimizer, 12)
+
+
+def evaluation_in_training_mode():
+    model, _ = trained()
+    for _ in range(12):
+        loss(model)
+
+
+def rate_of_a_group():
+    net = network()
+    optimizer = alrao.Auto([{"params": net[0].parameters(), "lr": 1e-3}, {"params": net[2].parameters()}])
+    train(net, optimizer)
+    assert optimizer.interval(0) == (1e-3, 1e-3)
+
+
+def learning_rate_of_adam():
+    alrao.Auto(network(), lr=3e-4)
+
+
+def decay_of_adam():
+    alrao.Auto(network(), weight_decay=5e-4)
+
+
+def frozen_random_body():
+    net = network()
+    model = alrao.Alrao(net)
+    optimizer = alrao.Auto(model)
+    net[0].requires_grad_(False)
+    train(model, optimizer, 100)
+    net[0].requires_grad_(True)
+    train(model, optimizer, 2)
+
+
+def plateau():
+    model, optimizer = trained()
+    scheduler = ReduceLROnPlateau(optimizer, patience=0)
+    for _ in range(6):
+        scheduler.step(1.0)
+    train(model, optimizer, 301)
+
+
+def half_precision_on_the_way():
+    for wrapped in (True, False):
+        model, optimizer = trained(wrapped)
+        before = loss(model)
+        model.bfloat16()
+        assert train(model, optimizer, 30, X.bfloat16()) < 1.2 * before
+        model.eval()
+        assert loss(model, X.bfloat16()) < 1.2 * before
+
+
+def state_of_copies_in_a_plain_network():
+    model, _ = trained()
+    network().load_state_dict(model.state_dict())
+
+
+def training_weights_without_their_average():
+    model, _ = trained()
+    other = alrao.Alrao(network())
+    other.load_state_dict(model.state_dict())
+    other.eval()
+
+
+def optimizer_of_torch():
+    model = alrao.Alrao(network())
+    train(model, torch.optim.AdamW(model.parameters()), 4)
+
+
+def two_optimizers():
+    net = network()
+    older = alrao.Auto(net)
+    alrao.Auto(net)
+    train(net, older, 1)
+
+
+ANSWERS = {
+    optimizer_before_conversion: (RuntimeError, r"alrao\.Alrao\(net\).*Build the optimizer after that"),
+    training_in_evaluation_mode: (UserWarning, r"in evaluation mode.*call model\.train\(\)"),
+    training_in_evaluation_mode_of_a_plain_network: (UserWarning, r"call model\.train\(\)"),
+    evaluation_in_training_mode: (UserWarning, r"were in training mode.*call model\.eval\(\)"),
+    rate_of_a_group: None,
+    learning_rate_of_adam: (UserWarning, r"lr=0\.0003.*not a learning rate.*Write 1\.0"),
+    decay_of_adam: (UserWarning, r"weight_decay=0\.0005.*has no effect.*Leave it out"),
+    frozen_random_body: (UserWarning, r"build a new alrao\.Auto when you unfreeze them"),
+    plateau: (UserWarning, r"needs no schedule: leave the scheduler out"),
+    half_precision_on_the_way: None,
+    state_of_copies_in_a_plain_network: (RuntimeError, r"averaging"),  # torch's own; see troubleshooting
+    training_weights_without_their_average: (UserWarning, r"training weights.*call model\.eval\(\) before"),
+    optimizer_of_torch: (UserWarning, r"AdamW of torch.*build alrao\.Auto\(model\) in its place"),
+    two_optimizers: (RuntimeError, r"step the newer one, or build one Auto for all parameters"),
+}
+
+
+@pytest.mark.parametrize("mistake", ANSWERS, ids=lambda mistake: mistake.__name__)
+def test_what_happens_when(mistake):
+    answer = ANSWERS[mistake]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            mistake()
+            error = None
+        except RuntimeError as raised:
+            error = raised
+    messages = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
+    if answer is None:
+        assert (error, messages) == (None, [])
+        return
+    kind, pattern = answer
+    found = messages if kind is UserWarning else [str(error)]
+    assert len(found) == 1, found
+    assert re.search(pattern, found[0], re.DOTALL), found
