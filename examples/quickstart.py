@@ -1,7 +1,7 @@
 """Compare Auto with SGD at seven learning rates and Adam on scikit-learn's digits.
 
 All methods use the same network, loop and number of steps; nothing is tuned for Auto. `make demo` does the
-same with the workbench. Needs `pip install 'alrao[lab]'`. Usage:
+same with the workbench. Needs `pip install rich 'alrao[sklearn]'`. Usage:
 python examples/quickstart.py [--epochs 30] [--seeds 3]
 """
 
