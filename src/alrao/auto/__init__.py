@@ -20,7 +20,7 @@ from ..optim.base import check_at_least_0
 from ..optim.groups import HIGHEST, LOW, GroupRates, check_factor
 from ..optim.update import GroupUpdate
 from ..rates import Constant, LogUniform, RateDistribution
-from ..runtime.capturable import widest
+from ..runtime.capturable import COUNTS, separate_counts, share_counts, widest
 from ..runtime.sharding import is_shard, over_shards
 from ..statistics import AveragedStatistics, batch_norms
 from ..trainable import Trainable
@@ -132,7 +132,6 @@ class Auto(AlraoOptimizer):
     """
 
     _wide = AlraoOptimizer._wide | {"x", "z", "exp_avg_sq", "exp_avg"}
-    _starts_as_weights = frozenset({"z"})
     _after_refusal = "That step was taken without gradients"
     _small = 2**20  # sets aside too little to matter
     makes_state_early = False
@@ -307,13 +306,9 @@ class Auto(AlraoOptimizer):
             )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        searching = not self.search.over
-        states = self._states_of(u.params, group)
-        whole = self._whole_of(group)
-        y = [
-            training_weights(p, state) if "rest" in state else p.detach()
-            for p, state in zip(u.params, states, strict=True)
-        ]
+        searching, states = not self.search.over, u.states
+        whole = [self._whole.get(p, p) for p in u.params]
+        y = [training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
         pairs = zip(u.grads, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
         rates: list[Any] = list(u.rates)
@@ -322,16 +317,12 @@ class Auto(AlraoOptimizer):
             weight_decay = 1 / highest
         lr = _usable(u.factor, 1 / (weight_decay * highest) if weight_decay * highest > 0 else LARGEST_FACTOR)
         if searching and group["follows"]:
-            self._observe_way([whole.get(p, p) for p in u.params], states, y, g, group["betas"][1])
+            self._observe_way(whole, states, y, g, group["betas"][1])
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
         for at in _of_one_age(states):
-            turns = {
-                j: self._turns[whole.get(u.params[i], u.params[i])]
-                for j, i in enumerate(at)
-                if "exp_avg" in states[i]
-            }
+            turns = {j: self._turns[whole[i]] for j, i in enumerate(at) if "exp_avg" in states[i]}
             rate = next((rates[i] for i in at if not isinstance(rates[i], Tensor)), 1.0)
             moving = Moving(
                 y=[y[i] for i in at],
@@ -347,7 +338,7 @@ class Auto(AlraoOptimizer):
                 step=states[at[0]]["step"],
                 k=states[at[0]]["k"],
                 turns=turns,
-                whole={j: whole[u.params[i]] for j, i in enumerate(at) if u.params[i] in whole},
+                whole={j: whole[i] for j, i in enumerate(at) if whole[i] is not u.params[i]},
                 x=[states[i]["x"] for i in at if "x" in states[i]],
             )
             take_step(
@@ -380,48 +371,46 @@ class Auto(AlraoOptimizer):
                 self._of_copies[p] = found
         return found
 
-    def _whole_of(self, group: dict[str, Any]) -> dict[Tensor, Tensor]:
-        """Return the sharded parameters of a group, by this process's parts of them."""
-        groups = zip(self.rates_of_groups, self.param_groups, strict=True)
-        rates = next(rates for rates, each in groups if each["params"] is group["params"])
-        if not rates.sharded:
-            return {}
-        parts = (entry.param for entry in rates.entries)
-        return {part: p for part, p in zip(parts, group["params"], strict=True) if is_shard(p)}
-
     def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the states of parameters that are updated now, counted."""
-        searching, whole = not self.search.over, self._whole_of(group)
+        searching = not self.search.over
         states: list[dict[str, Any]] = [self.state[p] for p in params]
-        new = [(p, state) for p, state in zip(params, states, strict=True) if "step" not in state]
-        counts = self._counts(params[0]) if new else {}
-        if new and not searching and group["follows"]:
-            self._notice_late([p for p, _ in new])
+        new = [p for p in params if "step" not in self.state[p]]
+        if new and group["follows"]:
+            self._notice_late(new)
+        for p in new:
+            self.state[p] |= {"step": 0, "k": 0}
+            if not searching:
+                self._begin_average(p, self.state[p])
+                continue
+            self.state[p]["exp_avg_sq"] = torch.zeros_like(p, dtype=wide_dtype(p))
+            if group["follows"]:
+                self.state[p]["start"] = p.detach().clone()
         for p, state in zip(params, states, strict=True):
             if p.dtype.itemsize < 4 and "rest" not in state:  # new, or cast since the last step
                 state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
-        for p, state in new:
-            state |= counts
-            if searching:
-                state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide_dtype(p))
-                if group["follows"]:
-                    state["start"] = p.detach().clone()
-            else:
-                self._begin_average(whole.get(p, p), p, state)
-        keys = ("step",) if searching else ("step", "k")
-        if group["capturable"] and not searching:
-            if len(params) < len(group["params"]):
-                self._part_counts(params, group)
-            shared = {id(state[key]): state[key] for state in states for key in keys}
-            torch._foreach_add_(list(shared.values()), 1)
-        else:
-            for state in states:
-                for key in keys:
-                    state[key] += 1
-        for p, state in zip(params, states, strict=True):
-            if searching and state["step"] > 1 and "x" not in state:  # after one step, x is y
-                state["x"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         return states
+
+    def _count(self, update: GroupUpdate, group: dict[str, Any]) -> None:
+        params, states = update.params, update.states
+        if self.search.over and group["capturable"]:
+            if len(params) < len(group["params"]):
+                others = set(group["params"]) - set(params)
+                separate_counts(states, [self.state[p] for p in others if p in self.state])
+            share_counts(params, states)
+            torch._foreach_add_(list({id(s[key]): s[key] for s in states for key in COUNTS}.values()), 1)
+            return
+        for p, state in zip(params, states, strict=True):
+            state["step"] += 1
+            if self.search.over:
+                state["k"] += 1
+            elif state["step"] > 1 and "x" not in state:  # after one step, x is y
+                state["x"] = training_weights(p, state).to(wide_dtype(p), copy=True)
+
+    def _share_counts(self) -> None:
+        """Put the counters where captured steps count, before one is captured: in tensors that a group shares."""
+        for group in self.param_groups if self.search.over and self.defaults["capturable"] else ():
+            counted = [p for p in group["params"] if "step" in self.state.get(p, {})]
+            share_counts(counted, [self.state[p] for p in counted])
 
     def _notice_late(self, params: list[Tensor]) -> None:
         """Warn of parameters that outweigh those that the rate was found with, as an unfrozen body does."""
@@ -431,42 +420,25 @@ class Auto(AlraoOptimizer):
             sum(p.numel() / (copies if p in self.head_parameters else 1) for p in each)
             for each in (late, searched)
         )
-        if self.search.steps and new > old:
+        if self.search.over and self.search.steps and new > old:
             warn(
                 f"{len(late)} parameters, most of the weights, are trained for the first time after the "
                 f"search has ended with the others, at the rate {self.search.rate:.3g}, which may be wrong "
                 "for them: build a new alrao.Auto when you unfreeze them, so that it searches again"
             )
 
-    def _begin_average(self, p: Tensor, part: Tensor, state: dict[str, Any]) -> None:
+    def _begin_average(self, p: Tensor, state: dict[str, Any]) -> None:
         """Make what a parameter, or this process's part of it, needs once the search is over."""
         for key in ("start", "x"):
             state.pop(key, None)
-        state["z"] = training_weights(part, state).to(wide_dtype(part), copy=True)
-        if p in self._turns:
+        state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
+        if self._whole.get(p, p) in self._turns:
             state.pop("exp_avg_sq", None)
             state["exp_avg"] = torch.zeros_like(state["z"])
         elif "exp_avg_sq" not in state:
             state["exp_avg_sq"] = torch.zeros_like(state["z"])
 
-    def _counts(self, p: Tensor) -> dict[str, Any]:
-        """Return counters of 0; tensors are shared by all parameters that begin together."""
-        capturable = self.search.over and self.defaults["capturable"]
-        return {key: _counter(p) if capturable else 0 for key in ("step", "k")}
-
-    def _part_counts(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        """Give parameters that step counters of their own, where others that do not step share theirs."""
-        stepping = set(params)
-        others = [p for p in group["params"] if p not in stepping and p in self.state]
-        absent = {id(self.state[p].get("step")) for p in others}
-        new: dict[Any, dict[str, Any]] = {}
-        for p in params:
-            state = self.state[p]
-            if id(state["step"]) in absent:
-                counts = {key: state[key].clone() for key in ("step", "k")}
-                state |= new.setdefault((id(state["step"]), id(state["k"])), counts)
-
-    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
+    def _can_be_cut(self, state: dict[str, Any]) -> bool:
         return "z" in state and "exp_avg" not in state  # a matrix moves as a whole
 
     def _may_sleep(self) -> bool:
@@ -510,8 +482,8 @@ class Auto(AlraoOptimizer):
         """Begin to average: make all that the averaging needs, and report what the search has found."""
         for p, state in self.state.items():
             if "step" in state:
-                self._begin_average(p, p, state)
-        self._place_counts()
+                self._begin_average(p, state)
+        self._share_counts()
         following = [group for group in self.param_groups if group["follows"]]
         factor = min((float(group["lr"]) for group in following), default=1.0)
         weights = self.model.head.averaging.weights.tolist() if self.model.head.copies else []
@@ -532,26 +504,6 @@ class Auto(AlraoOptimizer):
                 "that it has found from now on. Auto needs no schedule: leave the scheduler out, and the "
                 "factor at 1.0"
             )
-
-    def _place_counts(self) -> None:
-        """Put the counters where steps count: in numbers; captured steps in tensors that a group shares."""
-        shared: dict[Any, dict[str, Any]] = {}
-        capturable = self.search.over and self.defaults["capturable"]
-        for i, p in ((i, p) for i, group in enumerate(self.param_groups) for p in group["params"]):
-            state = self.state.get(p, {})
-            if "step" not in state:
-                continue
-            numbers = int(state["step"]), int(state.get("k", 0))
-            if not capturable:
-                state["step"], state["k"] = numbers
-                continue
-            key = (i, numbers, p.device)  # every group counts its own
-            if key not in shared:
-                shared[key] = {
-                    name: _counter(p).fill_(number)
-                    for name, number in zip(("step", "k"), numbers, strict=True)
-                }
-            state |= shared[key]
 
     # Checkpoints.
 
@@ -599,15 +551,14 @@ class Auto(AlraoOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 self._settle_state(p, self.state.get(p, {}), group["follows"])
-        self._place_counts()
+        self._share_counts()
         self.compute_rates()
         self.averages.follow(self)
         if self.averages.statistics is not None:
             self.averages.statistics.load_state_dict(whole.get("statistics"))
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}
         self.averages.expect(marks, whole["evaluating"])
-        if not self.averages.expecting:
-            self.averages.place(self.model.training)
+        self.averages.place(self.model.training)
 
     def _settle_state(self, p: Tensor, state: dict[str, Any], follows: bool) -> None:
         """Put what a checkpoint has of a parameter where the present phase needs it."""
@@ -621,7 +572,7 @@ class Auto(AlraoOptimizer):
             state["exp_avg"] = state.pop("exp_avg_sq")
 
     def _move_counters(self, p: Tensor) -> None:
-        """Leave the counters to :meth:`_place_counts`, which knows all of them."""
+        """Leave the counters: captured steps make tensors of them."""
 
     def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
         super()._replace_parameters(new)
@@ -648,11 +599,6 @@ class AutoScheduleFree(Auto):
 
     Scripts such as kohya's call them for classes whose names end in ``ScheduleFree``, and for no others.
     """
-
-
-def _counter(p: Tensor) -> Tensor:
-    """Return a count of 0 beside a parameter, in the type in which it is updated: that saves conversions."""
-    return torch.zeros((), dtype=wide_dtype(p), device=p.device)
 
 
 def _usable(factor: Any, most: float) -> Any:

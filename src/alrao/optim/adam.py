@@ -13,7 +13,7 @@ from ..rates import Rate
 from ..runtime.capturable import counter
 from ..trainable import Trainable
 from .base import AlraoOptimizer, check_at_least_0, refuse_flags
-from .update import GroupUpdate, as_real
+from .update import GroupUpdate
 
 
 class Adam(AlraoOptimizer):
@@ -75,9 +75,6 @@ class Adam(AlraoOptimizer):
         )  # fmt: skip
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        for p in u.params:
-            self._new_state(p, group)
-        states: list[dict[str, Tensor]] = [self.state[p] for p in u.params]
         if any(p.is_complex() for p in u.params):
             u = u.of_real_numbers()
         (beta1, beta2), grads = group["betas"], u.grads
@@ -86,8 +83,8 @@ class Adam(AlraoOptimizer):
                 u.shrink(group["weight_decay"])
             else:
                 grads = u.penalised(group["weight_decay"])
-        exp_avgs = as_real([state["exp_avg"] for state in states])
-        exp_avg_sqs = as_real([state["exp_avg_sq"] for state in states])
+        exp_avgs = [state["exp_avg"] for state in u.states]
+        exp_avg_sqs = [state["exp_avg_sq"] for state in u.states]
         if u.stopped is None:
             torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
         else:
@@ -96,10 +93,10 @@ class Adam(AlraoOptimizer):
         u.scale_(exp_avg_sqs, beta2)
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
         if group["amsgrad"]:
-            highest = as_real([state["max_exp_avg_sq"] for state in states])
+            highest = [state["max_exp_avg_sq"] for state in u.states]
             torch._foreach_maximum_(highest, exp_avg_sqs)
             exp_avg_sqs = highest
-        corrections, roots = _bias_corrections(u, [state["step"] for state in states], beta1, beta2)
+        corrections, roots = _bias_corrections(u, beta1, beta2)
         denominators = list(torch._foreach_sqrt(exp_avg_sqs))
         torch._foreach_div_(denominators, roots)
         torch._foreach_add_(denominators, group["eps"])
@@ -108,9 +105,6 @@ class Adam(AlraoOptimizer):
     def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         return {**group, "betas": (beta1**steps, beta2**steps)}
-
-    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
-        return "exp_avg" in state and ("max_exp_avg_sq" in state or not group["amsgrad"])
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> None:
         state: dict[str, Tensor] = self.state[param]
@@ -154,14 +148,12 @@ class AdamW(Adam):
         super().__init__(model, lr, betas, eps, weight_decay, amsgrad, **kwargs)
 
 
-def _bias_corrections(u: GroupUpdate, steps: list[Tensor], beta1: float, beta2: float) -> Any:
-    """Count a step; return what ``exp_avg`` and the root of ``exp_avg_sq`` are divided by after it."""
+def _bias_corrections(u: GroupUpdate, beta1: float, beta2: float) -> Any:
+    """Return what ``exp_avg`` and the root of ``exp_avg_sq`` are divided by."""
+    steps = [state["step"] for state in u.states]
     if u.stopped is None:
-        for step in steps:
-            step += 1
         counts = [step.item() for step in steps]
         return [1 - beta1**count for count in counts], [sqrt(1 - beta2**count) for count in counts]
-    torch._foreach_add_(steps, [u.live] * len(steps))
     counted = torch._foreach_clamp_min(steps, 1.0)  # 0 after none but refused ones
     powers = [list(torch._foreach_pow(beta, counted)) for beta in (beta1, beta2)]
     for each in powers:

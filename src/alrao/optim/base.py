@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from inspect import signature
 from math import inf
 from typing import Any
@@ -28,7 +27,7 @@ from ..trainable import Trainable, joined, trained
 from ..warn import warn
 from . import checkpoint, processes
 from .groups import HIGHEST, FactorWatch, FeaturePlaces, GroupRates, warn_of_copies
-from .update import GroupUpdate, Part
+from .update import GroupUpdate, rows_of
 
 CPU = torch.device("cpu")
 """To compare with: the type of a device is a string, which torch makes at each look."""
@@ -53,9 +52,6 @@ class AlraoOptimizer(Optimizer):
 
     _after_refusal = "That step changed nothing"
     """What has become of a step whose loss was refused on a device."""
-
-    _starts_as_weights: frozenset[str] = frozenset()
-    """State that begins as a copy of the weights, and not at zero."""
 
     _small = 0
     """Most weights of a group that are updated all at once by default."""
@@ -110,6 +106,7 @@ class AlraoOptimizer(Optimizer):
         self._parameters_seen = self._parameters_in_place()
         self.head_parameters = set(head.parameters())
         self.rates_of_groups = []
+        self._whole: dict[Tensor, Tensor] = {}  # sharded parameters by their parts, while they are updated
         shared = {"maximize": maximize, "foreach": foreach, "evidence": evidence, "capturable": capturable}
         super().__init__(
             self.model.parameters() if params is None else params, {"lr": 1.0, **defaults, **shared}
@@ -381,7 +378,7 @@ class AlraoOptimizer(Optimizer):
                 group["redraws"] += 1
                 self._draw_places(rates, group)
                 self._compute(rates, group)
-            with rates.of_this_process(self.state) if rates.sharded else nullcontext():
+            with rates.of_this_process(self.state) as self._whole:
                 self._step_group(rates, group, refused)
         if evidence is not None:
             self._update_posterior(evidence, refused)
@@ -466,35 +463,40 @@ class AlraoOptimizer(Optimizer):
     # The update of a group.
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], refused: Tensor | None) -> None:
-        head, parts = self.model.head, []
-        params, grads, of_features = [], [], []
-        for p, rate, of_copies in rates.entries:
-            grad = p.grad
-            if grad is None:
-                continue
-            if grad.is_sparse:
-                grad = grad if refused is None else grad * one_unless(refused)
+        awake = self.model.head.awake
+        moving, rows = [], []
+        for entry in rates.entries:
+            p, rate, of_copies = entry
+            if p.grad is not None and p.grad.is_sparse:
+                grad = p.grad if refused is None else p.grad * one_unless(refused)
                 self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
-                continue
-            if of_copies and head.awake is not None:
-                parts.append(part := Part(self.state, p, (head.awake,)))  # it stands for the parameter
-                p, grad, rate = part.param, part.of(grad), part.of(rate)
-            params.append(p)
-            grads.append(grad)
-            of_features.append(rate)
-        grads, stopped = self.masked_gradients(grads, refused)
+            elif p.grad is not None:
+                moving.append(entry)
+                rows.append((awake,) if of_copies and awake is not None else ())
+        found = [rows_of(entry.param.grad, at, entry.param) for entry, at in zip(moving, rows, strict=True)]
+        grads, stopped = self.masked_gradients(found, refused)
         if not grads:
             return
+        params = [entry.param for entry in moving]
+        states = self._states_of(params, group)
         factor = group["lr"] if refused is not None else float(group["lr"])
-        update = GroupUpdate(params, grads, of_features, rates.constant, factor, stopped)
-        for part in parts:
-            part.begin()
-        for each in self._divided(update, group, rates):
+        of_features = [entry.rate for entry in moving]
+        update = GroupUpdate(params, grads, of_features, states, rates.constant, factor, stopped)
+        self._count(update, group)
+        for each in self._divided(update.part(rows, grads) if any(rows) else update, group, rates):
             self._apply(group, each)
-        for part in parts:
-            part.end(self._starts_as_weights)
-        if parts and head.part != head.awake:
+        if any(rows) and self.model.head.part != awake:
             self._train_asleep(rates, group, factor)
+
+    def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return what is kept of parameters that are updated now, made where it is new."""
+        for p in params:
+            self._new_state(p, group)
+        return [self.state[p] for p in params]
+
+    def _count(self, update: GroupUpdate, group: dict[str, Any]) -> None:
+        """Count the step of parameters that are updated now."""
+        update.count()
 
     def masked_gradients(
         self, grads: list[Tensor], refused: Tensor | None
@@ -518,10 +520,9 @@ class AlraoOptimizer(Optimizer):
         if at_once:
             yield update
             return
-        cached = update.params[0].is_cpu and not on_device and not rates.sharded
         for of_one in update.one_by_one():
-            if cached and self._has_state(self.state[of_one.params[0]], group):
-                yield from of_one.in_blocks(self.state)
+            if not on_device and self._can_be_cut(of_one.states[0]):
+                yield from of_one.in_blocks()
             else:
                 yield of_one
 
@@ -531,13 +532,13 @@ class AlraoOptimizer(Optimizer):
         looked_at = [j for j in copies[head.part] if j not in copies[head.awake]]
         for p, rate, of_copies in rates.entries:
             for j in looked_at if of_copies and p.grad is not None else ():
-                part, stands_for = Part(self.state, p, (slice(j, j + 1),)), self._sleep.since[j]
-                at = part.of(rate) * stands_for if isinstance(rate, Tensor) else rate
-                grads = [zero_unusable(part.of(p.grad))]
-                part.begin(stands_for)
-                update = GroupUpdate([part.param], grads, [at], rates.constant, factor)
-                self._apply(self._hyperparams_for_skipped(group, stands_for), update)
-                part.end(None)
+                rows, stands_for, state = (slice(j, j + 1),), self._sleep.since[j], dict(self.state[p])
+                if "step" in state:
+                    state["step"] = state["step"] / stands_for
+                rate_then = rate * stands_for if isinstance(rate, Tensor) else rate
+                update = GroupUpdate([p], [], [rate_then], [state], rates.constant, factor)
+                grads = [zero_unusable(rows_of(p.grad, rows, p))]
+                self._apply(self._hyperparams_for_skipped(group, stands_for), update.part([rows], grads))
 
     def _apply(self, group: dict[str, Any], update: GroupUpdate) -> None:
         if group["maximize"]:
@@ -548,9 +549,9 @@ class AlraoOptimizer(Optimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         """Apply one update to some of the group's parameters."""
 
-    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
-        """Return whether a parameter has all of its state, so that parts of it can be updated separately."""
-        return False
+    def _can_be_cut(self, state: dict[str, Any]) -> bool:
+        """Return whether parts of a parameter can be updated separately."""
+        return True
 
     def _hyperparams_for_skipped(self, group: dict[str, Any], steps: int) -> dict[str, Any]:
         """Return the settings with which one step stands for several: averages forget as much."""

@@ -121,15 +121,23 @@ class GroupRates:
         self.body, self.copies = moved  # a wrong interval has raised before anything changes
 
     @contextmanager
-    def of_this_process(self, state: MutableMapping[Tensor, Any]) -> Iterator[None]:
-        """Put this process's part of each parameter into the entries, with its gradient and its state."""
+    def of_this_process(self, state: MutableMapping[Tensor, Any]) -> Iterator[dict[Tensor, Tensor]]:
+        """Put this process's part of each parameter into the entries, with its gradient and its state.
+
+        Returns the parameters by their parts.
+        """
         entries = self.entries
+        if not self.sharded:
+            yield {}
+            return
         with localized(state, (entry.param for entry in entries)) as parts:
             self.entries = [e._replace(param=part) for e, part in zip(entries, parts, strict=True)]
+            whole = {part: e.param for part, e in zip(parts, entries, strict=True) if part is not e.param}
             try:
-                yield
+                yield whole
             finally:
                 self.entries = entries
+                whole.clear()
 
     def compute(
         self, params: list[Tensor], of_head: Container[Tensor], state: Any, number: int, *, in_place: bool

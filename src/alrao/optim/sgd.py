@@ -118,30 +118,24 @@ class SGD(AlraoOptimizer):
         fresh = (1 - group["dampening"]) * (1 - kept) / (1 - momentum) if momentum != 1 else steps
         return {**group, "momentum": kept, "dampening": 1 - fresh}
 
-    def _has_state(self, state: dict[str, Any], group: dict[str, Any]) -> bool:
-        return group["momentum"] == 0 or "momentum_buffer" in state
-
     def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
         dampening, on_device = group["dampening"], u.stopped is not None
-        first = [i for i, p in enumerate(u.params) if "momentum_buffer" not in self.state[p]]
-        for p in u.params:
-            self._new_state(p, group)
-        states = [self.state[p] for p in u.params]
-        buffers, dampened = [state["momentum_buffer"] for state in states], grads
-        if u.stopped is not None and dampening != 0:
-            steps = [state["step"] for state in states]
-            parts = list(torch._foreach_clamp_max(steps, 1.0))  # the first gradient is not dampened
-            torch._foreach_mul_(parts, -dampening)
-            torch._foreach_add_(parts, 1.0)
-            dampened = list(torch._foreach_mul(grads, parts))
-            torch._foreach_add_(steps, [u.live] * len(steps))
+        buffers, dampened = [state["momentum_buffer"] for state in u.states], grads
+        if on_device and dampening != 0:
+            shares = list(torch._foreach_sub([state["step"] for state in u.states], 1.0))
+            torch._foreach_clamp_min_(shares, 0.0)
+            torch._foreach_clamp_max_(shares, 1.0)  # the first gradient is not dampened
+            torch._foreach_mul_(shares, -dampening)
+            torch._foreach_add_(shares, 1.0)
+            dampened = list(torch._foreach_mul(grads, shares))
         u.scale_(buffers, group["momentum"])
         torch._foreach_add_(buffers, dampened, alpha=1 if on_device else 1 - dampening)
-        for i in first if dampening != 0 and not on_device else ():
-            buffers[i].copy_(grads[i])
+        for i, state in enumerate(u.states if dampening != 0 and not on_device else ()):
+            if state["step"] == 1:
+                buffers[i].copy_(grads[i])
         if group["nesterov"]:
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         return buffers
@@ -149,9 +143,8 @@ class SGD(AlraoOptimizer):
     def _new_state(self, p: Tensor, group: dict[str, Any]) -> None:
         if group["momentum"] != 0:
             state = self.state[p]
-            counts = self.on_device and group["dampening"] != 0
-            if counts and "step" not in state:  # a state that does not count has made a step
-                state["step"] = counter(p, on_device=True) + ("momentum_buffer" in state)
+            if group["dampening"] != 0 and "step" not in state:  # a state that does not count has made a step
+                state["step"] = counter(p, self.on_device) + ("momentum_buffer" in state)
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p)
 

@@ -6,7 +6,7 @@ mask: a step whose loss is refused runs like any other, with coefficients that c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,8 @@ class GroupUpdate:
     params: list[Tensor]
     grads: list[Tensor]
     rates: list[Any]
+    states: list[dict[str, Any]]
+    """What is kept of each parameter: complete, and counted, before the first part of it is updated."""
     constant: float | None
     factor: Any
     """``lr`` of the group: a number, or a tensor with ``capturable``."""
@@ -48,31 +50,44 @@ class GroupUpdate:
             self._live = one_unless(*self.stopped)
         return self._live
 
+    def count(self) -> None:
+        """Count the step in the states that count, unless it changes nothing."""
+        steps = [state["step"] for state in self.states if "step" in state]
+        if self.stopped is None:
+            for step in steps:
+                step += 1
+        elif steps:
+            torch._foreach_add_(steps, [self.live] * len(steps))
+
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
-        for p, grad, rate in zip(self.params, self.grads, self.rates, strict=True):
-            yield replace(self, params=[p], grads=[grad], rates=[rate])
+        for p, grad, rate, state in zip(self.params, self.grads, self.rates, self.states, strict=True):
+            yield replace(self, params=[p], grads=[grad], rates=[rate], states=[state])
 
-    def in_blocks(self, state: Any) -> Iterator[GroupUpdate]:
-        """Return the update of one parameter, whose state is complete, as updates of its blocks.
+    def part(self, rows: Sequence[tuple[slice, ...]], grads: list[Tensor]) -> GroupUpdate:
+        """Return the update of a part of each parameter, by slices of its first axes, with its gradient."""
+        cut = list(zip(rows, self.params, strict=True))
+        rates = [rows_of(rate, *each) for rate, each in zip(self.rates, cut, strict=True)]
+        states = [
+            {key: rows_of(value, *each) for key, value in state.items()} if each[0] else state
+            for state, each in zip(self.states, cut, strict=True)
+        ]
+        params = [rows_of(p.detach(), at, p) if at else p for at, p in cut]
+        return replace(self, params=params, grads=grads, rates=rates, states=states)
 
-        Each block must be updated before the next one is asked for.
-        """
-        (p,), (grad,), (rate,) = self.params, self.grads, self.rates
-        blocks = block_slices(p.shape)
-        if not blocks:
-            yield self
-        for i, rows in enumerate(blocks):
-            part = Part(state, p, rows)
-            part.begin(1 if i else None)
-            yield replace(self, params=[part.param], grads=[part.of(grad)], rates=[part.of(rate)])
-            part.end(None if i else ())
+    def in_blocks(self) -> Iterator[GroupUpdate]:
+        """Return the update of one parameter as updates of its blocks."""
+        (p,), (grad,) = self.params, self.grads
+        for rows in block_slices(p.shape) or [()]:
+            yield self.part([rows], [rows_of(grad, rows, p)])
 
     def of_real_numbers(self) -> GroupUpdate:
-        """Return the same update with complex parameters and gradients viewed as pairs of real numbers."""
+        """Return the same update with complex numbers viewed as pairs of real ones."""
         pairs = zip(self.rates, self.params, strict=True)
         rates = [r[..., None] if isinstance(r, Tensor) and p.is_complex() else r for r, p in pairs]
-        return replace(self, params=as_real(self.params), grads=as_real(self.grads), rates=rates)
+        params, grads = map(_as_real, self.params), map(_as_real, self.grads)
+        states = [{key: _as_real(value) for key, value in state.items()} for state in self.states]
+        return replace(self, params=list(params), grads=list(grads), rates=rates, states=states)
 
     def move(self, directions: list[Tensor]) -> None:
         """Step against ``directions``."""
@@ -149,52 +164,16 @@ def _multiply(tensors: list[Tensor], factor: float) -> None:
         each.mul_(factor)  # _foreach_mul_ rounds the factor first, to the type of a tensor
 
 
-def as_real(tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors, those of complex numbers viewed as pairs of real ones."""
-    return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
+def _as_real(value: Any) -> Any:
+    return torch.view_as_real(value) if isinstance(value, Tensor) and value.is_complex() else value
 
 
-# Parts of a parameter.
-
-
-class Part:
-    """A part of a parameter, by slices of its first axes; while it is updated, it has its own state."""
-
-    def __init__(self, state: Any, whole: Tensor, rows: tuple[slice, ...]) -> None:
-        self.whole, self.rows, self._state = whole, rows, state
-        self.param = whole.detach()[rows]
-        self._given = {key: self.of(value) for key, value in state[whole].items()}
-
-    def of(self, value: Any) -> Any:
-        """Return what belongs to this part of a value for the parameter; it may have axes of length 1."""
-        if not isinstance(value, Tensor) or value.ndim < 2:
-            return value
-        sizes = zip(self.rows, value.shape, self.whole.shape, strict=False)
-        return value[tuple(rows if size == of_whole else slice(None) for rows, size, of_whole in sizes)]
-
-    def begin(self, stands_for: int | None = None) -> None:
-        """Give the part its state; for a step that stands for several, counted already, with counters."""
-        of_part = dict(self._given)
-        if stands_for is not None:
-            counters = {"step": lambda now: now / stands_for - 1, "k": lambda now: now - 1}
-            of_part.update({key: counters[key](of_part[key]) for key in counters.keys() & of_part.keys()})
-        self._state[self.param] = of_part
-
-    def end(self, starts_as_weights: Collection[str] | None) -> None:
-        """Take the state back; what is new, and the counters, become the parameter's.
-
-        Of new state, ``starts_as_weights`` begins as a copy of the weights. With None the counters stay.
-        """
-        whole = self._state[self.whole]
-        for key, value in self._state.pop(self.param).items():
-            if value is self._given.get(key) or starts_as_weights is None:
-                continue
-            if isinstance(value, Tensor) and value.shape == self.param.shape:
-                start = self.whole.detach() if key in starts_as_weights else torch.zeros_like(self.whole)
-                whole[key] = start.to(value.dtype, copy=True)
-                whole[key][self.rows] = value
-            else:
-                whole[key] = value
+def rows_of(value: Any, rows: tuple[slice, ...], whole: Tensor) -> Any:
+    """Return what belongs to a part of a parameter, by slices of its first axes; axes of length 1 stay."""
+    if not rows or not isinstance(value, Tensor) or value.ndim < 2:
+        return value
+    sizes = zip(rows, value.shape, whole.shape, strict=False)
+    return value[tuple(part if size == of_whole else slice(None) for part, size, of_whole in sizes)]
 
 
 def block_slices(shape: torch.Size) -> list[tuple[slice, ...]]:

@@ -45,6 +45,39 @@ def counter(parameter: Tensor, on_device: bool) -> Tensor:
     return torch.tensor(0.0)
 
 
+COUNTS = "step", "k"
+"""Auto's counters: of steps, and of those since its search or the last restart of an average."""
+
+
+def share_counts(params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
+    """Put counters that are numbers into tensors that equal ones share: one operation counts for many.
+
+    They have the type in which parameters are updated, which saves conversions.
+    """
+    shared: dict[Any, dict[str, Tensor]] = {}
+    for p, state in zip(params, states, strict=True):
+        numbers = {key: state[key] for key in COUNTS}
+        if isinstance(numbers["step"], int):
+            dtype = torch.promote_types(p.dtype, torch.float32)
+            kind = (*numbers.values(), dtype, p.device)
+            if kind not in shared:
+                shared[kind] = {
+                    key: torch.full((), number, dtype=dtype, device=p.device)
+                    for key, number in numbers.items()
+                }
+            state |= shared[kind]
+
+
+def separate_counts(states: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> None:
+    """Give parameters that step counters of their own, where others that do not step share theirs."""
+    absent = {id(state.get("step")) for state in others}
+    new: dict[Any, dict[str, Tensor]] = {}
+    for state in states:
+        if isinstance(state["step"], Tensor) and id(state["step"]) in absent:
+            ids = tuple(id(state[key]) for key in COUNTS)
+            state |= new.setdefault(ids, {key: state[key].clone() for key in COUNTS})
+
+
 class Kept:
     """The state of a torch optimizer before a step, to be put back if the step was refused.
 
