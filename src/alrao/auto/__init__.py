@@ -62,9 +62,7 @@ class Auto(AlraoOptimizer):
         optimizer = alrao.Auto(model)
 
     ``model.eval()`` shows the averaged weights, ``model.train()`` the training weights: there is nothing else
-    to call, and the training can end at any step.
-
-    There are two phases:
+    to call, and the training can end at any step. There are two phases:
 
     1. **Search**, 50 steps or some more, up to 500 while nothing is learned. Steps are Adam's without its
        first moment, :math:`g / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` times a rate that begins at 6e-6,
@@ -76,9 +74,9 @@ class Auto(AlraoOptimizer):
        Hidden matrices (of linear, convolutional, attention and recurrent layers) take orthogonal steps as in
        Muon, at every fifth step. The copies of the head get rates of their own, from 0.01 to 3 times that.
 
-    The parameters hold :math:`y` while the model is in training mode, and the averaged weights :math:`x`
-    while it is in evaluation mode; during the search, :math:`y` is the newest weights. A model that has not
-    been trained yet gets copies of the head that are all like the first one, so that only their rates differ.
+    The parameters hold :math:`y` in training mode and the averaged weights :math:`x` in evaluation mode;
+    during the search, :math:`y` is the newest weights. An untrained model gets copies of the head that are
+    all like the first one, so that only their rates differ.
 
     Args:
         model: an :class:`Alrao` model, possibly wrapped by DDP or ``torch.compile``; or, for any
@@ -98,9 +96,7 @@ class Auto(AlraoOptimizer):
             above 0.1 is the factor of the group, as trainers write it for rate-free optimizers, and an
             ``lr_scale`` (timm's layer decay) multiplies the rates.
         generator: random generator for the places of features in a group's own interval.
-        maximize: maximize the objective instead of minimizing it.
-        foreach: update all parameters of a group at once.
-        process_group: the processes that train this model together.
+        maximize, foreach, process_group: as in :class:`SGD`.
         swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
             training weights in both modes, for a network that acts while it learns.
         recalibrate: in evaluation mode and in checkpoints, compute BatchNorm's running statistics at the
@@ -133,7 +129,6 @@ class Auto(AlraoOptimizer):
 
     _wide = AlraoOptimizer._wide | {"x", "z", "exp_avg_sq", "exp_avg"}
     _after_refusal = "That step was taken without gradients"
-    _small = 2**20  # sets aside too little to matter
     makes_state_early = False
 
     def __init__(
@@ -239,11 +234,7 @@ class Auto(AlraoOptimizer):
     # The modes.
 
     def train(self) -> None:
-        """Put the training weights into the parameters. The model's ``train()`` does this by itself.
-
-        An optimizer that was given parameters without their network sees no mode: call this before the
-        training continues. A step without it warns.
-        """
+        """Put the training weights into the parameters; after :meth:`eval`, before the training continues."""
         self.model.hold(True)
         self.averages.place(True)
 
@@ -251,8 +242,7 @@ class Auto(AlraoOptimizer):
         """Put the averaged weights into the parameters. The model's ``eval()`` does this by itself.
 
         An optimizer that was given parameters without their network sees no mode: call this before an
-        evaluation, and before ``net.state_dict()`` is saved for inference. Otherwise it has the training
-        weights.
+        evaluation, and before ``net.state_dict()`` is saved for inference.
         """
         self.model.hold(False)
         self.averages.place(False)
@@ -321,20 +311,21 @@ class Auto(AlraoOptimizer):
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
-        for at in _of_one_age(states):
+        ages: dict[Any, list[int]] = {}  # the places of parameters with the same steps behind them
+        for i, state in enumerate(states):
+            age = tuple(id(n) if isinstance(n, Tensor) else n for n in (state["step"], state["k"]))
+            ages.setdefault(age, []).append(i)
+        for at in ages.values():
             turns = {j: self._turns[whole[i]] for j, i in enumerate(at) if "exp_avg" in states[i]}
             rate = next((rates[i] for i in at if not isinstance(rates[i], Tensor)), 1.0)
+            own = {j: i for j, i in enumerate(at) if isinstance(rates[i], Tensor)}
             moving = Moving(
                 y=[y[i] for i in at],
                 z=[] if searching else [states[i]["z"] for i in at],
                 g=[g[i] for i in at],
                 moments=[states[i]["exp_avg" if j in turns else "exp_avg_sq"] for j, i in enumerate(at)],
                 rate=rate,
-                own_rates={
-                    j: self._in_units_of(rate, rates[i], u.params[i])
-                    for j, i in enumerate(at)
-                    if isinstance(rates[i], Tensor)
-                },
+                own_rates={j: self._in_units_of(rate, rates[i], u.params[i]) for j, i in own.items()},
                 step=states[at[0]]["step"],
                 k=states[at[0]]["k"],
                 turns=turns,
@@ -407,7 +398,7 @@ class Auto(AlraoOptimizer):
                 state["x"] = training_weights(p, state).to(wide_dtype(p), copy=True)
 
     def _share_counts(self) -> None:
-        """Put the counters where captured steps count, before one is captured: in tensors that a group shares."""
+        """Put the counters where captured steps count: in tensors that parameters of a group share."""
         for group in self.param_groups if self.search.over and self.defaults["capturable"] else ():
             counted = [p for p in group["params"] if "step" in self.state.get(p, {})]
             share_counts(counted, [self.state[p] for p in counted])
@@ -437,6 +428,9 @@ class Auto(AlraoOptimizer):
             state["exp_avg"] = torch.zeros_like(state["z"])
         elif "exp_avg_sq" not in state:
             state["exp_avg_sq"] = torch.zeros_like(state["z"])
+
+    def _foreach_is_cheap(self, group: dict[str, Any], weights: int) -> bool:
+        return weights <= 2**20
 
     def _can_be_cut(self, state: dict[str, Any]) -> bool:
         return "z" in state and "exp_avg" not in state  # a matrix moves as a whole
@@ -486,17 +480,12 @@ class Auto(AlraoOptimizer):
         self._share_counts()
         following = [group for group in self.param_groups if group["follows"]]
         factor = min((float(group["lr"]) for group in following), default=1.0)
-        weights = self.model.head.averaging.weights.tolist() if self.model.head.copies else []
-        best = max(weights, default=0.0)
-        leading = (
-            f", copy {weights.index(best) + 1} of {len(weights)} leads with {best:.2g}" if weights else ""
-        )
-        logger.info(
-            "the search has ended at step %d: learning rate %.3g%s",
-            self.search.steps,
-            self.search.rate,
-            leading,
-        )
+        leading = ""
+        if self.model.head.copies:
+            weights = self.model.head.averaging.weights
+            leading = f", copy {int(weights.argmax()) + 1} of {len(weights)} leads with {weights.max():.2g}"
+        steps, rate = self.search.steps, self.search.rate
+        logger.info("the search has ended at step %d: learning rate %.3g%s", steps, rate, leading)
         highest = max((group[HIGHEST] for group in following), default=1.0)
         if factor < 0.5 and highest > LOW:  # lower ones may be learning rates, which have their own warning
             warn(
@@ -607,13 +596,3 @@ def _usable(factor: Any, most: float) -> Any:
     if isinstance(factor, Tensor):
         return zero_nonfinite(factor).clamp(max=most)
     return min(factor, most) if is_finite(factor) else 0.0
-
-
-def _of_one_age(states: list[dict[str, Any]]) -> Iterable[list[int]]:
-    """Return the places of parameters with the same steps behind them."""
-    places: dict[Any, list[int]] = {}
-    for i, state in enumerate(states):
-        step, k = state["step"], state["k"]
-        age = (id(step), id(k)) if isinstance(step, Tensor) else (step, k)
-        places.setdefault(age, []).append(i)
-    return places.values()

@@ -154,6 +154,8 @@ class Averages:
                 self.state[p]["y"] = p.detach().clone()
                 p.copy_(x)
                 self.head.training_weights = False
+            for p in self.renormed.intersection(self._params()):
+                self.state[p].setdefault("y", p.detach().clone())
         self.evaluating = True
         if self.statistics is not None:
             self.statistics.show()
@@ -163,6 +165,8 @@ class Averages:
         if not self.evaluating:
             return
         with resharded(self.sharded_modules):
+            for p in self.renormed & self.state.keys():
+                p.copy_(self.state[p].pop("y", p))
             for p, beta in self._averaged():
                 state = self.state[p]
                 if "y" not in state:
@@ -171,8 +175,7 @@ class Averages:
                 x = self.average(p, beta).to(state["y"].dtype).to(p.dtype)
                 now = p.detach().clone()
                 p.copy_(state.pop("y"))
-                if p not in self.renormed:
-                    self._adopt(p, now, local(now) != local(x))
+                self._adopt(p, now, local(now) != local(x))
         self.evaluating = False
         self.note()
 
@@ -260,11 +263,12 @@ class Averages:
         """Take weights that were loaded into the model for what it trains, or for those of a loaded state."""
         if self._expected:
             self.place(training)
-        elif self.evaluating:  # a forward pass would change them
-            for p, beta in self._averaged():
-                if p in self.renormed and "y" in self.state[p]:
-                    x = self.average(p, beta).to(p.dtype)
-                    self._adopt(p, p.detach(), local(p.detach()) != local(x))
+        elif self.evaluating:
+            averaged = dict(self._averaged())
+            for p in self.renormed & self.state.keys():  # now: a forward pass would change them
+                x = self.average(p, averaged[p]).to(p.dtype) if p in averaged else self.state[p].get("y", p)
+                self._adopt(p, p.detach(), local(p.detach()) != local(x.detach()))
+                self.state[p].setdefault("y", p.detach().clone())
         elif not any(p.is_meta for p in self._params()):
             self.written.forgive()
 

@@ -98,24 +98,20 @@ class Zoom(LRScheduler):
         self._centre: float = (log(low) + log(high)) / 2  # of the interval, at the next move
         self._placed: float = self._centre  # the centre at the last move
         self._moved = 0  # the step of it
-        self._start: list[list[Tensor]] = []  # the weights of each group, until the interval is narrow
-        # The start is the first step, not now: until then weights may be loaded or broadcast.
-        self._first = optimizer.register_step_pre_hook(self._remember) if rewind else None
+        self._start: list[list[Tensor]] | None = None if rewind else []
+        """The weights of each group before the first step, until the interval is narrow."""
+        # Not now: until the first step weights may be loaded or broadcast.
+        self._first: Any = optimizer.register_step_pre_hook(self._remember)
         super().__init__(optimizer)
 
     @torch.no_grad()
     def _remember(self, *_: Any) -> None:
         """Keep the weights as they are before the first step."""
-        if not self._start:
+        if self._start is None:
             self._start = [
                 [p.detach().clone() for p in group["params"]] if _initial(self.optimizer, i) else []
                 for i, group in enumerate(self.optimizer.param_groups)
             ]
-
-    def _end_of_start(self) -> None:
-        if self._first is not None:
-            self._first.remove()
-            self._first = None
 
     @property
     def interval(self) -> Interval:
@@ -133,7 +129,9 @@ class Zoom(LRScheduler):
         super().step(epoch)
         if self.last_epoch < 1:
             return
-        self._end_of_start()
+        if self._first is not None:
+            self._first.remove()
+            self._first = None
         head = self.optimizer.group_of_head
         low, high = self._ends(head, self.copies)
         weights = self.optimizer.model.head.averaging.weights.tolist()
@@ -162,7 +160,7 @@ class Zoom(LRScheduler):
 
     def _move(self) -> None:
         """Set the interval of every group that has one and is elsewhere."""
-        optimizer = self.optimizer
+        optimizer, starts = self.optimizer, self._start or []
         for i, group in enumerate(optimizer.param_groups):
             if _initial(optimizer, i) is None:
                 continue
@@ -170,7 +168,7 @@ class Zoom(LRScheduler):
             body, copies = ((exp(low), exp(high)) for low, high in ends)
             if (body, copies) == (optimizer.interval(i), optimizer.interval(i, copies=True)):
                 continue
-            start = self._start[i] if i < len(self._start) else []
+            start = starts[i] if i < len(starts) else []
             moving = group["params"] if start else []
             before = [optimizer.rates(p) for p in moving]
             optimizer.set_interval(i, body=body, copies=copies)
@@ -180,21 +178,16 @@ class Zoom(LRScheduler):
             self._start = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_first": self._first is not None}  # a copy of the optimizer has no hooks
+        return {**self.__dict__, "_first": None}  # a copy of the optimizer has no hooks
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._first = self.optimizer.register_step_pre_hook(self._remember) if state["_first"] else None
+        if self._start is None:
+            self._first = self.optimizer.register_step_pre_hook(self._remember)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as in torch; the rates are in the optimizer's."""
         return {key: value for key, value in super().state_dict().items() if key != "_first"}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, as in torch."""
-        super().load_state_dict(state_dict)
-        if self.last_epoch > 0:  # the weights at the start are those of the state
-            self._end_of_start()
 
 
 def _check(optimizer: AlraoOptimizer) -> None:

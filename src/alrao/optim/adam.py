@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ..rates import Rate
 from ..runtime.capturable import counter
 from ..trainable import Trainable
-from .base import AlraoOptimizer, check_at_least_0, refuse_flags
+from .base import AlraoOptimizer, Options, check_at_least_0
 from .update import GroupUpdate
 
 
@@ -31,14 +30,7 @@ class Adam(AlraoOptimizer):
         eps: term added to the denominator, as in torch.
         weight_decay: L2 penalty, as in torch.
         amsgrad: use the AMSGrad variant, as in torch.
-        params: parameters or parameter groups, as in :class:`SGD`.
-        generator: random generator for the rates.
-        maximize: maximize the objective instead of minimizing it.
-        foreach: update all parameters of a group at once.
-        capturable: never read anything on the host, as in :class:`SGD`.
-        evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
-        process_group: the processes that train this model together.
-        sleep: leave out copies of the head while their posterior weight is negligible, as in :class:`SGD`.
+        **kwargs: as in :class:`SGD`.
     """
 
     _decoupled = False
@@ -51,28 +43,13 @@ class Adam(AlraoOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        *,
-        params: Iterable[Any] | None = None,
-        generator: Generator | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        evidence: str = "mean",
-        process_group: Any = None,
-        sleep: bool = False,
+        **kwargs: Unpack[Options],
     ) -> None:
         check_at_least_0(eps=eps, weight_decay=weight_decay)
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie in [0, 1), got {betas!r}")
-        refuse_flags(differentiable=differentiable, fused=fused)
         defaults = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
-        super().__init__(
-            model, lr, defaults,
-            params=params, generator=generator, maximize=maximize, foreach=foreach,
-            capturable=capturable, evidence=evidence, process_group=process_group, sleep=sleep,
-        )  # fmt: skip
+        super().__init__(model, lr, defaults, **kwargs)
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         if any(p.is_complex() for p in u.params):
@@ -130,7 +107,7 @@ class AdamW(Adam):
         eps: term added to the denominator, as in torch.
         weight_decay: the decay :math:`\lambda`, as in torch.
         amsgrad: use the AMSGrad variant, as in torch.
-        **kwargs: as in :class:`Adam`.
+        **kwargs: as in :class:`SGD`.
     """
 
     _decoupled = True
@@ -143,7 +120,7 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[Options],
     ) -> None:
         super().__init__(model, lr, betas, eps, weight_decay, amsgrad, **kwargs)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from math import inf
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Generator, Tensor
@@ -33,6 +33,21 @@ CPU = torch.device("cpu")
 """To compare with: the type of a device is a string, which torch makes at each look."""
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments that all optimizers have; :class:`alrao.SGD` describes them."""
+
+    params: Iterable[Any] | None
+    generator: Generator | None
+    maximize: bool
+    foreach: bool | None
+    capturable: bool
+    differentiable: bool
+    fused: bool | None
+    evidence: str
+    process_group: Any
+    sleep: bool
+
+
 class AlraoOptimizer(Optimizer):
     """Base class of the optimizers: every feature of the model has its own learning rate.
 
@@ -53,9 +68,6 @@ class AlraoOptimizer(Optimizer):
     _after_refusal = "That step changed nothing"
     """What has become of a step whose loss was refused on a device."""
 
-    _small = 0
-    """Most weights of a group that are updated all at once by default."""
-
     makes_state_early = True
     """Whether ``capturable`` makes all state with the optimizer, so that a compiled step is one graph."""
 
@@ -64,8 +76,11 @@ class AlraoOptimizer(Optimizer):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             init = signature(cls.__init__)
-            kept = [each for name, each in init.parameters.items() if name != "params"]
-            named = [each.replace(name="params") if each.name == "model" else each for each in kept]
+            own = {name: each for name, each in init.parameters.items() if name != "params"}
+            if own.pop("kwargs", None) is not None:
+                of_all = signature(AlraoOptimizer.__init__).parameters
+                own |= {name: of_all[name] for name in Options.__annotations__ if name != "params"}
+            named = [each.replace(name="params") if each.name == "model" else each for each in own.values()]
             vars(cls)["__init__"].__signature__ = init.replace(parameters=named)
 
     def __init__(
@@ -74,15 +89,23 @@ class AlraoOptimizer(Optimizer):
         lr: Rate,
         defaults: dict[str, Any],
         *,
-        params: Iterable[Any] | None,
-        generator: Generator | None,
-        maximize: bool,
-        foreach: bool | None,
-        evidence: str,
-        process_group: Any,
+        params: Iterable[Any] | None = None,
+        generator: Generator | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
         capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        evidence: str = "mean",
+        process_group: Any = None,
         sleep: bool | None = False,
     ) -> None:
+        no_derivative = "the update of the posterior has no derivative"
+        no_kernel = "there is no fused kernel with a rate for each feature"
+        flags = ("differentiable", differentiable, no_derivative), ("fused", fused, no_kernel)
+        for name, flag, reason in flags:
+            if flag:
+                raise ValueError(f"{name}=True is not supported: {reason}. Leave it out")
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
         self.model, params = trained(model, params)
@@ -172,13 +195,8 @@ class AlraoOptimizer(Optimizer):
         if group["capturable"] and distribution.redrawn:
             raise ValueError("capturable=True is not supported by Redrawn, whose rates are drawn on the host")
         rates = GroupRates(distribution)
-        redraws = 0 if distribution.redrawn else None
-        group |= {
-            "distribution": describe(distribution),
-            "seed": self._seed,
-            "redraws": redraws,
-            HIGHEST: 0.0,
-        }
+        group |= {"distribution": describe(distribution), "seed": self._seed, HIGHEST: 0.0}
+        group["redraws"] = 0 if distribution.redrawn else None
         self._draw_places(rates, group)
         self._compute(rates, group)
         for p in group["params"]:
@@ -302,8 +320,7 @@ class AlraoOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
-        if self.on_device:
-            self._raise_refused()
+        self._raise_refused()
         if set_to_none and not profiler_is_on():
             for group in self.param_groups:
                 for p in group["params"]:
@@ -355,8 +372,7 @@ class AlraoOptimizer(Optimizer):
             self._refusals = Refusals(self._device)
             self.load_state_dict(self.state_dict())
         on_device = self.on_device
-        if on_device:
-            self._raise_refused()
+        self._raise_refused()
         if not (self._alike and self._has_its_parameters()):
             self._adopt_shards()
         if not self._alike:
@@ -430,8 +446,8 @@ class AlraoOptimizer(Optimizer):
         return True
 
     def _raise_refused(self) -> None:
-        """Raise if the news has arrived that the loss of an earlier step was refused."""
-        if not torch.compiler.is_compiling() and self._refusals.arrived():
+        """Raise if the news has arrived that the loss of an earlier step was refused, on a device."""
+        if self.on_device and not torch.compiler.is_compiling() and self._refusals.arrived():
             raise RuntimeError(
                 f"the loss of an earlier step was {self._no_likelihood()}. {self._after_refusal}"
             )
@@ -483,7 +499,7 @@ class AlraoOptimizer(Optimizer):
         of_features = [entry.rate for entry in moving]
         update = GroupUpdate(params, grads, of_features, states, rates.constant, factor, stopped)
         self._count(update, group)
-        for each in self._divided(update.part(rows, grads) if any(rows) else update, group, rates):
+        for each in self._divided(update.part(rows, grads) if any(rows) else update, group, rates.size):
             self._apply(group, each)
         if any(rows) and self.model.head.part != awake:
             self._train_asleep(rates, group, factor)
@@ -498,25 +514,17 @@ class AlraoOptimizer(Optimizer):
         """Count the step of parameters that are updated now."""
         update.count()
 
-    def masked_gradients(
-        self, grads: list[Tensor], refused: Tensor | None
-    ) -> tuple[list[Tensor], list[Tensor] | None]:
-        """Return gradients with 0 where they are unusable; on a device, also masks of what is 0.
-
-        On the host none are returned if no entry is usable.
-        """
+    def masked_gradients(self, grads: list[Tensor], refused: Tensor | None) -> tuple[list[Tensor], Any]:
+        """Return gradients with 0 where they are unusable, or none; on a device, also masks of what is 0."""
         if refused is None or not grads:
             return mask_gradients(grads), None
         return mask_on_device(grads, refused)
 
-    def _divided(
-        self, update: GroupUpdate, group: dict[str, Any], rates: GroupRates
-    ) -> Iterator[GroupUpdate]:
+    def _divided(self, update: GroupUpdate, group: dict[str, Any], weights: int) -> Iterator[GroupUpdate]:
         """Return an update in the parts in which it is applied: one, unless that needs much memory."""
         on_device, at_once = update.stopped is not None, group["foreach"]
         if at_once is None:
-            cheap = rates.size <= self._small or self._foreach_is_cheap(group)
-            at_once = on_device or cheap  # as in torch: fewer launches
+            at_once = on_device or self._foreach_is_cheap(group, weights)  # as in torch: fewer launches
         if at_once:
             yield update
             return
@@ -557,15 +565,15 @@ class AlraoOptimizer(Optimizer):
         """Return the settings with which one step stands for several: averages forget as much."""
         return group
 
-    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
-        """Return whether an update of all parameters at once needs too little memory to matter."""
+    def _foreach_is_cheap(self, group: dict[str, Any], weights: int) -> bool:
+        """Return whether an update of all weights of a group at once needs too little memory to matter."""
         return False
 
     def _takes_sparse(self, group: dict[str, Any]) -> bool:
         return False
 
     def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Any) -> None:
-        raise AssertionError("only for optimizers that take sparse gradients")
+        """Update a parameter with a sparse gradient, in an optimizer that takes them."""
 
     def _refuse_sparse(self) -> None:
         for group in self.param_groups:
@@ -646,14 +654,3 @@ def check_at_least_0(**values: float) -> None:
     for name, value in values.items():
         if not value >= 0:
             raise ValueError(f"{name} must be at least 0, got {value!r}")
-
-
-def refuse_flags(**flags: bool | None) -> None:
-    """Raise a ValueError for a flag of torch's optimizers that is not supported."""
-    reasons = {
-        "differentiable": "the update of the posterior has no derivative",
-        "fused": "there is no fused kernel with a rate for each feature",
-    }
-    for name, flag in flags.items():
-        if flag:
-            raise ValueError(f"{name}=True is not supported: {reasons[name]}. Leave it out")

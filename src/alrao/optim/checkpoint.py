@@ -26,13 +26,10 @@ def check_version(state_dict: dict[str, Any]) -> None:
             f"this is not the state of an alrao optimizer, it has {sorted(state_dict)}: load what the "
             "optimizer's own state_dict() returned"
         )
-    if version > VERSION:
-        raise ValueError(f"the state has format {version}, this alrao reads format {VERSION}: upgrade alrao")
-    if version < VERSION:
-        raise ValueError(
-            f"the state has format {version}, of an alrao before its first release, this one reads format "
-            f"{VERSION}: finish the run with the alrao that began it"
-        )
+    if version != VERSION:
+        old = "it is of an alrao before its first release, finish the run with the one that began it"
+        remedy = "upgrade alrao" if version > VERSION else old
+        raise ValueError(f"the state has format {version}, this alrao reads format {VERSION}: {remedy}")
 
 
 def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ..finite import in_range, keep_finite_
 from ..rates import Rate, RateDistribution
 from ..runtime.capturable import Kept, one_unless
-from ..runtime.sharding import is_shard, local, over_shards
+from ..runtime.sharding import local, over_shards
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
@@ -47,7 +47,7 @@ class _InnerGroup(GroupRates):
 
     inner: Optimizer = field(init=False)
     views: list[list[nn.Parameter]] = field(init=False)
-    """What the optimizer is given of each entry: the parameter, this process's part of it, or its copies."""
+    """What the optimizer is given of each entry: a view of it or, one by one, of its copies."""
     apart: bool = False
     """Whether it is given the copies of the head one by one."""
 
@@ -60,21 +60,22 @@ class _InnerGroup(GroupRates):
                 "parameters: use one that does, such as alrao.PerFeature(torch.optim.NAdam, model), or train "
                 "without shards, with DDP"
             )
-        self.views = []
-        for entry in self.entries:
-            p: Any = entry.param
-            copies = p.detach() if self.apart and entry.of_copies else [local(p).detach()]
-            new = is_shard(p) or (self.apart and entry.of_copies)
-            self.views.append([nn.Parameter(each, p.requires_grad) for each in copies] if new else [p])
+        self.views = [
+            [nn.Parameter(each, entry.param.requires_grad) for each in self._split(entry, entry.param)]
+            for entry in self.entries
+        ]
         return [q for view in self.views for q in view]
 
-    def point_views(self, *, with_gradients: bool = True) -> None:
-        """Point what the optimizer is given at the parameters and their gradients, or at no gradients."""
-        for (p, _, of_copies), view in zip(self.entries, self.views, strict=True):
-            grad = p.grad if with_gradients else None
-            for j, q in enumerate(view if view[0] is not p else ()):
-                at: Any = j if self.apart and of_copies else ...
-                q.data, q.grad = p.detach()[at], None if grad is None else grad[at]
+    def _split(self, entry: Entry, x: Any) -> Any:
+        return local(x).detach() if self.apart and entry.of_copies else [local(x).detach()]
+
+    def point_views(self, grads: dict[Tensor, Tensor]) -> None:
+        """Point what the optimizer is given at the parameters and their gradients, where they have one."""
+        for entry, view in zip(self.entries, self.views, strict=True):
+            grad = grads.get(entry.param)
+            of_views = [None] * len(view) if grad is None else self._split(entry, grad)
+            for q, data, each in zip(view, self._split(entry, entry.param), of_views, strict=True):
+                q.data, q.grad = data, each
 
 
 class PerFeature(AlraoOptimizer):
@@ -210,35 +211,26 @@ class PerFeature(AlraoOptimizer):
         if not entries:
             return
         params = [entry.param for entry in entries]
-        grads: list[Tensor] = [p.grad for p in params if p.grad is not None]
-        usable, stopped = self.masked_gradients(grads, refused)
+        usable, stopped = self.masked_gradients([p.grad for p in params if p.grad is not None], refused)
         if not usable:
             return
         live = None if stopped is None else one_unless(*stopped)
-        constant, on_device = rates.constant, live is not None
+        constant, on_device, inner = rates.constant, live is not None, rates.inner
         scales = constant is None or on_device
-        inner = rates.inner
         (settings,) = inner.param_groups
         own = [key for key in settings if key not in ("params", "lr", "param_names", "capturable")]
         settings.update({key: group[key] for key in own})
         if "capturable" in settings:
             settings["capturable"] = on_device
-        if constant is None:
-            settings["lr"] = group["base_lr"]
-        else:
-            settings["lr"] = constant if on_device else constant * float(group["lr"])
+        settings["lr"] = group["base_lr"] if constant is None else constant
+        if not scales:
+            settings["lr"] *= float(group["lr"])
         before = [p.clone() for p in params] if scales else []
         averages = self._averages(rates) if scales else []
         kept = Kept(inner) if on_device else None
-        try:
-            for p, grad in zip(params, usable, strict=True):
-                p.grad = grad
-            rates.point_views()
-            with capturable_anywhere(type(inner)) if on_device else nullcontext():
-                step_inside(inner)
-        finally:
-            for p, grad in zip(params, grads, strict=True):
-                p.grad = grad
+        rates.point_views(dict(zip(params, usable, strict=True)))
+        with capturable_anywhere(type(inner)) if on_device else nullcontext():
+            step_inside(inner)
         group.update({key: settings[key] for key in own})
         if live is not None:
             factor = group["lr"] * live / (group["base_lr"] if constant is None else constant)
@@ -271,7 +263,7 @@ class PerFeature(AlraoOptimizer):
             if any(q in inner.state for q in view):
                 states = [inner.state[q] for q in view]
                 self.state[p]["inner"] = states if rates.apart and of_copies else states[0]
-        rates.point_views(with_gradients=False)
+        rates.point_views({})
 
     def _spread(self) -> None:
         for rates in self.rates_of_groups:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ..finite import zero_unusable
 from ..rates import Rate
 from ..runtime.capturable import counter
 from ..trainable import Trainable
-from .base import AlraoOptimizer, check_at_least_0, refuse_flags
+from .base import AlraoOptimizer, Options, check_at_least_0
 from .update import GroupUpdate
 
 
@@ -73,17 +72,7 @@ class SGD(AlraoOptimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        *,
-        params: Iterable[Any] | None = None,
-        generator: Generator | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        evidence: str = "mean",
-        process_group: Any = None,
-        sleep: bool = False,
+        **kwargs: Unpack[Options],
     ) -> None:
         check_at_least_0(momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -91,18 +80,8 @@ class SGD(AlraoOptimizer):
                 f"nesterov=True needs a positive momentum and no dampening, got momentum={momentum}, "
                 f"dampening={dampening}"
             )
-        refuse_flags(differentiable=differentiable, fused=fused)
-        defaults = {
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
-        super().__init__(
-            model, lr, defaults,
-            params=params, generator=generator, maximize=maximize, foreach=foreach,
-            capturable=capturable, evidence=evidence, process_group=process_group, sleep=sleep,
-        )  # fmt: skip
+        defaults = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(model, lr, {**defaults, "nesterov": nesterov}, **kwargs)
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         grads = u.grads
@@ -118,7 +97,7 @@ class SGD(AlraoOptimizer):
         fresh = (1 - group["dampening"]) * (1 - kept) / (1 - momentum) if momentum != 1 else steps
         return {**group, "momentum": kept, "dampening": 1 - fresh}
 
-    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any], weights: int) -> bool:
         return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:

@@ -139,24 +139,17 @@ def fingerprint(parameter: Tensor) -> int:
     It is a sum of the bits of each entry times a number for its place, in integers: the same on every device
     and for every way to shard the parameter.
     """
-    values = local(parameter).detach().contiguous()
+    values = gathered(parameter.detach()).contiguous()
     if values.element_size() in INTEGERS:
         bits = values.view(INTEGERS[values.element_size()])
     else:
         bits = values.unsqueeze(-1).view(torch.int32)  # the low bits of float64 are often all 0
     for axis in reversed(range(bits.ndim if bits.numel() else 0)):
-        factors = _factors(axis, bits.shape[axis], parameter)
+        x = (torch.arange(bits.shape[axis], device=bits.device) + (axis + 1 << 40)) * FACTORS[0]
+        factors = (x ^ x >> 31) * FACTORS[1] | 1  # odd numbers for the places along the axis
         pieces = bits.reshape(-1, len(factors)).split(max(1, PIECE // len(factors)))
         bits = torch.cat([(piece * factors).sum(-1) for piece in pieces]).view(bits.shape[:-1])
-    return int(over_shards(bits.sum(dtype=torch.int64), parameter))
-
-
-def _factors(axis: int, size: int, parameter: Tensor) -> Tensor:
-    """Return odd numbers for the places along an axis of this process's part of a parameter."""
-    inside = axis == parameter.ndim  # of an entry
-    places = torch.arange(size, device=parameter.device) if inside else places_along(axis, parameter)
-    x = (places + (axis + 1 << 40)) * FACTORS[0]
-    return (x ^ x >> 31) * FACTORS[1] | 1
+    return int(bits.sum(dtype=torch.int64))
 
 
 # torch's fully_shard.
