@@ -129,6 +129,7 @@ class Auto(AlraoOptimizer):
 
     _wide = AlraoOptimizer._wide | {"x", "z", "exp_avg_sq", "exp_avg"}
     _after_refusal = "That step was taken without gradients"
+    _small = 2**20  # sets aside too little to matter
     makes_state_early = False
 
     def __init__(
@@ -297,8 +298,9 @@ class Auto(AlraoOptimizer):
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         searching, states = not self.search.over, u.states
-        whole = [self._whole.get(p, p) for p in u.params]
-        y = [training_weights(p, state) for p, state in zip(u.params, states, strict=True)]
+        whole = u.whole
+        kept = zip(u.params, states, strict=True)
+        y = [training_weights(p, state) if "rest" in state else p.detach() for p, state in kept]
         pairs = zip(u.grads, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
         rates: list[Any] = list(u.rates)
@@ -329,7 +331,7 @@ class Auto(AlraoOptimizer):
                 step=states[at[0]]["step"],
                 k=states[at[0]]["k"],
                 turns=turns,
-                whole={j: whole[i] for j, i in enumerate(at) if whole[i] is not u.params[i]},
+                whole={j: whole[at[j]] for j in turns if whole[at[j]] is not u.params[at[j]]},
                 x=[states[i]["x"] for i in at if "x" in states[i]],
             )
             take_step(
@@ -376,6 +378,8 @@ class Auto(AlraoOptimizer):
             self.state[p]["exp_avg_sq"] = torch.zeros_like(p, dtype=wide_dtype(p))
             if group["follows"]:
                 self.state[p]["start"] = p.detach().clone()
+        if new:
+            self._share_counts(new, group)
         for p, state in zip(params, states, strict=True):
             if p.dtype.itemsize < 4 and "rest" not in state:  # new, or cast since the last step
                 state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
@@ -387,7 +391,6 @@ class Auto(AlraoOptimizer):
             if len(params) < len(group["params"]):
                 others = set(group["params"]) - set(params)
                 separate_counts(states, [self.state[p] for p in others if p in self.state])
-            share_counts(params, states)
             torch._foreach_add_(list({id(s[key]): s[key] for s in states for key in COUNTS}.values()), 1)
             return
         for p, state in zip(params, states, strict=True):
@@ -397,10 +400,10 @@ class Auto(AlraoOptimizer):
             elif state["step"] > 1 and "x" not in state:  # after one step, x is y
                 state["x"] = training_weights(p, state).to(wide_dtype(p), copy=True)
 
-    def _share_counts(self) -> None:
-        """Put the counters where captured steps count: in tensors that parameters of a group share."""
-        for group in self.param_groups if self.search.over and self.defaults["capturable"] else ():
-            counted = [p for p in group["params"] if "step" in self.state.get(p, {})]
+    def _share_counts(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Put the counters of parameters where captured steps count: in tensors that a group shares."""
+        if self.search.over and group["capturable"]:
+            counted = [p for p in params if "step" in self.state.get(p, {})]
             share_counts(counted, [self.state[p] for p in counted])
 
     def _notice_late(self, params: list[Tensor]) -> None:
@@ -419,18 +422,15 @@ class Auto(AlraoOptimizer):
             )
 
     def _begin_average(self, p: Tensor, state: dict[str, Any]) -> None:
-        """Make what a parameter, or this process's part of it, needs once the search is over."""
+        """Make what a parameter needs once the search is over."""
         for key in ("start", "x"):
             state.pop(key, None)
         state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
-        if self._whole.get(p, p) in self._turns:
+        if p in self._turns:
             state.pop("exp_avg_sq", None)
             state["exp_avg"] = torch.zeros_like(state["z"])
         elif "exp_avg_sq" not in state:
             state["exp_avg_sq"] = torch.zeros_like(state["z"])
-
-    def _foreach_is_cheap(self, group: dict[str, Any], weights: int) -> bool:
-        return weights <= 2**20
 
     def _can_be_cut(self, state: dict[str, Any]) -> bool:
         return "z" in state and "exp_avg" not in state  # a matrix moves as a whole
@@ -477,7 +477,8 @@ class Auto(AlraoOptimizer):
         for p, state in self.state.items():
             if "step" in state:
                 self._begin_average(p, state)
-        self._share_counts()
+        for group in self.param_groups:
+            self._share_counts(group["params"], group)
         following = [group for group in self.param_groups if group["follows"]]
         factor = min((float(group["lr"]) for group in following), default=1.0)
         leading = ""
@@ -540,7 +541,8 @@ class Auto(AlraoOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 self._settle_state(p, self.state.get(p, {}), group["follows"])
-        self._share_counts()
+        for group in self.param_groups:
+            self._share_counts(group["params"], group)
         self.compute_rates()
         self.averages.follow(self)
         if self.averages.statistics is not None:

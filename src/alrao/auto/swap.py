@@ -147,7 +147,8 @@ class Averages:
         """Put the averaged weights into the parameters."""
         if self.evaluating:
             return
-        self.notice_changes()
+        if self.notice_changes():
+            self.note()
         with resharded(self.sharded_modules):
             for p, beta in self._averaged():
                 x = self.average(p, beta)
@@ -164,6 +165,7 @@ class Averages:
         """Put the training weights back, bit for bit."""
         if not self.evaluating:
             return
+        changed = False
         with resharded(self.sharded_modules):
             for p in self.renormed & self.state.keys():
                 p.copy_(self.state[p].pop("y", p))
@@ -175,41 +177,45 @@ class Averages:
                 x = self.average(p, beta).to(state["y"].dtype).to(p.dtype)
                 now = p.detach().clone()
                 p.copy_(state.pop("y"))
-                self._adopt(p, now, local(now) != local(x))
+                changed |= self._adopt(p, now, local(now) != local(x))
         self.evaluating = False
-        self.note()
+        self.note(as_before=not changed)
 
     # Weights that something else has changed.
 
-    def note(self, *, reads: bool = True) -> None:
+    def note(self, *, reads: bool = True, as_before: bool = False) -> None:
         """Remember what the parameters hold: called after everything that the optimizer writes.
 
         Args:
             reads: whether numbers may be read on the host.
+            as_before: they hold what they held when they were last noted, maybe in another type.
         """
-        if not self.evaluating and not self._expected:
-            known = [p for p, state in self.state.items() if any(key in state for key in KEPT)]
-            self.written.note(known, [p for p in known if "edited" in self.state[p]], reads=reads)
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
+        if not self.evaluating and not self._expected:
+            known = [p for p, state in self.state.items() if any(key in state for key in KEPT)]
+            edited = [p for p in known if "edited" in self.state[p]]
+            self.written.note(known, edited, reads=reads, as_before=as_before)
 
-    def notice_changes(self, *, reads: bool = True) -> None:
-        """Take entries of the parameters that something else has changed for their new values.
+    def notice_changes(self, *, reads: bool = True) -> bool:
+        """Take entries that something else has changed for their new values; return whether there may be any.
 
         Args:
             reads: whether numbers may be read on the host.
         """
         reads = reads and not any(p.is_meta for p in self._params())
-        for p, changed in self.written.changed(reads=reads) if not self.evaluating else ():
+        found = [] if self.evaluating else self.written.changed(reads=reads)
+        for p, changed in found:
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
             self._adopt(p, p.detach(), changed, reads=reads)
+        return bool(found)
 
-    def _adopt(self, p: Tensor, now: Tensor, changed: Tensor | None, *, reads: bool = True) -> None:
+    def _adopt(self, p: Tensor, now: Tensor, changed: Tensor | None, *, reads: bool = True) -> bool:
         """Take changed entries for the new values of all sets; None is all, and restarts the average."""
         state = self.state[p]
         if changed is not None and reads and not changed.is_meta:
             if not bool(changed.any()):
-                return
+                return False
             changed = None if bool(changed.all()) else changed
         if changed is None:
             state.pop("y", None)
@@ -221,6 +227,7 @@ class Averages:
         if "rest" in state:
             rest = local(state["rest"])
             rest.zero_() if changed is None else rest.masked_fill_(changed, 0.0)
+        return True
 
     @torch.no_grad()
     def transform(self, change: Callable[[], None]) -> None:

@@ -68,6 +68,9 @@ class AlraoOptimizer(Optimizer):
     _after_refusal = "That step changed nothing"
     """What has become of a step whose loss was refused on a device."""
 
+    _small = 0
+    """Most weights of a group that are updated all at once by default."""
+
     makes_state_early = True
     """Whether ``capturable`` makes all state with the optimizer, so that a compiled step is one graph."""
 
@@ -129,7 +132,6 @@ class AlraoOptimizer(Optimizer):
         self._parameters_seen = self._parameters_in_place()
         self.head_parameters = set(head.parameters())
         self.rates_of_groups = []
-        self._whole: dict[Tensor, Tensor] = {}  # sharded parameters by their parts, while they are updated
         shared = {"maximize": maximize, "foreach": foreach, "evidence": evidence, "capturable": capturable}
         super().__init__(
             self.model.parameters() if params is None else params, {"lr": 1.0, **defaults, **shared}
@@ -320,7 +322,8 @@ class AlraoOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
-        self._raise_refused()
+        if self.on_device:
+            self._raise_refused()
         if set_to_none and not profiler_is_on():
             for group in self.param_groups:
                 for p in group["params"]:
@@ -372,7 +375,8 @@ class AlraoOptimizer(Optimizer):
             self._refusals = Refusals(self._device)
             self.load_state_dict(self.state_dict())
         on_device = self.on_device
-        self._raise_refused()
+        if on_device:
+            self._raise_refused()
         if not (self._alike and self._has_its_parameters()):
             self._adopt_shards()
         if not self._alike:
@@ -394,8 +398,7 @@ class AlraoOptimizer(Optimizer):
                 group["redraws"] += 1
                 self._draw_places(rates, group)
                 self._compute(rates, group)
-            with rates.of_this_process(self.state) as self._whole:
-                self._step_group(rates, group, refused)
+            self._step_group(rates, group, refused)
         if evidence is not None:
             self._update_posterior(evidence, refused)
         self._end_step(on_device)
@@ -447,7 +450,7 @@ class AlraoOptimizer(Optimizer):
 
     def _raise_refused(self) -> None:
         """Raise if the news has arrived that the loss of an earlier step was refused, on a device."""
-        if self.on_device and not torch.compiler.is_compiling() and self._refusals.arrived():
+        if not torch.compiler.is_compiling() and self._refusals.arrived():
             raise RuntimeError(
                 f"the loss of an earlier step was {self._no_likelihood()}. {self._after_refusal}"
             )
@@ -480,26 +483,30 @@ class AlraoOptimizer(Optimizer):
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], refused: Tensor | None) -> None:
         awake = self.model.head.awake
-        moving, rows = [], []
+        moving, found, rows = [], [], []
         for entry in rates.entries:
             p, rate, of_copies = entry
-            if p.grad is not None and p.grad.is_sparse:
-                grad = p.grad if refused is None else p.grad * one_unless(refused)
+            grad = sharding.local_gradient(p) if rates.sharded else p.grad
+            if grad is not None and grad.is_sparse:
+                grad = grad if refused is None else grad * one_unless(refused)
                 self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
-            elif p.grad is not None:
+            elif grad is not None:
                 moving.append(entry)
                 rows.append((awake,) if of_copies and awake is not None else ())
-        found = [rows_of(entry.param.grad, at, entry.param) for entry, at in zip(moving, rows, strict=True)]
+                found.append(rows_of(grad, rows[-1], p) if rows[-1] else grad)
         grads, stopped = self.masked_gradients(found, refused)
         if not grads:
             return
-        params = [entry.param for entry in moving]
-        states = self._states_of(params, group)
+        params, of_features = [entry.param for entry in moving], [entry.rate for entry in moving]
         factor = group["lr"] if refused is not None else float(group["lr"])
-        of_features = [entry.rate for entry in moving]
-        update = GroupUpdate(params, grads, of_features, states, rates.constant, factor, stopped)
+        states = self._states_of(params, group)
+        update = GroupUpdate(params, grads, of_features, states, params, rates.constant, factor, stopped)
         self._count(update, group)
-        for each in self._divided(update.part(rows, grads) if any(rows) else update, group, rates.size):
+        if rates.sharded:
+            update = update.of_this_process()
+        if any(rows):
+            update = update.part(rows, grads)
+        for each in self._divided(update, group, rates.size):
             self._apply(group, each)
         if any(rows) and self.model.head.part != awake:
             self._train_asleep(rates, group, factor)
@@ -524,7 +531,8 @@ class AlraoOptimizer(Optimizer):
         """Return an update in the parts in which it is applied: one, unless that needs much memory."""
         on_device, at_once = update.stopped is not None, group["foreach"]
         if at_once is None:
-            at_once = on_device or self._foreach_is_cheap(group, weights)  # as in torch: fewer launches
+            cheap = weights <= self._small or self._foreach_is_cheap(group)
+            at_once = on_device or cheap  # as in torch: fewer launches
         if at_once:
             yield update
             return
@@ -544,7 +552,7 @@ class AlraoOptimizer(Optimizer):
                 if "step" in state:
                     state["step"] = state["step"] / stands_for
                 rate_then = rate * stands_for if isinstance(rate, Tensor) else rate
-                update = GroupUpdate([p], [], [rate_then], [state], rates.constant, factor)
+                update = GroupUpdate([p], [], [rate_then], [state], [p], rates.constant, factor)
                 grads = [zero_unusable(rows_of(p.grad, rows, p))]
                 self._apply(self._hyperparams_for_skipped(group, stands_for), update.part([rows], grads))
 
@@ -565,8 +573,8 @@ class AlraoOptimizer(Optimizer):
         """Return the settings with which one step stands for several: averages forget as much."""
         return group
 
-    def _foreach_is_cheap(self, group: dict[str, Any], weights: int) -> bool:
-        """Return whether an update of all weights of a group at once needs too little memory to matter."""
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
+        """Return whether an update of all parameters at once needs too little memory to matter."""
         return False
 
     def _takes_sparse(self, group: dict[str, Any]) -> bool:

@@ -6,8 +6,7 @@ are drawn once; whoever moves an interval changes the distribution, never the pl
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from ..features import features_of
 from ..rates import Constant, Interval, LogUniform, RateDistribution
-from ..runtime.sharding import is_shard, local, localized, part_of, sharded_as
+from ..runtime.sharding import is_shard, local, part_of, sharded_as
 from ..warn import warn
 
 
@@ -75,36 +74,25 @@ class Entry(NamedTuple):
 
     param: Tensor
     rate: Any
-    """A tensor that broadcasts to the parameter; a float where all rates of the group are one.
-
-    Of a sharded parameter, it is this process's part.
-    """
+    """A tensor that broadcasts to the parameter, or this process's part of it; a float where all are one."""
     of_copies: bool
-
-    def updated(self, new: Entry) -> Entry:
-        """Return a new entry, with its rates in the memory of this one: captured graphs read that."""
-        old, now = self.rate, new.rate
-        tensors = self.param is new.param and isinstance(old, Tensor) and isinstance(now, Tensor)
-        if not tensors or old.shape != now.shape or old.device != now.device:
-            return new
-        old.copy_(now)
-        return self
 
 
 @dataclass
 class GroupRates:
-    """The rates of a parameter group: ``body`` and ``copies`` are their distributions, at first ``drawn``."""
+    """The rates of a parameter group: ``body`` and ``copies`` are their distributions, at first ``drawn``.
+
+    ``constant`` is the single rate of the group, if it has one; ``sharded`` says whether a process holds only
+    a part of some parameter, ``size`` is the number of weights.
+    """
 
     drawn: RateDistribution
     body: RateDistribution = field(init=False)
     copies: RateDistribution = field(init=False)
     constant: float | None = field(init=False)
-    """The single rate of the group, if it has one."""
     entries: list[Entry] = field(default_factory=list)
     sharded: bool = False
-    """Whether a process holds only a part of some parameter."""
     size: int = 0
-    """Number of weights."""
 
     def __post_init__(self) -> None:
         self.draw_from(self.drawn)
@@ -120,25 +108,6 @@ class GroupRates:
         moved = [now if to in (None, now.interval) else self.drawn.on(to) for now, to in pairs]
         self.body, self.copies = moved  # a wrong interval has raised before anything changes
 
-    @contextmanager
-    def of_this_process(self, state: MutableMapping[Tensor, Any]) -> Iterator[dict[Tensor, Tensor]]:
-        """Put this process's part of each parameter into the entries, with its gradient and its state.
-
-        Returns the parameters by their parts.
-        """
-        entries = self.entries
-        if not self.sharded:
-            yield {}
-            return
-        with localized(state, (entry.param for entry in entries)) as parts:
-            self.entries = [e._replace(param=part) for e, part in zip(entries, parts, strict=True)]
-            whole = {part: e.param for part, e in zip(parts, entries, strict=True) if part is not e.param}
-            try:
-                yield whole
-            finally:
-                self.entries = entries
-                whole.clear()
-
     def compute(
         self, params: list[Tensor], of_head: Container[Tensor], state: Any, number: int, *, in_place: bool
     ) -> None:
@@ -147,7 +116,7 @@ class GroupRates:
         With ``in_place`` they are put into the memory of the former ones, which captured graphs read.
         """
         self.sharded, self.size = any(is_shard(p) for p in params), sum(p.numel() for p in params)
-        before, self.entries, grid = self.entries, [], None
+        before, self.entries, grid = {e.param: e.rate for e in self.entries}, [], None
         for p in params:
             rate: Any = self.constant
             if p in of_head and rate is None:
@@ -157,9 +126,10 @@ class GroupRates:
             elif p not in of_head:
                 body = self.body
                 rate = body.lr if isinstance(body, Constant) else body.quantile(local(state[p]["u"]))
+            old, kind = before.get(p), (getattr(rate, "shape", None), getattr(rate, "device", None))
+            if in_place and isinstance(old, Tensor) and (old.shape, old.device) == kind:
+                rate = old.copy_(rate)
             self.entries.append(Entry(p, rate, of_copies=p in of_head))
-        if in_place and len(before) == len(params):
-            self.entries = [was.updated(now) for was, now in zip(before, self.entries, strict=True)]
 
     def of_entry(self, entry: Entry, state: Mapping[Tensor, Any]) -> Tensor:
         """Return the rates of a parameter, sharded as it is; they broadcast to the parameter."""
@@ -228,9 +198,7 @@ class FactorWatch:
     factor itself has as many steps as its highest factor so far allows.
     """
 
-    def __init__(self) -> None:
-        self._steps = 0
-        self._idle = 0
+    _steps = _idle = 0
 
     def look(self, groups: list[dict[str, Any]]) -> bool:
         """Return whether to look again at the next step, after a warning where one is due."""
@@ -241,14 +209,15 @@ class FactorWatch:
         self._steps += 1
         relative = all(group.get("initial_lr") == 1.0 for group in groups)
         self._idle += now > 0 and (now < peak or not relative or now < WARMED_UP)
-        if now > peak:
-            for group in groups:
-                group[HIGHEST] = now
-            peak = now
+        peak = max(peak, now)
+        for group in groups:
+            group[HIGHEST] = peak
+        told = ""
         if planned <= LOW:
-            warn(f"the highest value planned for param_groups[…]['lr'] is max_lr={planned:g}. {REMEDY}")
-            return False
-        if peak <= LOW and self._idle >= max(PATIENCE, 1e4 * peak):
-            warn(f"param_groups[…]['lr'] was at most {peak:.3g} in {self._steps} steps. {REMEDY}")
+            told = f"the highest value planned for param_groups[…]['lr'] is max_lr={planned:g}"
+        elif peak <= LOW and self._idle >= max(PATIENCE, 1e4 * peak):
+            told = f"param_groups[…]['lr'] was at most {peak:.3g} in {self._steps} steps"
+        if told:
+            warn(f"{told}. {REMEDY}")
             return False
         return peak <= LOW

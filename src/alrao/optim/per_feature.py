@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ..finite import in_range, keep_finite_
 from ..rates import Rate, RateDistribution
 from ..runtime.capturable import Kept, one_unless
-from ..runtime.sharding import local, over_shards
+from ..runtime.sharding import local, local_gradient, over_shards, whole_state
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
@@ -207,13 +207,11 @@ class PerFeature(AlraoOptimizer):
 
     def _step_group(self, rates: GroupRates, group: dict[str, Any], refused: Tensor | None) -> None:
         assert isinstance(rates, _InnerGroup)
-        entries = [entry for entry in rates.entries if entry.param.grad is not None]
-        if not entries:
-            return
-        params = [entry.param for entry in entries]
-        usable, stopped = self.masked_gradients([p.grad for p in params if p.grad is not None], refused)
+        whole = [entry.param for entry in rates.entries if entry.param.grad is not None]
+        usable, stopped = self.masked_gradients([local_gradient(p) for p in whole], refused)
         if not usable:
             return
+        entries = [e._replace(param=local(e.param)) for e in rates.entries if e.param.grad is not None]
         live = None if stopped is None else one_unless(*stopped)
         constant, on_device, inner = rates.constant, live is not None, rates.inner
         scales = constant is None or on_device
@@ -225,10 +223,10 @@ class PerFeature(AlraoOptimizer):
         settings["lr"] = group["base_lr"] if constant is None else constant
         if not scales:
             settings["lr"] *= float(group["lr"])
-        before = [p.clone() for p in params] if scales else []
+        before = [entry.param.clone() for entry in entries] if scales else []
         averages = self._averages(rates) if scales else []
         kept = Kept(inner) if on_device else None
-        rates.point_views(dict(zip(params, usable, strict=True)))
+        rates.point_views(dict(zip(whole, usable, strict=True)))
         with capturable_anywhere(type(inner)) if on_device else nullcontext():
             step_inside(inner)
         group.update({key: settings[key] for key in own})
@@ -250,9 +248,12 @@ class PerFeature(AlraoOptimizer):
             for (p, *_), view in zip(rates.entries, rates.views, strict=True):
                 if p.grad is not None:
                     state = rates.inner.state[view[0]]
-                    average, mu = state["ax"].clone() if state else torch.zeros_like(p), state.get("mu", 1.0)
+                    average, mu = (
+                        state["ax"].clone() if state else torch.zeros_like(view[0]),
+                        state.get("mu", 1.0),
+                    )
                     reads = not (self.on_device and isinstance(mu, Tensor))
-                    found.append((p, state, average, float(mu) if reads else mu.clone()))
+                    found.append((local(p), state, average, float(mu) if reads else mu.clone()))
         return found
 
     # The torch optimizer's state is ours: saved and loaded with it.
@@ -261,7 +262,7 @@ class PerFeature(AlraoOptimizer):
         inner = rates.inner
         for (p, _, of_copies), view in zip(rates.entries, rates.views, strict=True):
             if any(q in inner.state for q in view):
-                states = [inner.state[q] for q in view]
+                states = [whole_state(inner.state[q], p) for q in view]
                 self.state[p]["inner"] = states if rates.apart and of_copies else states[0]
         rates.point_views({})
 

@@ -97,7 +97,7 @@ class SGD(AlraoOptimizer):
         fresh = (1 - group["dampening"]) * (1 - kept) / (1 - momentum) if momentum != 1 else steps
         return {**group, "momentum": kept, "dampening": 1 - fresh}
 
-    def _foreach_is_cheap(self, group: dict[str, Any], weights: int) -> bool:
+    def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
@@ -113,7 +113,7 @@ class SGD(AlraoOptimizer):
         u.scale_(buffers, group["momentum"])
         torch._foreach_add_(buffers, dampened, alpha=1 if on_device else 1 - dampening)
         for i, state in enumerate(u.states if dampening != 0 and not on_device else ()):
-            if state["step"] == 1:
+            if state.get("step") == 1:
                 buffers[i].copy_(grads[i])
         if group["nesterov"]:
             return list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.capturable import in_type_of, one_unless
+from ..runtime.sharding import local
 
 BLOCK = 2**18
 """The most weights of a parameter that are updated at a time.
@@ -35,6 +36,8 @@ class GroupUpdate:
     rates: list[Any]
     states: list[dict[str, Any]]
     """What is kept of each parameter: complete, and counted, before the first part of it is updated."""
+    whole: list[Tensor]
+    """What each of ``params`` is, or is a part of: of a sharded one, this process's."""
     constant: float | None
     factor: Any
     """``lr`` of the group: a number, or a tensor with ``capturable``."""
@@ -61,8 +64,14 @@ class GroupUpdate:
 
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
-        for p, grad, rate, state in zip(self.params, self.grads, self.rates, self.states, strict=True):
-            yield replace(self, params=[p], grads=[grad], rates=[rate], states=[state])
+        lists = zip(self.params, self.grads, self.rates, self.states, self.whole, strict=True)
+        for p, grad, rate, state, whole in lists:
+            yield replace(self, params=[p], grads=[grad], rates=[rate], states=[state], whole=[whole])
+
+    def of_this_process(self) -> GroupUpdate:
+        """Return the update of this process's parts of sharded parameters; the gradients are theirs."""
+        params, states = map(local, self.params), map(local, self.states)
+        return replace(self, params=list(params), states=list(states), whole=self.params)
 
     def part(self, rows: Sequence[tuple[slice, ...]], grads: list[Tensor]) -> GroupUpdate:
         """Return the update of a part of each parameter, by slices of its first axes, with its gradient."""

@@ -25,16 +25,21 @@ class Written:
         self._kinds: list[Any] = []
         self._copies: dict[Tensor, Tensor] = {}
 
-    def note(self, params: list[Tensor], copied: list[Tensor], *, reads: bool) -> None:
+    def note(
+        self, params: list[Tensor], copied: list[Tensor], *, reads: bool, as_before: bool = False
+    ) -> None:
         """Remember what parameters hold.
 
         Args:
             params: the parameters.
             copied: those of which a copy is kept, so that single entries can be told.
             reads: whether numbers may be read on the host.
+            as_before: they hold what they held when they were last noted, maybe in another type.
         """
-        self._params, self._marks, self._kinds = params, _marks(params, exact=reads), _kinds(params)
         self._versions = [p._version for p in params]
+        if as_before and self._params == params:
+            return
+        self._params, self._marks, self._kinds = params, _marks(params, exact=reads), _kinds(params)
         for p in copied:
             if p in self._copies:
                 self._copies[p].copy_(local(p.detach()))

@@ -6,7 +6,7 @@ no communication is needed. What an optimizer keeps of a parameter is sharded as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,40 +78,20 @@ def part_of(x: Tensor, shape: torch.Size, parameter: Any) -> Tensor:
     return DTensor.from_local(x, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def _whole_state(value: Any, parameter: Tensor, before: Any = None) -> Any:
-    """Return what is kept of this process's part of a parameter, sharded as that is; ``before``, if it is."""
+def local_gradient(parameter: Any) -> Any:
+    """Return this process's part of the gradient of a parameter, if it has one."""
+    grad = parameter.grad
+    if is_shard(grad) and grad.placements != parameter.placements:
+        grad = grad.redistribute(placements=parameter.placements)
+    return local(grad)
+
+
+def whole_state(value: Any, parameter: Tensor) -> Any:
+    """Return what is kept of this process's part of a parameter, sharded as that is."""
     if isinstance(value, dict):
-        before = before if isinstance(before, dict) else {}
-        return {key: _whole_state(each, parameter, before.get(key)) for key, each in value.items()}
-    if not isinstance(value, Tensor) or is_shard(value) or not value.ndim:
-        return value
-    if is_shard(before) and local(before) is value:
-        return before
-    return part_of(value, parameter.shape, parameter)
-
-
-@contextmanager
-def localized(state: MutableMapping[Tensor, Any], params: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Return parameters, each as this process's part with its gradient and its ``state``.
-
-    Whatever is kept of a part in ``state`` belongs to the parameter afterwards.
-    """
-    whole: list[Any] = list(params)
-    parts = [local(p) for p in whole]
-    pairs = [(p, part) for p, part in zip(whole, parts, strict=True) if part is not p]
-    for p, part in pairs:
-        grad: Any = p.grad
-        if is_shard(grad) and grad.placements != p.placements:
-            grad = grad.redistribute(placements=p.placements)
-        part.grad = local(grad)
-        if p in state:
-            state[part] = local(state[p])
-    try:
-        yield parts
-    finally:
-        for p, part in pairs:
-            if part in state:
-                state[p] = _whole_state(state.pop(part), p, state.get(p))
+        return {key: whole_state(each, parameter) for key, each in value.items()}
+    shared = isinstance(value, Tensor) and value.ndim > 0 and is_shard(parameter)
+    return part_of(value, parameter.shape, parameter) if shared else value
 
 
 def places_along(axis: int, parameter: Tensor) -> Tensor:

@@ -92,16 +92,11 @@ class Sleep:
 
     def _restart(self) -> None:
         """Begin with a cycle in which all are awake."""
-        self.position = 0
-        """Steps of the present cycle so far."""
-        self.since = [1] * self.head.copies
-        """Steps that the next look at each copy stands for."""
-        self.every = [1] * self.head.copies
-        """Steps from one look at a copy to the next."""
-        self.peak: list[float] = []
-        """Highest weight of each copy in the second half of the cycle."""
-        self.behind: list[float] = []
-        """The d_j."""
+        self.position = 0  # steps of the present cycle so far
+        self.since = [1] * self.head.copies  # steps that the next look at each copy stands for
+        self.every = [1] * self.head.copies  # steps from one look at a copy to the next
+        self.peak: list[float] = []  # highest weight of each copy in the second half of the cycle
+        self.behind: list[float] = []  # the d_j
         self.head.wake_all()
 
     def notice(self, scores: list[float]) -> None:
@@ -201,9 +196,9 @@ class Sleep:
 
     def packed_into(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the state of an optimizer with who sleeps, if copies may."""
+        packed: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
         if not self.wanted:
             return state_dict
-        packed = {name: getattr(self, name) for name in COUNTS}
         for name in HEAD_SLICES:
             rows = getattr(self.head, name)
             packed[name] = None if rows is None else [rows.start, rows.stop]
