@@ -190,6 +190,8 @@ class Averages:
                     self._take_over(p, now, changed)
                     as_noted = False
         self.evaluating = False
+        if self.statistics is not None:
+            self.statistics.hide()
         self.note(as_before=as_noted)
 
     # Weights that something else has changed.
@@ -342,6 +344,8 @@ class Averages:
             strange, self.evaluating = [], False
             for p in self._expected:
                 self.state[p].pop("y", None)
+            if self.statistics is not None:
+                self.statistics.take_gathered()
         if strange and not stepping:
             return False
         for p in strange:
