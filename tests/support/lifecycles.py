@@ -207,7 +207,9 @@ def kept(case, names):
     """Return what visits must not change: under Auto, statistics are of the rows since the last look."""
     if case.optimizer != "Auto" or case.network not in ("cnn", "pixels"):
         return names
-    return [name for name in names if name != "output" and not name.endswith(("mean in eval()", "var in eval()"))]
+    return [
+        name for name in names if name != "output" and not name.endswith(("mean in eval()", "var in eval()"))
+    ]
 
 
 def check(case):
