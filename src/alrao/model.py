@@ -329,7 +329,9 @@ class Alrao(Wrapper):
                 loaded = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
             self.head.training_weights = training_weights
-            error.add_note(f"The state is of another model, or not of {self.head.copies} copies")
+            error.add_note(
+                f"The state is of another model, or of another number of copies than {self.head.copies}"
+            )
             raise
         if self.averages is not None:
             self.averages.loaded(self.training)

@@ -99,7 +99,7 @@ class Posterior(nn.Module):
             raise _misfit(self.copies, log_likelihood)
         numbers = fail_nonfinite(log_likelihood)
         if underflow < inf:
-            numbers = fail(numbers, numbers > numbers.amax() - underflow)
+            numbers = fail(numbers, numbers.amax() - numbers < underflow)
         self._observe_on_device(self._state, numbers)
 
     def extra_repr(self) -> str:
@@ -217,7 +217,7 @@ class Switch(Posterior):
             numbers = without_failed(numbers)
         if (best := max(numbers)) > -inf:
             if underflow < inf:
-                numbers = [x if x > best - underflow else -inf for x in numbers]
+                numbers = [x if best - x < underflow else -inf for x in numbers]
             updated = array("d", self._posterior(state.tolist(), numbers))
             state.copy_(torch.frombuffer(updated, dtype=torch.float64))  # a third of the time of tensor()
 

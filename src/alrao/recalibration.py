@@ -68,9 +68,10 @@ def recalibrate(model: nn.Module, loader: Iterable[Any], device: torch.device | 
             if not seen:
                 buffer.copy_(value)
             keep_finite_(buffer, value)
+        if seen:
+            take_statistics(layers)  # before those that training has gathered are put back
         inner.train(dict(modes)[inner])  # with the weights of that mode
         for module, mode in modes:
             module.training = mode
-    take_statistics(layers)
     if not seen:
         raise ValueError("recalibrate needs at least one batch, the loader has none: pass the training data")

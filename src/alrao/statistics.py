@@ -64,7 +64,9 @@ class AveragedStatistics:
         self._frozen: set[nn.Module] = set()
         self._batches: deque[_Batch] = deque()
         self._called = self._full = False
-        used = any(bool(layer.num_batches_tracked) for layer in self._layers)
+        self._gathered: list[Tensor] | None = None  # by training passes, while others are shown
+        counts = [layer.num_batches_tracked for layer in self._layers]
+        used = any(count.is_meta or bool(count) for count in counts)
         self._known = self._running() if used else None
         self.watch()
 
@@ -95,7 +97,9 @@ class AveragedStatistics:
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the inputs of a training pass, and drop those that are not needed any more."""
-        if not module.training or torch._C._current_graph_task_id() != -1:
+        if not module.training or self._layers[0].running_mean.is_meta:
+            return
+        if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing calls modules in the backward pass, too
         self._called = True
         self._frozen = {layer for layer in self._layers if not layer.training}
@@ -121,21 +125,41 @@ class AveragedStatistics:
         """Put the statistics at the present weights into the layers."""
         self._compute()
         if self._known is not None:
+            self._gathered = self._running()
             self._write(self._known)
 
+    def hide(self) -> None:
+        """Put those that training passes have gathered back into the layers."""
+        if self._gathered is not None:
+            self._write(self._gathered)
+            self._gathered = None
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics at the averaged weights; the same tensors whether they are known or not."""
+        """Return the statistics at the averaged weights, and the gathered ones while those are shown.
+
+        There are the same tensors whether they are known or not.
+        """
         with torch.no_grad(), self._averages.shown():
             self._compute()
-        known = self._known is not None
-        return {"known": known, "values": self._known if known else self._running()}
+        running = self._running()
+        return {
+            "known": self._known is not None,
+            "values": running if self._known is None else self._known,
+            "shown": self._gathered is not None,
+            "gathered": running if self._gathered is None else self._gathered,
+        }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Take the statistics of a checkpoint; None is of one without them."""
         self._load(state["values"] if state is not None and state["known"] else None)
+        self._gathered = state["gathered"] if state is not None and state["shown"] else None
+
+    def take_gathered(self) -> None:
+        """Take the statistics that the layers have now for those that training passes have gathered."""
+        self._gathered = None
 
     def _load(self, known: list[Tensor] | None) -> None:
-        self._known, self._full = known, False
+        self._known, self._full, self._gathered = known, False, None
         self._batches.clear()
 
     def take(self, layers: Sequence[nn.Module]) -> None:
@@ -160,7 +184,7 @@ class AveragedStatistics:
             return
         before = self._running()
         try:
-            with self._gathered(before) as sums:
+            with self._adding_up(before) as sums:
                 for batch in batches:
                     batch.run()
         except Exception as error:  # the network may not run in evaluation mode
@@ -182,7 +206,7 @@ class AveragedStatistics:
             self._known.append(torch.lerp(old.to(new), new, share))
 
     @contextmanager
-    def _gathered(self, before: list[Tensor]) -> Iterator[dict[nn.Module, tuple[Tensor, int]]]:
+    def _adding_up(self, before: list[Tensor]) -> Iterator[dict[nn.Module, tuple[Tensor, int]]]:
         """Normalise by the statistics of each batch, and add these up; modes and statistics are restored.
 
         The layers are in evaluation mode as well: in training mode some wait for other processes.

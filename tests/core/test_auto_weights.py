@@ -123,6 +123,7 @@ def test_the_optimizers_own_eval_and_train_are_harmless():
     assert equal(weights(model), y)
 
 
+@pytest.mark.filterwarnings("ignore:10 steps in a row were made in evaluation mode")
 @pytest.mark.parametrize("training", [True, False])
 def test_steps_in_evaluation_mode(training):
     """The gradient is taken where it is taken; the average advances and stays in the parameters."""

@@ -19,7 +19,7 @@ OPTIMIZERS = {
     ),
     "adam": lambda model, **o: alrao.Adam(model, lr=(1e-4, 0.1), weight_decay=1e-3, **o),
     "adamw": lambda model, **o: alrao.AdamW(model, lr=(1e-4, 0.1), amsgrad=True, **o),
-    "auto": lambda model, **o: alrao.Auto(model, steps=40, weight_decay=1e-3, **o),
+    "auto": lambda model, **o: alrao.Auto(model, steps=40, weight_decay=1e-2, **o),
 }
 
 

@@ -32,7 +32,9 @@ OPTIMIZERS = {
     ),
     "AdamW": lambda model, **options: alrao.AdamW(model, lr=(1e-5, 1e-2), **options),
     "PerFeature": lambda model, **options: alrao.PerFeature(optim.NAdam, model, lr=(1e-5, 1e-2), **options),
-    "Auto": lambda model, **options: alrao.Auto(model, steps=20, weight_decay=1e-2, **options),
+    "Auto": lambda model, **options: alrao.Auto(
+        model, steps=20, weight_decay=1e-2, recalibrate=False, **options
+    ),
 }
 LIKELIHOODS = {
     "categorical": F.cross_entropy,

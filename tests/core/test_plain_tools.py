@@ -336,7 +336,7 @@ def bytes_of_a_step(net, optimizer):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_search_needs_a_copy_of_the_weights_more_than_adam(capturable):
+def test_a_search_needs_two_copies_of_the_weights_more_than_adam(capturable):
     net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
     twin = copy.deepcopy(net)
     optimizer, adam = (
@@ -346,4 +346,4 @@ def test_a_search_needs_a_copy_of_the_weights_more_than_adam(capturable):
     ours, theirs = ([bytes_of_a_step(*each) for _ in range(3)] for each in ((net, optimizer), (twin, adam)))
     assert not optimizer.search.over
     weights = sum(p.nbytes for p in net.parameters())
-    assert max(ours) <= max(theirs) + 1.05 * weights  # there are some numbers for each feature too
+    assert max(ours) <= max(theirs) + 2.05 * weights  # the start, and the average that is evaluated

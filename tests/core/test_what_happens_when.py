@@ -89,7 +89,18 @@ def frozen_random_body():
     net[0].requires_grad_(False)
     train(model, optimizer, 100)
     net[0].requires_grad_(True)
-    train(model, optimizer, 2)
+    train(model, optimizer, 100)
+    assert optimizer.search.over
+    assert optimizer.search.rate < 0.03
+
+
+def body_unfrozen_after_the_search():
+    net = network()
+    optimizer = alrao.Auto(net, steps=60)
+    net[0].requires_grad_(False)
+    train(net, optimizer, 60)
+    net[0].requires_grad_(True)
+    train(net, optimizer, 2)
 
 
 def plateau():
@@ -142,7 +153,8 @@ ANSWERS = {
     rate_of_a_group: None,
     learning_rate_of_adam: (UserWarning, r"lr=0\.0003.*not a learning rate.*Write 1\.0"),
     decay_of_adam: (UserWarning, r"weight_decay=0\.0005.*has no effect.*Leave it out"),
-    frozen_random_body: (UserWarning, r"build a new alrao\.Auto when you unfreeze them"),
+    frozen_random_body: None,
+    body_unfrozen_after_the_search: (UserWarning, r"build a new alrao\.Auto when you unfreeze them"),
     plateau: (UserWarning, r"needs no schedule: leave the scheduler out"),
     half_precision_on_the_way: None,
     state_of_copies_in_a_plain_network: (RuntimeError, r"averaging"),  # torch's own; see troubleshooting

@@ -55,8 +55,8 @@ def averaged(optimizer):
     """Whether the parameters hold the average, by its definition."""
     for p, state in optimizer.state.items():
         if "y" in state:
-            beta = state["beta"] if "beta" in state else optimizer.param_groups[0]["beta"]
-            average = (state["y"] - (1 - beta) * state["z"]) / beta
+            beta = optimizer.param_groups[0]["beta"]
+            average = state["x"] if "x" in state else (state["y"] - (1 - beta) * state["z"]) / beta
             torch.testing.assert_close(p.detach(), average.to(p.dtype), rtol=1e-3, atol=1e-5)
     return any("y" in state for state in optimizer.state.values())
 

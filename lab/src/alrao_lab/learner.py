@@ -26,7 +26,7 @@ class Learner:
     """A model and its optimizer, or several for different parameters of it."""
 
     recalibrates = False
-    """Whether other weights are evaluated than the ones that BatchNorm statistics were gathered with."""
+    """Whether BatchNorm statistics have to be computed for the weights that are evaluated."""
     averager: Any = None
     """What averages the weights, if the average is evaluated."""
 
@@ -77,16 +77,13 @@ class Learner:
     @contextmanager
     def evaluating(self, inputs: Iterable[Tensor]) -> Iterator[nn.Module]:
         """Provide the model to evaluate; training inputs are for the BatchNorm statistics of its weights."""
-        model, auto = self.evaluated(), isinstance(self.optimizer, alrao.Auto)
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        model, norms = self.evaluated(), []
+        if self.recalibrates:
+            norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-        if norms and (auto or self.recalibrates):
-            some = islice(inputs, RECALIBRATION)
+        if norms:
             with torch.random.fork_rng():  # dropout must not move the generator of the training
-                if auto:  # the training mode of update_bn has other weights
-                    alrao.recalibrate(model, some)
-                else:
-                    update_bn(some, model)
+                update_bn(islice(inputs, RECALIBRATION), model)
         yield model
         for norm, buffers in zip(norms, kept, strict=True):
             norm.load_state_dict(buffers, strict=False)

@@ -407,14 +407,21 @@ class Auto(AlraoOptimizer):
             share_counts(counted, [self.state[p] for p in counted])
 
     def _notice_late(self, params: list[Tensor]) -> None:
-        """Warn of parameters that outweigh those that the rate was found with, as an unfrozen body does."""
+        """Search again for parameters that outweigh the earlier ones, as an unfrozen body does, or warn."""
         late, copies = set(params), max(1, self.model.head.copies)
-        searched = {p for p, state in self.state.items() if "step" in state} - late
+        steps = {p: state["step"] for p, state in self.state.items() if "step" in state}
+        earlier = {p for p, step in steps.items() if isinstance(step, Tensor) or step > 1} - late
         new, old = (
             sum(p.numel() / (copies if p in self.head_parameters else 1) for p in each)
-            for each in (late, searched)
+            for each in (late, earlier)
         )
-        if self.search.over and self.search.steps and new > old:
+        if not 0 < old < new:
+            return
+        if not self.search.over:
+            self.search = RateSearch(self.search.longest)
+            for p in earlier:
+                self.state[p].get("start", p.detach()).copy_(p)
+        elif self.search.steps:
             warn(
                 f"{len(late)} parameters, most of the weights, are trained for the first time after the "
                 f"search has ended with the others, at the rate {self.search.rate:.3g}, which may be wrong "

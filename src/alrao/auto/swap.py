@@ -179,6 +179,8 @@ class Averages:
                 p.copy_(state.pop("y"))
                 changed |= self._adopt(p, now, local(now) != local(x))
         self.evaluating = False
+        if self.statistics is not None:
+            self.statistics.hide()
         self.note(as_before=not changed)
 
     # Weights that something else has changed.
@@ -303,6 +305,8 @@ class Averages:
             strange, self.evaluating = [], False
             for p in self._expected:
                 self.state[p].pop("y", None)
+            if self.statistics is not None:
+                self.statistics.take_gathered()
         if strange and not stepping:
             return False
         for p in strange:
