@@ -522,7 +522,7 @@ class Auto(AlraoOptimizer):
                     kept["exp_avg_sq"] = state["exp_avg"]
                 if "z" not in kept:
                     kept["z"] = state.get("start", p.detach()).to(wide_dtype(p), copy=True)
-                counts = {"step": int(state["step"]), "k": int(state["k"])}
+                counts = {key: int(state[key]) for key in COUNTS}
                 state = {**kept, **counts, "edited": state.get("edited", False)}
             if "step" in state or "y" in state:
                 packed["state"][i] = {**state, "fingerprint": self.averages.fingerprint(p)}
@@ -548,7 +548,6 @@ class Auto(AlraoOptimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 self._settle_state(p, self.state.get(p, {}), group["follows"])
-        for group in self.param_groups:
             self._share_counts(group["params"], group)
         self.compute_rates()
         self.averages.follow(self)
@@ -562,6 +561,8 @@ class Auto(AlraoOptimizer):
         """Put what a checkpoint has of a parameter where the present phase needs it."""
         if not state.get("edited", True):
             del state["edited"]
+        if "step" in state:
+            state |= {key: int(state.get(key, 0)) for key in COUNTS}
         if "z" in state and not self.search.over:
             start = state.pop("z")
             if follows:

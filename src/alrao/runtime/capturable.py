@@ -105,41 +105,24 @@ class Kept:
                     now.mul_(accepted)
 
 
-class Sent:
-    """Numbers on their way to the host: read steps later, they cost no wait. On the CPU nothing is copied."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._copy, self._event = numbers, None
-        if _is_accelerator(numbers.device):
-            self._copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
-            self._copy.copy_(numbers, non_blocking=True)
-            self._event = torch.Event(numbers.device)
-            self._event.record()
-
-    @property
-    def arrived(self) -> bool:
-        """Whether a read would not wait."""
-        return self._event is None or self._event.query()
-
-    @property
-    def is_true(self) -> bool:
-        """Whether a single Boolean is true: in the memory of the host, by no operation that could wait."""
-        return bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
-
-    def read(self) -> list[float] | None:
-        """Return the numbers; None on a device that computes nothing."""
-        if self._event is not None:
-            self._event.synchronize()
-        return None if self._copy.is_meta else self._copy.tolist()
-
-
 class Refusals:
-    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived."""
+    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived.
+
+    On the CPU nothing is copied.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._noted = torch.zeros((), dtype=torch.bool, device=device)
-        self._sent = Sent(self._noted)
         self._can_arrive = device.type == "cpu" or _is_accelerator(device)
+        self._send()
+
+    def _send(self) -> None:
+        self._copy, self._event = self._noted, None
+        if _is_accelerator(self._noted.device):
+            self._copy = torch.empty_like(self._noted, device="cpu", pin_memory=True)
+            self._copy.copy_(self._noted, non_blocking=True)
+            self._event = torch.Event(self._noted.device)
+            self._event.record()
 
     def note(self, refused: Tensor) -> None:
         """Note a refusal, on the device."""
@@ -147,12 +130,13 @@ class Refusals:
 
     def arrived(self) -> bool:
         """Return whether a refusal is known on the host by now, after which it is forgotten."""
-        if not self._can_arrive or _capturing() or not self._sent.arrived:
+        if not self._can_arrive or _capturing() or not (self._event is None or self._event.query()):
             return False
-        refused = self._sent.is_true
+        # In the memory of the host, by no operation that could wait.
+        refused = bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
         if refused:
             self._noted.zero_()
-        self._sent = Sent(self._noted)
+        self._send()
         return refused
 
 
