@@ -515,7 +515,7 @@ class AlraoOptimizer(Optimizer):
         """Return what is kept of parameters that are updated now, made where it is new."""
         for p in params:
             self._new_state(p, group)
-        return [self.state[p] for p in params]
+        return [self.state.get(p, {}) for p in params]
 
     def _count(self, update: GroupUpdate, group: dict[str, Any]) -> None:
         """Count the step of parameters that are updated now."""
@@ -548,7 +548,11 @@ class AlraoOptimizer(Optimizer):
         looked_at = [j for j in copies[head.part] if j not in copies[head.awake]]
         for p, rate, of_copies in rates.entries:
             for j in looked_at if of_copies and p.grad is not None else ():
-                rows, stands_for, state = (slice(j, j + 1),), self._sleep.since[j], dict(self.state[p])
+                rows, stands_for, state = (
+                    (slice(j, j + 1),),
+                    self._sleep.since[j],
+                    dict(self.state.get(p, {})),
+                )
                 if "step" in state:
                     state["step"] = state["step"] / stands_for
                 rate_then = rate * stands_for if isinstance(rate, Tensor) else rate
