@@ -34,6 +34,8 @@ class OutputChangedError(ValueError):
 
     output: Any = None
     """What the network returned: torch's own results for one layer whose outputs are the mixture's."""
+    followed_by: str | None = None
+    """What changed the outputs, where that left no trail."""
 
 
 class FirstForward:
@@ -62,8 +64,8 @@ class FirstForward:
         try:
             return self._pass()
         except OutputChangedError as refusal:
-            followed_by = trail.places()
-            if not followed_by or not isinstance(head, LinearHead) or head.spread:
+            followed_by = next(iter(trail.places()), refusal.followed_by)
+            if followed_by is None or not isinstance(head, LinearHead) or head.spread:
                 raise
             try:
                 start.restore()
@@ -77,7 +79,7 @@ class FirstForward:
                 head.spread = False
                 raise refusal if isinstance(error, OutputChangedError) else error from None
         warn(
-            f"the output layer {self.name!r} is followed by {followed_by[0]}: each of the {head.copies} "
+            f"the output layer {self.name!r} is followed by {followed_by}: each of the {head.copies} "
             "copies goes through the rest of the network, which is exact but takes longer. The output is "
             "logits, not log-probabilities"
         )
@@ -150,19 +152,23 @@ class FirstForward:
 
     def _check_meaning(self, out: Any) -> None:
         """Check that outputs that are marked still are what they were: a view may have been changed."""
-        for tensor in _tensors(out) if reports.is_readable(self.head.evidence) else ():
+        reads = reports.is_readable(self.head.evidence)
+        for tensor in _tensors(out):
             members = members_of(tensor) if isinstance(tensor, Prediction) else None
-            if isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST_CHECKED:
+            known = reads and tensor.numel() <= MOST_CHECKED and not isinstance(tensor, FakeTensor)
+            if isinstance(tensor, LazyLogProbs | Spread):
                 continue  # those of Spread are compared with the plain network's
-            if members is not None:
+            if isinstance(tensor, LogProbs) and tensor.intact:
+                changed = not _are_distributions(tensor, known)
+            elif members is not None and known:
                 average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
-                right = average(members.own.detach(), members.weights)
-            elif isinstance(tensor, LogProbs) and tensor.axis is not None and not tensor.padded:
-                right = tensor.detach().as_subclass(Tensor).log_softmax(tensor.axis)
+                changed = _differ(tensor, average(members.own.detach(), members.weights))
             else:
                 continue
-            if _differ(tensor, right):
-                raise OutputChangedError(self._different)
+            if changed:
+                error = OutputChangedError(self._different)
+                error.followed_by = "an operation that selects or changes outputs"
+                raise error
 
     def _check_copies(self, out: Any, expected: Any) -> None:
         """Check that the network returns for copies that are alike what it returned for one layer."""
@@ -256,6 +262,23 @@ def _differ(ours: Tensor, plain: Tensor) -> bool:
     scale = torch.where(both, plain.abs(), 0).amax() + 1
     apart = torch.where(both, ours - plain, 0).abs().amax()
     return bool(apart > max(1e-3, 30 * eps) * scale) or not torch.equal(alive(ours), alive(plain))
+
+
+def _are_distributions(tensor: LogProbs, known: bool) -> bool:
+    """Return whether the rows along an axis are distributions, or padding, which is constant.
+
+    Where the numbers are not ``known``, the shape decides.
+    """
+    plain = tensor.detach().as_subclass(Tensor)
+    axes = [axis for axis, size in enumerate(plain.shape) if size == tensor.classes]
+    if not known or not plain.numel():
+        return bool(axes)
+    tolerance = max(1e-3, 30 * torch.finfo(plain.dtype).eps)
+    for axis in axes:
+        constant = plain.amax(axis) == plain.amin(axis)
+        if bool(((plain.logsumexp(axis).abs() <= tolerance) | constant).all()):
+            return True
+    return False
 
 
 def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:

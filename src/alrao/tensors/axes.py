@@ -10,11 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "EXPAND", "FLAT", "KEEP", "MOVE", "PACK", "RESHAPE", "SAME_SHAPE", "SPLIT", "Marked", "Op", "axis_after",
-    "axis_of_written", "changes_values", "functions", "joined_axis", "selects_rows", "whole",
-]  # fmt: skip
-
 Op = Callable[..., Any]
 
 _T = torch.Tensor
@@ -64,8 +59,6 @@ EXPAND = functions("expand", "expand_as", "broadcast_to")
 _PICK = functions("index_select", "narrow")
 _SELECT = functions("select")
 _UNBIND = functions("unbind")
-_TAKE_ALONG = functions("take_along_dim")
-_GATHER = functions("gather") | _TAKE_ALONG
 _ROLL = functions("roll")
 _INTERLEAVE = functions("repeat_interleave")
 PACK: Op = torch._pack_padded_sequence
@@ -74,9 +67,7 @@ _ROWS = functions("flip", "fliplr", "flipud", "repeat", "tile", "type") | _ROLL 
 SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND
 """Operations with several results."""
 KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
-MOVE = KEEP | _GATHER | _ROWS
-FLAT = functions("masked_select")
-"""Operations whose result is flat, one row of outputs behind another."""
+MOVE = KEEP | _ROWS | functions("gather", "take_along_dim")
 
 _HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
 _ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
@@ -144,21 +135,9 @@ def whole(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any)
         part = parts[_part_of(axis, parts)]
         size = source.shape[axis]
         return isinstance(part, slice) and part.indices(size) == (0, size, 1)
-    if op not in _PICK and op not in _GATHER and op not in SPLIT:
+    if op not in _PICK and op not in SPLIT:
         return True
-    if op in _GATHER:
-        index = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        if index.stride(axis) != 0:  # else the index is the same for all outputs, and gathers rows
-            return False
     return _dim(op, source, args, kwargs) != axis
-
-
-def selects_rows(source: Tensor, axis: int, mask: Tensor) -> bool:
-    """Return whether a mask takes whole rows of outputs, which lie on the last axis."""
-    if axis != source.ndim - 1:
-        return False
-    mask = mask.expand(torch.broadcast_shapes(mask.shape, source.shape))
-    return mask.shape == source.shape and bool((mask == mask[..., :1]).all())
 
 
 def axis_of_written(target: Tensor, index: Any, value: Tensor, axis: int) -> int | None:
@@ -182,8 +161,7 @@ def _argument(position: int, name: str, args: tuple[Any, ...], kwargs: Any) -> A
 
 
 def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
-    second = op in _TAKE_ALONG or (op in SPLIT and op not in _UNBIND)
-    dim = _argument(1 if second else 0, "dim", args, kwargs)
+    dim = _argument(1 if op in SPLIT and op not in _UNBIND else 0, "dim", args, kwargs)
     return (0 if dim is None else dim) % source.ndim
 
 

@@ -110,7 +110,7 @@ class LazyLogProbs(LogProbs):
         args, kwargs = tree_map(lambda x: x.computed() if isinstance(x, LazyLogProbs) else x, (args, kwargs))
         result = func(*args, **kwargs)
         for x in lazy:
-            x.axis = x.computed().axis  # None after a change in place
+            x.scores = x.computed().scores  # after a change in place
         return result
 
     @classmethod
