@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Rule", "guess_axis", "rule_by_name"]
-
 Rule = Callable[[nn.Module], Mapping[str, int | Tensor]]
 
 _TABLE = re.compile(

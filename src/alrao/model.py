@@ -25,8 +25,6 @@ from .warn import warn
 from .watch import ZeroWatch, unwatch_steps, watch_steps
 from .wrapper import Wrapper, copied_state, shapes_of, unchanged_on_error
 
-__all__ = ["Alrao", "converted"]
-
 DEFAULT_COPIES = 10
 
 EVALUATION = 10

@@ -15,8 +15,6 @@ from .finite import FiniteStatistics
 from .warn import warn
 from .watch import version_of
 
-__all__ = ["NoHead", "Plain"]
-
 
 class NoHead:
     """The head of a plain network: no copies, so no evidence and no posterior."""

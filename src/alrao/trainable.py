@@ -15,8 +15,6 @@ from .model import Alrao, converted
 from .plain import Plain
 from .runtime.sharding import refuse_flattened
 
-__all__ = ["LooseParameters", "Trainable", "find_alrao", "joined", "trained", "unwrap", "unwrapped"]
-
 Trainable = (
     nn.Module
     | Iterable[nn.Module]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 
-__all__ = ["warn"]
-
 
 def warn(message: str) -> None:
     """Warn at the innermost line that is neither alrao's nor torch's, where the user can act."""

@@ -13,9 +13,8 @@ from .. import evidence as reports
 from ..finite import moderate
 from ..posterior import Posterior, Switch
 from ..runtime.sharding import gathered
-from ..shortcuts import inside_functional_transform, storage_is_shared
+from ..shortcuts import inside_functional_transform
 from ..tensors import LazyLogProbs, Members, Prediction
-from ..watch import version_of
 from .after_output import Spread, mixture_of_softmaxes
 from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
 from .head import Head, stacked
@@ -23,8 +22,6 @@ from .members import Exchange, watched
 from .softmax import categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
 from .window import Window
-
-__all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "LinearHead"]
 
 
 def _autocasts(z: Tensor) -> bool:
@@ -36,56 +33,6 @@ def _autocasts(z: Tensor) -> bool:
 
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """What a convolution tells about itself."""
-
-
-class _Rows(torch.autograd.Function):
-    """Some copies of a stacked parameter, without a copy of them.
-
-    The gradient has the parameter's shape, as hooks, clipping, gradient scalers and DDP expect it, and is 0
-    for the other copies.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, rows: slice, room: GradientRoom) -> Tensor:
-        ctx.parameter, ctx.rows, ctx.room = parameter, rows, room
-        return parameter[rows]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.room.filled(g, ctx.parameter, ctx.rows), None, None
-
-
-class GradientRoom:
-    """Memory for a gradient most of which is zero, so that the zeros are not written at every step.
-
-    It is used again only where nothing else refers to the last gradient and that was not changed in place.
-    """
-
-    def __init__(self) -> None:
-        self._full: Tensor | None = None
-        self._rows, self._seen = slice(0, 0), 0
-
-    def filled(self, g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
-        """Return a gradient of the whole parameter from that of some rows."""
-        full = self._full
-        if (
-            full is None or (full.shape, full.dtype) != (parameter.shape, parameter.dtype)
-            or storage_is_shared(full) or version_of(full) != self._seen
-        ):  # fmt: skip
-            full = torch.zeros_like(parameter)
-        elif rows != self._rows:
-            full[self._rows].zero_()
-        full[rows] = g
-        if not full.is_cpu:  # writing zeros is cheap there
-            return full
-        self._full, self._rows, self._seen = full, rows, version_of(full)
-        return full.detach()  # autograd takes this one for the gradient as it is
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # memory is not worth a copy
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
 
 
 class LinearHead(Head):
@@ -113,7 +60,6 @@ class LinearHead(Head):
         self.weight = stacked(weight.flatten(1), self.copies, keep)
         biases = stacked(bias, self.copies, keep) if isinstance(bias, Tensor) else None
         self.register_parameter("bias", biases)
-        self._rooms = GradientRoom(), GradientRoom()
 
     @property
     def in_features(self) -> int:
@@ -133,7 +79,9 @@ class LinearHead(Head):
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
         part = self.taking_part()
-        weight, bias = (self.weight, self.bias) if part is None else self._some(part)
+        weight, bias = self.weight, self.bias
+        if part is not None:  # the gradient is 0 for the other copies
+            weight, bias = weight[part], None if bias is None else bias[part]
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
@@ -154,11 +102,6 @@ class LinearHead(Head):
             out = out.movedim(-1, 1).contiguous()
             return out[0] if unbatched else out
         return out
-
-    def _some(self, part: slice) -> tuple[Tensor, Tensor | None]:
-        of_weight, of_bias = self._rooms
-        bias = None if self.bias is None else _Rows.apply(self.bias, part, of_bias)
-        return _Rows.apply(self.weight, part, of_weight), bias
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Matrix products in the narrow type, everything else in float32.

@@ -30,8 +30,6 @@ from ..watch import version_of
 from .members import Exchange
 from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
 
-__all__ = ["Vocabulary", "is_large"]
-
 LARGE = 2**22
 """How many numbers all copies' outputs have together from which on they are not held at once."""
 

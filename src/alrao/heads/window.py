@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from .members import for_copies_and_body
 from .softmax import wide
 
-__all__ = ["Window"]
-
 
 class Window(NamedTuple):
     """The arguments of a convolution, as in torch."""

@@ -20,8 +20,6 @@ from ..watch import version_of
 from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, whole
 from .outputs import LogProbs
 
-__all__ = ["LazyLogProbs", "Source"]
-
 _T = torch.Tensor
 
 

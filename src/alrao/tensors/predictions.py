@@ -10,8 +10,6 @@ from torch import Tensor
 from . import trail
 from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values, joined_axis
 
-__all__ = ["BASE", "Members", "Prediction", "hook_members", "members_of"]
-
 _T = torch.Tensor
 
 BASE = _T._base.__get__  # type: ignore[union-attr]

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["clear", "places", "record"]
-
 _MOST = 4
 _PLACES: dict[str, None] = {}
 
