@@ -19,7 +19,10 @@ from torch.utils import _pytree as pytree
 
 from . import evidence as reports
 from .finite import alive
-from .heads import Head, LinearHead, Randomness, Spread, mean_of_copies, mixture_logit
+from .heads.after_output import Randomness, Spread
+from .heads.exported import mean_of_copies, mixture_logit
+from .heads.head import Head
+from .heads.linear import LinearHead
 from .output_layer import HOW, candidates, listed, qualified
 from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
 from .warn import warn

@@ -1,14 +1,20 @@
-"""Warnings that point to the user's line."""
+"""The user's line: where warnings point to, and messages."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from types import FrameType
+
+
+def user_frame() -> tuple[FrameType, int]:
+    """Return the innermost frame that is neither alrao's nor torch's, and how far out of the caller it is."""
+    level, frame = 0, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in {"alrao", "torch"}:
+        level, frame = level + 1, frame.f_back
+    return frame, level
 
 
 def warn(message: str) -> None:
     """Warn at the innermost line that is neither alrao's nor torch's, where the user can act."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in {"alrao", "torch"}:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, stacklevel=user_frame()[1])

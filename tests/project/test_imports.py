@@ -25,7 +25,6 @@ ORDER = [
     "finite",
     "evidence",
     "rates",
-    "known_layers",
     "features",
     "posterior",
     "runtime",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import evidence as reports
@@ -18,10 +19,9 @@ from ..tensors import LazyLogProbs, Members, Prediction
 from .after_output import Spread, mixture_of_softmaxes
 from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
 from .head import Head, stacked
-from .members import Exchange, watched
+from .members import Exchange, for_copies_and_body, watched
 from .softmax import categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
-from .window import Window
 
 
 def _autocasts(z: Tensor) -> bool:
@@ -33,6 +33,38 @@ def _autocasts(z: Tensor) -> bool:
 
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """What a convolution tells about itself."""
+
+
+class Window(NamedTuple):
+    """The arguments of a convolution whose kernel looks further than one place, as in torch."""
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Window | None:
+        """Return those of a layer; None for a linear layer and a convolution that is one at every place."""
+        if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return None
+        ones = (1,) * len(layer.kernel_size)
+        unpadded = layer.padding in ("valid", "same", (0,) * len(ones))
+        if layer.kernel_size == layer.stride == ones and unpadded:
+            return None
+        return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+
+    def of_all_copies(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return every copy's outputs, copies first, twice: for the copies and for the body."""
+        return for_copies_and_body(self._convolved, z, *([weight] if bias is None else [weight, bias]))
+
+    def _convolved(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        copies, outputs, _ = weight.shape
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
+        weight = weight.view(copies * outputs, -1, *self.kernel_size)
+        bias = None if bias is None else bias.flatten()
+        out: Tensor = convolve(z, weight, bias, self.stride, self.padding, self.dilation)
+        return out.to(wide(out.dtype)).unflatten(1, (copies, outputs)).movedim(1, 0)
 
 
 class LinearHead(Head):
@@ -79,7 +111,8 @@ class LinearHead(Head):
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
         part = self.taking_part()
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
         if part is not None:  # the gradient is 0 for the other copies
             weight, bias = weight[part], None if bias is None else bias[part]
         _, outputs, inputs = weight.shape

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..warn import user_frame
 
 _MOST = 4
 _PLACES: dict[str, None] = {}
@@ -17,9 +18,7 @@ def record(op: Any, result: Any) -> None:
     """Record the user's line if the result of an operation on an output is a plain tensor of real numbers."""
     if torch.compiler.is_compiling() or not (isinstance(result, Tensor) and result.is_floating_point()):
         return
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in {"alrao", "torch"}:
-        frame = frame.f_back
+    frame, _ = user_frame()
     name = f"{'Tensor.' if hasattr(op, '__objclass__') else ''}{getattr(op, '__name__', op)}"
     place = f"{name} at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     _PLACES.pop(place, None)
