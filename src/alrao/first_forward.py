@@ -37,8 +37,6 @@ class OutputChangedError(ValueError):
 
     output: Any = None
     """What the network returned: torch's own results for one layer whose outputs are the mixture's."""
-    followed_by: str | None = None
-    """What changed the outputs, where that left no trail."""
 
 
 class FirstForward:
@@ -67,8 +65,8 @@ class FirstForward:
         try:
             return self._pass()
         except OutputChangedError as refusal:
-            followed_by = next(iter(trail.places()), refusal.followed_by)
-            if followed_by is None or not isinstance(head, LinearHead) or head.spread:
+            followed_by = next(iter(trail.places()), "an operation that selects or changes outputs")
+            if not isinstance(head, LinearHead) or head.spread:
                 raise
             try:
                 start.restore()
@@ -140,11 +138,8 @@ class FirstForward:
                 "it, remove that: the output is log-probabilities already. If another layer is the output, "
                 f"{HOW}. The other candidates are\n{listed(self.others) or '  (none)'}"
             )
-        named = isinstance(
-            getattr(out, "logits", None), LogProbs | Prediction
-        )  # beside auxiliary classifiers
-        if not self.guessed or named:
-            return
+        if not self.guessed or isinstance(getattr(out, "logits", None), LogProbs | Prediction):
+            return  # beside auxiliary classifiers
         returned = [_origin(tensor) for tensor in tensors]
         rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
         if rivals:
@@ -157,21 +152,16 @@ class FirstForward:
         """Check that outputs that are marked still are what they were: a view may have been changed."""
         reads = reports.is_readable(self.head.evidence)
         for tensor in _tensors(out):
-            members = members_of(tensor) if isinstance(tensor, Prediction) else None
-            known = reads and tensor.numel() <= MOST_CHECKED and not isinstance(tensor, FakeTensor)
             if isinstance(tensor, LazyLogProbs | Spread):
                 continue  # those of Spread are compared with the plain network's
-            if isinstance(tensor, LogProbs) and tensor.intact:
-                changed = not _are_distributions(tensor, known)
-            elif members is not None and known:
+            known = reads and tensor.numel() <= MOST_CHECKED and not isinstance(tensor, FakeTensor)
+            members = members_of(tensor) if isinstance(tensor, Prediction) else None
+            right = not isinstance(tensor, LogProbs) or not tensor.intact or _are_distributions(tensor, known)
+            if members is not None and known:
                 average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
-                changed = _differ(tensor, average(members.own.detach(), members.weights))
-            else:
-                continue
-            if changed:
-                error = OutputChangedError(self._different)
-                error.followed_by = "an operation that selects or changes outputs"
-                raise error
+                right = not _differ(tensor, average(members.own.detach(), members.weights))
+            if not right:
+                raise OutputChangedError(self._different)
 
     def _check_copies(self, out: Any, expected: Any) -> None:
         """Check that the network returns for copies that are alike what it returned for one layer."""
@@ -277,11 +267,8 @@ def _are_distributions(tensor: LogProbs, known: bool) -> bool:
     if not known or not plain.numel():
         return bool(axes)
     tolerance = max(1e-3, 30 * torch.finfo(plain.dtype).eps)
-    for axis in axes:
-        constant = plain.amax(axis) == plain.amin(axis)
-        if bool(((plain.logsumexp(axis).abs() <= tolerance) | constant).all()):
-            return True
-    return False
+    rows = ((plain.logsumexp(i).abs() <= tolerance) | (plain.amax(i) == plain.amin(i)) for i in axes)
+    return any(bool(each.all()) for each in rows)
 
 
 def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:

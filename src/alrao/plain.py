@@ -34,11 +34,7 @@ class NoHead:
     def start_alike(self) -> None:
         """Do nothing: there are no copies."""
 
-    def wake_all(self) -> None:
-        """Do nothing: there are no copies."""
-
-    def expect_shards(self) -> None:
-        """Do nothing: there are no copies."""
+    wake_all = expect_shards = start_alike
 
 
 class _NoEvidence:

@@ -46,7 +46,7 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
 
 
 class Vocabulary:
-    """The copies with the weights that they have now; see :class:`alrao.tensors.lazy.Source`.
+    """The copies with the weights that they have now; what :class:`alrao.tensors.LazyLogProbs` reads.
 
     Args:
         weight: stacked weights of the copies that this process holds, ``(copies, classes, d)``.
