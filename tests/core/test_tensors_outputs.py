@@ -338,3 +338,25 @@ def test_a_detached_output_can_be_copied_and_pickled(again, detached):
     assert torch.equal(plain(same), plain(out))
     assert type(same) is type(out)
     torch.testing.assert_close(F.cross_entropy(same, target), F.cross_entropy(plain(out), target))
+
+
+@pytest.mark.parametrize("classes", [2, 5, 1000])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rounded_log_probabilities_are_still_distributions(dtype, classes):
+    torch.manual_seed(0)
+    converted = alrao.Alrao(nn.Linear(INPUTS, classes), 3)
+    for scale in (0.1, 3.0, 30.0):
+        out = converted(scale * torch.randn(500, INPUTS)).to(dtype).clone()
+        loss = F.cross_entropy(out, torch.arange(500) % classes)
+        (g,) = torch.autograd.grad(loss, out)
+        assert g.count_nonzero() == 500, "a target has a gradient, and no other class"
+
+
+@pytest.mark.parametrize("rows", [slice(0, 2), [0, 3]], ids=["narrowed", "listed"])
+def test_a_loss_of_some_of_the_classes_is_refused(rows):
+    converted = model()
+    optimizer = alrao.SGD(converted)
+    out = converted(torch.randn(ROWS, INPUTS, dtype=torch.float64))
+    F.cross_entropy(out[:, rows], torch.arange(ROWS) % 2).backward()
+    with pytest.raises(RuntimeError, match=r"not a negative log-likelihood.*cross_entropy at test_tensors"):
+        optimizer.step()

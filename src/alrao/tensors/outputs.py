@@ -159,7 +159,7 @@ def _log_sums(x: LogProbs, dim: int) -> Tensor | None:
         return None
     plain = x.as_subclass(Tensor)
     sums = plain.logsumexp(dim, keepdim=True)
-    tolerance = max(1e-4, torch.finfo(x.dtype).eps * log(x.shape[dim]))  # rounding, times the entropy
+    tolerance = max(1e-4, torch.finfo(x.dtype).eps * (1 + log(x.shape[dim])))  # of the sum and its terms
     other = sums.detach().abs() > tolerance
     if x.is_cpu and not torch.compiler.is_compiling() and not other.any():
         return None
