@@ -119,3 +119,17 @@ def without_fallback_warning() -> Iterator[None]:
         yield
     finally:
         functorch._set_vmap_fallback_warning_enabled(True)
+
+
+def _users(tensor: Tensor) -> int:
+    users: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return users
+
+
+ALONE = _users(torch.empty(1, device="cpu"))
+"""Users of the memory of one tensor: some versions of torch count the storage's own object too."""
+
+
+def storage_is_shared(tensor: Tensor) -> bool:
+    """Return whether another tensor has the same memory: torch has no public test."""
+    return _users(tensor) > ALONE

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import evidence as reports
 from ..finite import moderate
 from ..posterior import Posterior, Switch
 from ..runtime.sharding import gathered
-from ..shortcuts import inside_functional_transform
+from ..shortcuts import inside_functional_transform, storage_is_shared
 from ..tensors import LazyLogProbs, Members, Prediction
+from ..watch import version_of
 from .after_output import Spread, mixture_of_softmaxes
 from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
 from .head import Head, stacked
@@ -33,6 +35,46 @@ def _autocasts(z: Tensor) -> bool:
 
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """What a convolution tells about itself."""
+
+
+class _Rows(torch.autograd.Function):
+    """Some copies of a stacked parameter, without a copy of them.
+
+    The gradient has the parameter's shape, as hooks, clipping, gradient scalers and DDP expect it, and is 0
+    for the other copies.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, rows: slice) -> Tensor:
+        ctx.parameter, ctx.rows = parameter, rows
+        return parameter[rows]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _with_zeros(g, ctx.parameter, ctx.rows), None
+
+
+_gradients: Any = WeakIdKeyDictionary()
+"""The last gradient of each parameter on the CPU, with the rows that are not 0 and its version."""
+
+
+def _with_zeros(g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
+    """Return a gradient of the whole parameter from that of some rows.
+
+    The memory of the last one is used again, so that zeros are not written at every step, unless something
+    else refers to it or it was changed in place.
+    """
+    full, before, version = _gradients.get(parameter, (g, rows, 0))
+    fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
+    if not fits or storage_is_shared(full) or version_of(full) != version:
+        full = torch.zeros_like(parameter)
+    elif rows != before:
+        full[before].zero_()
+    full[rows] = g
+    if not full.is_cpu:  # writing zeros is cheap there
+        return full
+    _gradients[parameter] = full, rows, version_of(full)
+    return full.detach()  # autograd takes this one for the gradient as it is
 
 
 class Window(NamedTuple):
@@ -113,8 +155,9 @@ class LinearHead(Head):
         part = self.taking_part()
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
-        if part is not None:  # the gradient is 0 for the other copies
-            weight, bias = weight[part], None if bias is None else bias[part]
+        if part is not None:
+            weight = _Rows.apply(weight, part)
+            bias = None if bias is None else _Rows.apply(bias, part)
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1

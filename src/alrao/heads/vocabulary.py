@@ -163,8 +163,11 @@ class _Copies:
         """Return a copy's weights with 0 where they are not finite."""
         return finite.zero_nonfinite(self.weight[j])
 
-    def log_mixture(self, rows: slice, out: Tensor) -> Tensor:
-        """Fill in a chunk's log-probabilities; return the weight of the copies left in each row."""
+    def log_mixture(self, rows: slice, out: Tensor) -> Tensor | None:
+        """Fill in a chunk's log-probabilities; return the weight of the copies left in each row.
+
+        None: all are left, and no probability is below :data:`alrao.finite.TINY`.
+        """
         if self.reads:
             out.zero_()
             for j in range(self.number):
@@ -172,7 +175,7 @@ class _Copies:
             self.exchange.add(out)
             if out.numel() == 0 or out.amin().item() > finite.TINY:
                 out.log_()
-                return torch.ones_like(out[:, :1])
+                return None
         out.fill_(-torch.inf)
         left = torch.zeros_like(out[:, :1])
         for j in range(self.number):
@@ -358,22 +361,61 @@ def _backward_pass(layer: Vocabulary, z: Tensor, g: Tensor, gradients: _Gradient
         total = of_rows.sum(-1, keepdim=True)
         positive += of_rows.relu().sum()
         seen += total.count_nonzero()
-        log_m = torch.empty_like(of_rows, memory_format=torch.contiguous_format)
-        left = copies.log_mixture(rows, log_m).clamp(min=torch.finfo(log_m.dtype).tiny)
+        chunk = _Chunk(copies, rows, of_rows, total)
         grad_z = torch.zeros_like(x, dtype=scores.dtype)
         for j in range(copies.number):
-            log_p = copies.log_probs(j, rows, careful=True)
-            alive = log_p[:, :1] > -torch.inf
-            scores[j] += (log_p * of_rows).masked_fill_(of_rows == 0, 0).sum()
-            # g_k r_jk - p_jk sum_i g_i r_ji with the responsibilities r_jk = a_j p_jk / m_k
-            mixed = (log_p - log_m).add_((copies.a[j] / left).log()).exp_().mul_(of_rows)
-            p = log_p.exp_()
-            mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
-            grad_z += mixed.masked_fill_(~alive, 0).to(z.dtype) @ copies.finite_weight(j)
-            own = p.mul_(-total).add_(of_rows).masked_fill_(~alive, 0)
+            score, own, back = chunk.gradients_of(j)
+            scores[j] += score
+            if back is not None:
+                grad_z += back
             gradients.add(j, own.to(z.dtype), x, first=rows.start == 0)
             if gradients.bias is not None:
                 gradients.bias[j] += own.sum(0)
         if gradients.z is not None:
             gradients.z[rows] = layer.exchange.add(grad_z).where(healthy[rows], 0)
     return reports.pack(layer.exchange.gather(scores), g.sum(), positive, seen)
+
+
+class _Chunk:
+    """Rows whose gradient ``g`` by the mixture's log-probabilities is given."""
+
+    def __init__(self, copies: _Copies, rows: slice, g: Tensor, total: Tensor) -> None:
+        self.copies, self.rows, self.g, self.total = copies, rows, g, total
+        self._log_m = torch.empty_like(g, memory_format=torch.contiguous_format)
+        self._left = copies.log_mixture(rows, self._log_m)
+        self._g_over_m = None if self._left is not None else self._log_m.neg().exp_().mul_(g)
+        self._room = torch.empty_like(g) if self._left is None else None
+
+    def gradients_of(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a copy's score, its own gradient by its logits, and its part of the gradient by ``z``."""
+        if self._g_over_m is not None:
+            score, own, back = self._plainly(j)
+            if finite.all_finite((score.item(), 0.0 if back is None else back.sum().item())):
+                return score, own, back
+        return self._carefully(j)
+
+    def _plainly(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the same where everything is finite, with a third of the passes over the numbers."""
+        copies, g, a = self.copies, self.g, self.copies.a[j].item()
+        log_p = copies.log_probs(j, self.rows, careful=False)
+        score = torch.bmm(log_p[:, None], g[:, :, None]).sum()
+        p, back = log_p.exp_(), None
+        if a > 0:  # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
+            mixed = torch.ops.aten._softmax_backward_data.out(
+                self._g_over_m, p, -1, p.dtype, grad_input=self._room
+            )
+            back = (mixed.to(copies.weight.dtype) @ copies.weight[j]).to(p.dtype).mul_(a)
+        return score, torch.addcmul(g, p, self.total, value=-1, out=p), back
+
+    def _carefully(self, j: int) -> tuple[Tensor, Tensor, Tensor]:
+        copies, g, log_m = self.copies, self.g, self._log_m
+        left = self._left if self._left is not None else torch.ones_like(log_m[:, :1])
+        log_p = copies.log_probs(j, self.rows, careful=True)
+        alive = log_p[:, :1] > -torch.inf
+        score = (log_p * g).masked_fill_(g == 0, 0).sum()
+        share = copies.a[j] / left.clamp(min=torch.finfo(log_m.dtype).tiny)
+        mixed = (log_p - log_m).add_(share.log()).exp_().mul_(g)
+        p = log_p.exp_()
+        mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
+        back = mixed.masked_fill_(~alive, 0).to(copies.weight.dtype) @ copies.finite_weight(j)
+        return score, p.mul_(-self.total).add_(g).masked_fill_(~alive, 0), back
