@@ -170,10 +170,10 @@ def _normalised(x: LogProbs, dim: int, func: Op) -> LogProbs:
     """Return log-probabilities whose sums along ``dim`` are 1: as they are where they are distributions."""
     sums = _log_sums(x, dim)
     if sums is None:
-        return LogProbs.of(x.view_as(x), dim % max(1, x.ndim))
+        return x
     if x.is_cpu and torch.is_grad_enabled():
         trail.record(func, sums)
-    return LogProbs.of(x.as_subclass(Tensor) - sums, dim % max(1, x.ndim))
+    return LogProbs.of(x.as_subclass(Tensor) - sums)
 
 
 def _log_softmax(
@@ -182,7 +182,7 @@ def _log_softmax(
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
     dim = _implicit_dim("log_softmax", x.ndim, 5) if dim is None else dim
     out = _normalised(x, dim, F.log_softmax)
-    return out if dtype is None else LogProbs.of(out.to(dtype), out.axis)
+    return LogProbs.of(out.view_as(out) if dtype is None else out.to(dtype), dim % max(1, x.ndim))
 
 
 def _softmax(x: LogProbs, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
