@@ -19,7 +19,10 @@ from torch.utils import _pytree as pytree
 
 from . import evidence as reports
 from .finite import alive
-from .heads import Head, LinearHead, Randomness, Spread, mean_of_copies, mixture_logit
+from .heads.after_output import Randomness, Spread
+from .heads.exported import mean_of_copies, mixture_logit
+from .heads.head import Head
+from .heads.linear import LinearHead
 from .output_layer import HOW, candidates, listed, qualified
 from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
 from .warn import warn
@@ -62,8 +65,8 @@ class FirstForward:
         try:
             return self._pass()
         except OutputChangedError as refusal:
-            followed_by = trail.places()
-            if not followed_by or not isinstance(head, LinearHead) or head.spread:
+            followed_by = next(iter(trail.places()), "an operation that selects or changes outputs")
+            if not isinstance(head, LinearHead) or head.spread:
                 raise
             try:
                 start.restore()
@@ -77,7 +80,7 @@ class FirstForward:
                 head.spread = False
                 raise refusal if isinstance(error, OutputChangedError) else error from None
         warn(
-            f"the output layer {self.name!r} is followed by {followed_by[0]}: each of the {head.copies} "
+            f"the output layer {self.name!r} is followed by {followed_by}: each of the {head.copies} "
             "copies goes through the rest of the network, which is exact but takes longer. The output is "
             "logits, not log-probabilities"
         )
@@ -135,11 +138,8 @@ class FirstForward:
                 "it, remove that: the output is log-probabilities already. If another layer is the output, "
                 f"{HOW}. The other candidates are\n{listed(self.others) or '  (none)'}"
             )
-        named = isinstance(
-            getattr(out, "logits", None), LogProbs | Prediction
-        )  # beside auxiliary classifiers
-        if not self.guessed or named:
-            return
+        if not self.guessed or isinstance(getattr(out, "logits", None), LogProbs | Prediction):
+            return  # beside auxiliary classifiers
         returned = [_origin(tensor) for tensor in tensors]
         rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
         if rivals:
@@ -150,18 +150,17 @@ class FirstForward:
 
     def _check_meaning(self, out: Any) -> None:
         """Check that outputs that are marked still are what they were: a view may have been changed."""
-        for tensor in _tensors(out) if reports.is_readable(self.head.evidence) else ():
-            members = members_of(tensor) if isinstance(tensor, Prediction) else None
-            if isinstance(tensor, LazyLogProbs | Spread | FakeTensor) or tensor.numel() > MOST_CHECKED:
+        reads = reports.is_readable(self.head.evidence)
+        for tensor in _tensors(out):
+            if isinstance(tensor, LazyLogProbs | Spread):
                 continue  # those of Spread are compared with the plain network's
-            if members is not None:
+            known = reads and tensor.numel() <= MOST_CHECKED and not isinstance(tensor, FakeTensor)
+            members = members_of(tensor) if isinstance(tensor, Prediction) else None
+            right = not isinstance(tensor, LogProbs) or not tensor.intact or _are_distributions(tensor, known)
+            if members is not None and known:
                 average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
-                right = average(members.own.detach(), members.weights)
-            elif isinstance(tensor, LogProbs) and tensor.axis is not None and not tensor.padded:
-                right = tensor.detach().as_subclass(Tensor).log_softmax(tensor.axis)
-            else:
-                continue
-            if _differ(tensor, right):
+                right = not _differ(tensor, average(members.own.detach(), members.weights))
+            if not right:
                 raise OutputChangedError(self._different)
 
     def _check_copies(self, out: Any, expected: Any) -> None:
@@ -256,6 +255,20 @@ def _differ(ours: Tensor, plain: Tensor) -> bool:
     scale = torch.where(both, plain.abs(), 0).amax() + 1
     apart = torch.where(both, ours - plain, 0).abs().amax()
     return bool(apart > max(1e-3, 30 * eps) * scale) or not torch.equal(alive(ours), alive(plain))
+
+
+def _are_distributions(tensor: LogProbs, known: bool) -> bool:
+    """Return whether the rows along an axis are distributions, or padding, which is constant.
+
+    Where the numbers are not ``known``, the shape decides.
+    """
+    plain = tensor.detach().as_subclass(Tensor)
+    axes = [axis for axis, size in enumerate(plain.shape) if size == tensor.classes]
+    if not known or not plain.numel():
+        return bool(axes)
+    tolerance = max(1e-3, 30 * torch.finfo(plain.dtype).eps)
+    rows = ((plain.logsumexp(i).abs() <= tolerance) | (plain.amax(i) == plain.amin(i)) for i in axes)
+    return any(bool(each.all()) for each in rows)
 
 
 def _is_likelihood(loss: Tensor, head: nn.Module) -> bool:

@@ -17,8 +17,6 @@ from torch.nn import _reduction as _Reduction
 from .heads.members import bernoulli_nll, mixture_nll
 from .tensors import LogProbs, Members, Prediction, members_of
 
-__all__ = ["MixtureBCELoss", "MixtureMSELoss", "binary_cross_entropy"]
-
 
 def _reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses

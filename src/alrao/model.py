@@ -17,15 +17,13 @@ from .contrib.adaptive import AdaptiveHead
 from .evidence import is_readable
 from .finite import FiniteStatistics
 from .first_forward import FirstForward
-from .heads import Head
+from .heads.head import Head
 from .output_layer import check_collapsed, check_net, choose, make_head, names_of, tied_elsewhere
 from .posterior import Posterior, Switch, posterior_bar
 from .runtime.sharding import refuse_copy
 from .warn import warn
 from .watch import ZeroWatch, unwatch_steps, watch_steps
 from .wrapper import Wrapper, copied_state, shapes_of, unchanged_on_error
-
-__all__ = ["Alrao", "converted"]
 
 DEFAULT_COPIES = 10
 

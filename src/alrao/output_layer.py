@@ -12,7 +12,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from .contrib.adaptive import AdaptiveHead
 from .finite import finite_module
-from .heads import LINEAR_HEADS, Head, Window
+from .heads.head import Head
+from .heads.linear import LINEAR_HEADS, Window
 from .posterior import Posterior
 from .runtime.sharding import plain_class
 from .warn import warn

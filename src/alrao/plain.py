@@ -15,8 +15,6 @@ from .finite import FiniteStatistics
 from .warn import warn
 from .watch import version_of
 
-__all__ = ["NoHead", "Plain"]
-
 
 class NoHead:
     """The head of a plain network: no copies, so no evidence and no posterior."""
@@ -36,11 +34,7 @@ class NoHead:
     def start_alike(self) -> None:
         """Do nothing: there are no copies."""
 
-    def wake_all(self) -> None:
-        """Do nothing: there are no copies."""
-
-    def expect_shards(self) -> None:
-        """Do nothing: there are no copies."""
+    wake_all = expect_shards = start_alike
 
 
 class _NoEvidence:

@@ -17,22 +17,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _profiler_enabled as profiler_is_on
+from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from .watch import note_step
 
-__all__ = [
-    "applied_as",
-    "capturable_anywhere",
-    "inside_functional_transform",
-    "mark_only_if_watched",
-    "profiler_is_on",
-    "step_inside",
-    "storage_is_shared",
-    "without_fallback_warning",
-]
+profiler_is_on = _profiler_enabled
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,13 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from .features import register_features
-from .known_layers import guess_axis
+from .features import guess_axis, register_features
 from .model import Alrao, converted
 from .plain import Plain
 from .runtime.sharding import refuse_flattened
-
-__all__ = ["LooseParameters", "Trainable", "find_alrao", "joined", "trained", "unwrap", "unwrapped"]
 
 Trainable = (
     nn.Module

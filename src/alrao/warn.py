@@ -1,4 +1,4 @@
-"""Warnings that point to the user's line."""
+"""The user's line: where warnings point to, and messages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import sys
 import warnings
 from types import FrameType
 
-__all__ = ["users_frame", "warn"]
 
-
-def users_frame() -> tuple[int, FrameType]:
-    """Return the innermost line that is neither alrao's nor torch's, and how many calls it is away."""
+def user_frame() -> tuple[FrameType, int]:
+    """Return the innermost frame that is neither alrao's nor torch's, and how far out of the caller it is."""
     level, frame = 0, sys._getframe()
     while frame.f_back is not None and _package(frame) in {"alrao", "torch"}:
         level, frame = level + 1, frame.f_back
-    return level, frame
+    return frame, level
 
 
 def _package(frame: FrameType) -> str:
@@ -24,5 +22,4 @@ def _package(frame: FrameType) -> str:
 
 def warn(message: str) -> None:
     """Warn at the innermost line that is neither alrao's nor torch's, where the user can act."""
-    level, _ = users_frame()
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, stacklevel=user_frame()[1])

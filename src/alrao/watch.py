@@ -14,8 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .warn import warn
 
-__all__ = ["ZeroWatch", "note_step", "unwatch_steps", "version_of", "watch_steps"]
-
 version_of = attrgetter("_version")
 """torch's count of the changes of a tensor in place."""
 

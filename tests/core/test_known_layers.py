@@ -8,7 +8,7 @@ from support.vision import torchvision
 from torch import nn
 
 import alrao
-from alrao.known_layers import guess_axis
+from alrao.features import guess_axis
 
 SHAPES = {
     # torchvision and timm: vision transformers

@@ -9,7 +9,7 @@ from support.needs import needs_compile
 from torch import nn
 
 import alrao
-from alrao.heads import Spread
+from alrao.heads.after_output import Spread
 from alrao.tensors import LogProbs
 
 INPUTS, HIDDEN, CLASSES, COPIES, ROWS = 4, 8, 5, 3, 6

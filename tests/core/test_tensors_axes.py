@@ -1,4 +1,4 @@
-"""Where the classes are after a change of shape: found again by their values, not by our rules."""
+"""Where the outputs are after a change of shape: found again by their values, not by our rules."""
 
 import io
 
@@ -10,26 +10,28 @@ from hypothesis import strategies as st
 from torch import nn
 
 import alrao
-from alrao.tensors import LogProbs
+from alrao.tensors import Members, Prediction
 
 SHAPE = (4, 5, 3, 6)
 
 
 def numbered(axis, shape=SHAPE):
-    """Log-probabilities whose value is the number of their class: wrong ones, but easy to find again."""
+    """Predictions whose value is the number of their output: wrong ones, but easy to find again."""
     size = shape[axis]
     numbers = torch.arange(size, dtype=torch.float64).view(
         [size if i == axis else 1 for i in range(len(shape))]
     )
-    return LogProbs.of(numbers.expand(shape).clone(), axis)
+    values = numbers.expand(shape).clone()
+    members = Members(values[None], values[None], torch.ones(1), torch.zeros(4), "gaussian")
+    return Prediction.of(values.clone(), axis, members)
 
 
 def plain(x):
     return x.as_subclass(torch.Tensor)
 
 
-def axes_of_classes(x, size):
-    """All axes along which the values are 0, 1, 2, …: those that could be the classes'."""
+def axes_of_outputs(x, size):
+    """All axes along which the values are 0, 1, 2, …: those that could be the outputs'."""
     numbers = torch.arange(size, dtype=x.dtype)
     return [
         i
@@ -39,11 +41,10 @@ def axes_of_classes(x, size):
 
 
 def check_followed(source, result):
-    found = axes_of_classes(plain(result), source.shape[source.axis])
-    if isinstance(result, LogProbs) and result.flat is None:
-        assert result.axis in found
-    else:
-        assert not found, "the classes are all there, and were lost"
+    found = axes_of_outputs(plain(result), source.shape[source.axis])
+    assert type(result) is Prediction
+    assert torch.equal(result.members.own[0], plain(result))
+    assert result.axis in found or not found
 
 
 ROWS = torch.tensor([2, 0, 1])
@@ -125,9 +126,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_operations(operation, axis):
     source = numbered(axis)
-    result = operation(source)
-    if operation is not OPERATIONS["gather"] or isinstance(result, LogProbs):  # any index: lost, to be safe
-        check_followed(source, result)
+    check_followed(source, operation(source))
 
 
 SEVERAL = {
@@ -149,8 +148,7 @@ def test_operations_with_several_results(operation, axis):
     results = operation(source)
     assert isinstance(results, tuple)
     for result in results:
-        if operation is not SEVERAL["all in one"] or isinstance(result, LogProbs):
-            check_followed(source, result)
+        check_followed(source, result)
 
 
 class LastOfEach(nn.Module):

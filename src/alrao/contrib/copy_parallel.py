@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed as dist
 from torch import nn
 
-from ..heads import LinearHead
+from ..heads.linear import LinearHead
 from ..heads.members import Exchange
 
 if TYPE_CHECKING or dist.is_available():

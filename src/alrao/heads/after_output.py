@@ -26,8 +26,6 @@ from .exported import mean_of_copies, mixture_logit
 from .members import watched
 from .softmax import careful_gradients, careful_mixture, refuse_second_derivative, wide
 
-__all__ = ["Randomness", "Spread", "mixture_of_softmaxes"]
-
 _T = torch.Tensor
 _PLAIN = {
     "__reduce_ex__", "__deepcopy__", "__repr__", "__format__", "__array__", "__dlpack__", "__len__",

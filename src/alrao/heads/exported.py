@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from ..finite import alive, fail, share_among, zero_nan, zero_nonfinite
 
-__all__ = ["MixtureOfClassifiers", "mean_of_copies", "mixture_logit"]
-
 
 def mean_of_copies(outputs: Tensor, weights: Tensor) -> Tensor:
     """Return the mean of outputs, copies first, without failed ones; 0 where all have failed."""

@@ -16,8 +16,6 @@ from ..features import first_axis, register_features
 from ..finite import usable
 from ..posterior import Posterior
 
-__all__ = ["Head", "stacked"]
-
 
 def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
     """Return ``copies`` of a parameter: as it is, or initialised again by the same scheme.

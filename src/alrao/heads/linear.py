@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import evidence as reports
 from ..finite import moderate
@@ -19,12 +21,9 @@ from ..watch import version_of
 from .after_output import Spread, mixture_of_softmaxes
 from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
 from .head import Head, stacked
-from .members import Exchange, watched
+from .members import Exchange, for_copies_and_body, watched
 from .softmax import categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
-from .window import Window
-
-__all__ = ["LINEAR_HEADS", "BernoulliHead", "CategoricalHead", "GaussianHead", "LinearHead"]
 
 
 def _autocasts(z: Tensor) -> bool:
@@ -46,46 +45,68 @@ class _Rows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, rows: slice, room: GradientRoom) -> Tensor:
-        ctx.parameter, ctx.rows, ctx.room = parameter, rows, room
+    def forward(ctx: Any, parameter: Tensor, rows: slice) -> Tensor:
+        ctx.parameter, ctx.rows = parameter, rows
         return parameter[rows]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.room.filled(g, ctx.parameter, ctx.rows), None, None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _with_zeros(g, ctx.parameter, ctx.rows), None
 
 
-class GradientRoom:
-    """Memory for a gradient most of which is zero, so that the zeros are not written at every step.
+_gradients: Any = WeakIdKeyDictionary()
+"""The last gradient of each parameter on the CPU, with the rows that are not 0 and its version."""
 
-    It is used again only where nothing else refers to the last gradient and that was not changed in place.
+
+def _with_zeros(g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
+    """Return a gradient of the whole parameter from that of some rows.
+
+    The memory of the last one is used again, so that zeros are not written at every step, unless something
+    else refers to it or it was changed in place.
     """
+    full, before, version = _gradients.get(parameter, (g, rows, 0))
+    fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
+    if not fits or storage_is_shared(full) or version_of(full) != version:
+        full = torch.zeros_like(parameter)
+    elif rows != before:
+        full[before].zero_()
+    full[rows] = g
+    if not full.is_cpu:  # writing zeros is cheap there
+        return full
+    _gradients[parameter] = full, rows, version_of(full)
+    return full.detach()  # autograd takes this one for the gradient as it is
 
-    def __init__(self) -> None:
-        self._full: Tensor | None = None
-        self._rows, self._seen = slice(0, 0), 0
 
-    def filled(self, g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
-        """Return a gradient of the whole parameter from that of some rows."""
-        full = self._full
-        if (
-            full is None or (full.shape, full.dtype) != (parameter.shape, parameter.dtype)
-            or storage_is_shared(full) or version_of(full) != self._seen
-        ):  # fmt: skip
-            full = torch.zeros_like(parameter)
-        elif rows != self._rows:
-            full[self._rows].zero_()
-        full[rows] = g
-        if not full.is_cpu:  # writing zeros is cheap there
-            return full
-        self._full, self._rows, self._seen = full, rows, version_of(full)
-        return full.detach()  # autograd takes this one for the gradient as it is
+class Window(NamedTuple):
+    """The arguments of a convolution whose kernel looks further than one place, as in torch."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # memory is not worth a copy
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+    @classmethod
+    def of(cls, layer: nn.Module) -> Window | None:
+        """Return those of a layer; None for a linear layer and a convolution that is one at every place."""
+        if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return None
+        ones = (1,) * len(layer.kernel_size)
+        unpadded = layer.padding in ("valid", "same", (0,) * len(ones))
+        if layer.kernel_size == layer.stride == ones and unpadded:
+            return None
+        return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+
+    def of_all_copies(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return every copy's outputs, copies first, twice: for the copies and for the body."""
+        return for_copies_and_body(self._convolved, z, *([weight] if bias is None else [weight, bias]))
+
+    def _convolved(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        copies, outputs, _ = weight.shape
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
+        weight = weight.view(copies * outputs, -1, *self.kernel_size)
+        bias = None if bias is None else bias.flatten()
+        out: Tensor = convolve(z, weight, bias, self.stride, self.padding, self.dilation)
+        return out.to(wide(out.dtype)).unflatten(1, (copies, outputs)).movedim(1, 0)
 
 
 class LinearHead(Head):
@@ -113,7 +134,6 @@ class LinearHead(Head):
         self.weight = stacked(weight.flatten(1), self.copies, keep)
         biases = stacked(bias, self.copies, keep) if isinstance(bias, Tensor) else None
         self.register_parameter("bias", biases)
-        self._rooms = GradientRoom(), GradientRoom()
 
     @property
     def in_features(self) -> int:
@@ -133,7 +153,11 @@ class LinearHead(Head):
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
         part = self.taking_part()
-        weight, bias = (self.weight, self.bias) if part is None else self._some(part)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if part is not None:
+            weight = _Rows.apply(weight, part)
+            bias = None if bias is None else _Rows.apply(bias, part)
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
@@ -154,11 +178,6 @@ class LinearHead(Head):
             out = out.movedim(-1, 1).contiguous()
             return out[0] if unbatched else out
         return out
-
-    def _some(self, part: slice) -> tuple[Tensor, Tensor | None]:
-        of_weight, of_bias = self._rooms
-        bias = None if self.bias is None else _Rows.apply(self.bias, part, of_bias)
-        return _Rows.apply(self.weight, part, of_weight), bias
 
     def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Matrix products in the narrow type, everything else in float32.

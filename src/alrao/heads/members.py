@@ -30,8 +30,6 @@ from ..runtime.sharding import places_along
 from ..tensors import Members
 from .softmax import refuse_second_derivative, wide
 
-__all__ = ["Exchange", "bernoulli_nll", "for_copies_and_body", "mixture_nll", "shared_linear", "watched"]
-
 
 def shared_linear(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return every copy's linear output ``(copies, rows, outputs)``, twice: for the copies and for the body.

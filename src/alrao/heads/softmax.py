@@ -30,11 +30,6 @@ from ..finite import HUGE, TINY, alive_rows, fail, share_among, usable, zero_non
 from ..shortcuts import applied_as
 from ..tensors import LogProbs
 
-__all__ = [
-    "careful_gradients", "careful_mixture", "categorical_mixture", "refuse_second_derivative", "wide",
-    "without_autocast",
-]  # fmt: skip
-
 FEW = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 """Numbers in a register of the CPU: below, torch's kernels for a softmax take them one at a time."""
 

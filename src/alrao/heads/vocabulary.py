@@ -30,8 +30,6 @@ from ..watch import version_of
 from .members import Exchange
 from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
 
-__all__ = ["Vocabulary", "is_large"]
-
 LARGE = 2**22
 """How many numbers all copies' outputs have together from which on they are not held at once."""
 
@@ -48,7 +46,7 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
 
 
 class Vocabulary:
-    """The copies with the weights that they have now; see :class:`alrao.tensors.lazy.Source`.
+    """The copies with the weights that they have now; what :class:`alrao.tensors.LazyLogProbs` reads.
 
     Args:
         weight: stacked weights of the copies that this process holds, ``(copies, classes, d)``.
@@ -327,14 +325,9 @@ class _Mixture(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        z: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        evidence: Tensor,
-        layer: Vocabulary,
-        axis: int,
-    ) -> Tensor:
+        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor | None, evidence: Tensor,
+        layer: Vocabulary, axis: int,
+    ) -> Tensor:  # fmt: skip
         ctx.layer, ctx.axis = layer, axis
         ctx.save_for_backward(z, weight, bias)
         return LazyLogProbs.empty(z, axis, weight.shape[1], wide(z.dtype))

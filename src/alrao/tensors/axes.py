@@ -10,11 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "EXPAND", "FLAT", "KEEP", "MOVE", "PACK", "RESHAPE", "SAME_SHAPE", "SPLIT", "Marked", "Op", "axis_after",
-    "axis_of_written", "changes_values", "functions", "joined_axis", "selects_rows", "whole",
-]  # fmt: skip
-
 Op = Callable[..., Any]
 
 _T = torch.Tensor
@@ -64,8 +59,6 @@ EXPAND = functions("expand", "expand_as", "broadcast_to")
 _PICK = functions("index_select", "narrow")
 _SELECT = functions("select")
 _UNBIND = functions("unbind")
-_TAKE_ALONG = functions("take_along_dim")
-_GATHER = functions("gather") | _TAKE_ALONG
 _ROLL = functions("roll")
 _INTERLEAVE = functions("repeat_interleave")
 PACK: Op = torch._pack_padded_sequence
@@ -74,9 +67,7 @@ _ROWS = functions("flip", "fliplr", "flipud", "repeat", "tile", "type") | _ROLL 
 SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND
 """Operations with several results."""
 KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
-MOVE = KEEP | _GATHER | _ROWS
-FLAT = functions("masked_select")
-"""Operations whose result is flat, one row of outputs behind another."""
+MOVE = KEEP | _ROWS | functions("gather", "take_along_dim")
 
 _HARMLESS = {"requires_grad_", "share_memory_", "detach_"}
 _ASSIGNMENTS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
@@ -140,25 +131,14 @@ def _after_rows(
 def whole(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any) -> bool:
     """Return whether an operation that picks along an axis keeps the outputs on ``axis`` together."""
     if op == _T.__getitem__:
-        parts = _spelled_out(source.ndim, args[0])
-        part = parts[_part_of(axis, parts)]
-        size = source.shape[axis]
-        return isinstance(part, slice) and part.indices(size) == (0, size, 1)
-    if op not in _PICK and op not in _GATHER and op not in SPLIT:
-        return True
-    if op in _GATHER:
-        index = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        if index.stride(axis) != 0:  # else the index is the same for all outputs, and gathers rows
+        size, after = source.shape[axis], _after_index(source.ndim, axis, args[0])
+        tried = _on_probe(args[0])
+        if tried is None or after is None:
             return False
+        return _probe(source.ndim, axis, size)[tuple(tried)].shape[after] == size
+    if op not in _PICK and op not in SPLIT:
+        return True
     return _dim(op, source, args, kwargs) != axis
-
-
-def selects_rows(source: Tensor, axis: int, mask: Tensor) -> bool:
-    """Return whether a mask takes whole rows of outputs, which lie on the last axis."""
-    if axis != source.ndim - 1:
-        return False
-    mask = mask.expand(torch.broadcast_shapes(mask.shape, source.shape))
-    return mask.shape == source.shape and bool((mask == mask[..., :1]).all())
 
 
 def axis_of_written(target: Tensor, index: Any, value: Tensor, axis: int) -> int | None:
@@ -182,64 +162,44 @@ def _argument(position: int, name: str, args: tuple[Any, ...], kwargs: Any) -> A
 
 
 def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
-    second = op in _TAKE_ALONG or (op in SPLIT and op not in _UNBIND)
-    dim = _argument(1 if second else 0, "dim", args, kwargs)
+    dim = _argument(1 if op in SPLIT and op not in _UNBIND else 0, "dim", args, kwargs)
     return (0 if dim is None else dim) % source.ndim
 
 
-# Indices.
+# Indices: tried on tensors without numbers, all of whose axes but one have length 1.
 
 
-def _probe(ndim: int, axis: int) -> Tensor:
-    """Return a tensor without numbers, all of whose axes but one have length 1."""
-    return torch.empty([2 if i == axis else 1 for i in range(ndim)], device="meta")
+def _probe(ndim: int, axis: int, size: int = 2) -> Tensor:
+    return torch.empty([size if i == axis else 1 for i in range(ndim)], device="meta")
 
 
 def _after_index(ndim: int, axis: int, index: Any) -> int | None:
     """Return where torch puts an axis that an index takes as it is, or a part of; None if it does neither."""
-    parts = _spelled_out(ndim, index)
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if any(t.dtype == torch.uint8 or (t.ndim == 0 and t.dtype == torch.bool) for t in tensors):
-        return None  # a mask of bytes, or a single truth value
-    known = (int, slice, Tensor, type(None))
-    if not all(isinstance(part, known) and not isinstance(part, bool) for part in parts):
+    tried = _on_probe(index)
+    if tried is None:
         return None
-    taking = _part_of(axis, parts)
-    if not isinstance(parts[taking], slice):
-        return None
-    parts[taking] = slice(None)
+    shape = _probe(ndim, axis)[
+        tuple(slice(None) if isinstance(part, slice) else part for part in tried)
+    ].shape
+    return shape.index(2) if 2 in shape else None
+
+
+def _on_probe(index: Any) -> list[Any] | None:
+    """Return an index that does to a probe what another one does to a tensor; None if that is not known."""
     tried: list[Any] = []
-    for part in parts:
-        if isinstance(part, Tensor) and part.ndim:
-            is_mask = part.dtype == torch.bool
-            one = torch.empty([1] if is_mask else [1] * part.ndim, dtype=torch.int64, device="meta")
-            tried += [one] * _taken(part)
+    for part in index if isinstance(index, tuple) else (index,):
+        each = torch.as_tensor(part) if isinstance(part, list | range) else part
+        if each is None or each is Ellipsis or isinstance(each, slice):
+            tried.append(each)
+        elif isinstance(each, int) and not isinstance(each, bool):
+            tried.append(0)
+        elif not isinstance(each, Tensor) or each.dtype == torch.uint8:
+            return None  # a mask of bytes, for example
+        elif each.dtype == torch.bool:
+            if each.ndim == 0:
+                return None
+            tried += [torch.empty(1, dtype=torch.int64, device="meta")] * each.ndim
         else:
-            tried.append(0 if isinstance(part, int | Tensor) else part)
-    return _probe(ndim, axis)[tuple(tried)].shape.index(2)
-
-
-def _part_of(axis: int, parts: list[Any]) -> int:
-    """Return which part of an index takes an axis."""
-    first = 0
-    for i, part in enumerate(parts):
-        if first <= axis < first + _taken(part):
-            return i
-        first += _taken(part)
-    raise AssertionError("an index has a part for each axis")
-
-
-def _spelled_out(ndim: int, index: Any) -> list[Any]:
-    """Return the parts of an index with one for each axis, in the place of an ellipsis."""
-    parts = list(index) if isinstance(index, tuple) else [index]
-    parts = [torch.as_tensor(part) if isinstance(part, list | range) else part for part in parts]
-    rest = [slice(None)] * (ndim - sum(_taken(part) for part in parts))
-    at = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
-    return [*parts[:at], *rest, *parts[at + 1 :]]
-
-
-def _taken(part: Any) -> int:
-    """Return how many axes of the source an index takes."""
-    if part is None or part is Ellipsis:
-        return 0
-    return part.ndim if isinstance(part, Tensor) and part.dtype == torch.bool else 1
+            row = torch.empty([1] * each.ndim, dtype=torch.int64, device="meta")
+            tried.append(row if each.ndim else 0)
+    return tried

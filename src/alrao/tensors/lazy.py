@@ -7,8 +7,8 @@ another one. Anything else reads the numbers, which are computed then, as :class
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,21 +20,7 @@ from ..watch import version_of
 from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, whole
 from .outputs import LogProbs
 
-__all__ = ["LazyLogProbs", "Source"]
-
 _T = torch.Tensor
-
-
-class Source(Protocol):
-    """What computes the numbers: an output layer with its weights, as in :mod:`alrao.heads.vocabulary`."""
-
-    reads: bool
-    """Whether a read on the host costs nothing."""
-
-    # ruff: noqa: D102
-    def output(self, z: Tensor, axis: int) -> LogProbs: ...
-    def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor: ...
-    def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor: ...
 
 
 class LazyLogProbs(LogProbs):
@@ -42,7 +28,8 @@ class LazyLogProbs(LogProbs):
 
     z: Tensor
     """The inputs of the output layer: the shape of the output, but for the features on ``axis``."""
-    source: Source
+    source: Any
+    """What computes the numbers: a :class:`alrao.heads.vocabulary.Vocabulary`."""
     _node: Any
     _real: LogProbs | None
 
@@ -52,7 +39,7 @@ class LazyLogProbs(LogProbs):
         shape = [*z.shape[:axis], classes, *z.shape[axis + 1 :]]
         return torch.Tensor._make_wrapper_subclass(LazyLogProbs, shape, dtype=dtype, device=z.device)
 
-    def attach(self, z: Tensor, axis: int, source: Source) -> LazyLogProbs:
+    def attach(self, z: Tensor, axis: int, source: Any) -> LazyLogProbs:
         """Complete an output that has its place in the graph."""
         self.z, self.axis, self.source = z, axis, source
         self._real = None
@@ -110,7 +97,7 @@ class LazyLogProbs(LogProbs):
         args, kwargs = tree_map(lambda x: x.computed() if isinstance(x, LazyLogProbs) else x, (args, kwargs))
         result = func(*args, **kwargs)
         for x in lazy:
-            x.axis = x.computed().axis  # None after a change in place
+            x.scores = x.computed().scores  # after a change in place
         return result
 
     @classmethod
@@ -244,9 +231,8 @@ def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> A
 
 def _topk(x: LazyLogProbs, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
     # Where values may be differentiated, torch needs the whole output.
-    if x._real is not None or "out" in kwargs or dim % x.ndim != x.axis or torch.is_grad_enabled():
-        return NotImplemented
-    if not x.z.numel():
+    unread = x._real is None and "out" not in kwargs and bool(x.z.numel())
+    if not unread or dim % x.ndim != x.axis or torch.is_grad_enabled():
         return NotImplemented
     return torch.return_types.topk(_by_rows(x, lambda values: values.topk(k, -1, *args, **kwargs)))
 

@@ -3,16 +3,19 @@
 A classifier returns :class:`LogProbs`. Users pass them to ``cross_entropy`` or ``log_softmax`` like logits;
 neither is linear in log-probabilities, and on log-probabilities the log-softmax is the identity.
 
-Operations that only change the shape, or move whole rows of outputs, keep the type and its axis. Others leave
-a note of where that was. They return a plain tensor, or scores: functions of log-probabilities, without an
-axis, which :func:`outcome` follows to find a loss that is no likelihood.
+Operations that only move numbers keep the type. Whether the rows are still whole distributions is a question
+for the softmax: where probabilities add up to 1 along its axis, it is the identity; other rows, such as
+padding or some of the classes, are normalised as torch would. Operations that compute leave a note of where
+that was. They return a plain tensor, or scores: functions of log-probabilities, which :func:`outcome` follows
+to find a loss that is no likelihood.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, cast
+from math import log
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,153 +24,100 @@ from torch.nn import _reduction as _Reduction
 from torch.utils import _pytree as pytree
 
 from . import trail
-from .axes import (
-    FLAT,
-    KEEP,
-    MOVE,
-    SPLIT,
-    Marked,
-    Op,
-    axis_after,
-    axis_of_written,
-    changes_values,
-    functions,
-    joined_axis,
-    selects_rows,
-    whole,
-)
-
-__all__ = ["LogProbs"]
+from .axes import MOVE, SPLIT, Marked, Op, changes_values, functions
 
 _T = torch.Tensor
 _implicit_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # with torch's warning
 
 
 class LogProbs(Marked):
-    """Log-probabilities of the mixture. ``axis`` is that of the classes, None once that is lost."""
+    """Log-probabilities of the mixture, with ``axis`` of the classes until something has moved them."""
 
-    flat: int | None = None
-    """The number of classes, if the rows stand behind each other without an axis of the classes."""
+    scores: bool = False
+    """Whether these are functions of log-probabilities, to be differentiated; see :func:`outcome`."""
     shifted: bool = False
-    """Whether something was added to scores, which are on no axis; see :func:`outcome`."""
-    padded: bool = False
-    """Whether there may be rows of other numbers: padding, rows not written yet."""
+    """Whether something was added to scores."""
+    _classes: int = 0
 
     @property
     def intact(self) -> bool:
-        """Whether it still has its meaning."""
-        return self.axis is not None
+        """Whether these are the numbers of the mixture, moved at most."""
+        return torch.compiler.is_compiling() or not self.scores  # compiled code has no scores
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of what is intact; 0 for what compiled code has moved, where it is lost."""
+        return self._classes if self.axis is None else self.shape[self.axis]
 
     @classmethod
-    def of(cls, tensor: Tensor, axis: int | None) -> LogProbs:
-        """Mark ``tensor`` as log-probabilities that are normalised along ``axis``."""
+    def of(cls, tensor: Tensor, axis: int | None = None) -> LogProbs:
+        """Mark ``tensor`` as log-probabilities, which are known to be normalised along ``axis``."""
         marked = tensor if isinstance(tensor, cls) else tensor.as_subclass(cls)
         marked.axis = axis
         return marked
 
     @classmethod
     def call(cls, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Replace softmax and cross-entropy by their equivalents; keep the type through changes of shape."""
+        """Replace softmax and cross-entropy by their equivalents; keep the type where numbers only move."""
         source = args[0] if args else None
         with torch._C.DisableTorchFunctionSubclass():
-            route = _ROUTES.get(func)
-            if route is not None and isinstance(source, LogProbs) and source.axis is not None:
-                if not torch.compiler.is_compiling() and source.padded:
-                    source = _normalised(source)
-                return route(source, *args[1:], **kwargs)
-            if func is _T.__deepcopy__ and isinstance(source, LogProbs):
-                return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
-            if not isinstance(source, LogProbs) or changes_values(func, kwargs):
+            if not isinstance(source, LogProbs) or not source.intact:
                 return _computed(func, args, kwargs)
-            if source.axis is None:
-                if torch.compiler.is_compiling() or source.flat is None or func not in KEEP:
-                    return _computed(func, args, kwargs)
-                return _unflattened(source, func(*args, **kwargs))
-            if func not in MOVE and func not in SPLIT and func not in FLAT:
+            if func in _ROUTES:
+                return _ROUTES[func](source, *args[1:], **kwargs)
+            if func is _T.__deepcopy__:
+                return cls.of(source.as_subclass(Tensor).__deepcopy__(*args[1:]), source.axis)
+            if func not in _MOVES or changes_values(func, kwargs):
                 return _computed(func, args, kwargs)
             result = func(*args, **kwargs)
             if isinstance(result, tuple | list):
-                return type(result)([cls._after(func, source, args[1:], kwargs, part) for part in result])
-            return cls._after(func, source, args[1:], kwargs, result)
+                return type(result)([source.moved(func, part) for part in result])
+            return source.moved(func, result)
 
-    @classmethod
-    def _after(cls, func: Op, source: LogProbs, args: tuple[Any, ...], kwargs: Any, result: Any) -> Any:
-        """Return a result of a change of shape, marked if all classes are still on one axis."""
-        axis = source.axis
-        assert axis is not None
-        if not isinstance(result, Tensor) or not result.is_floating_point():
+    def moved(self, func: Op, result: Any) -> Any:
+        """Mark the result of an operation that moved these numbers; others are lengths, for example."""
+        if result is self or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
-        classes, new, flat = source.shape[axis], None, False
-        if func in FLAT:
-            mask = kwargs["mask"] if "mask" in kwargs else args[0]
-            flat = not source.padded and selects_rows(source, axis, mask)
-        else:
-            new = axis_after(func, source, axis, args, kwargs, result)
-            if new is None or result.shape[new] != classes:
-                new = None
-                flat = result.ndim == 1 and result.numel() == source.numel() and axis == source.ndim - 1
-                flat = flat and func in KEEP and not torch.compiler.is_compiling()
-            elif not whole(func, source, axis, args, kwargs):
-                new = None
-        if new is None and not flat:
-            return _lost(func, result)
-        marked = cls.of(result, new)
-        if flat:
-            marked.flat = classes
-        elif not torch.compiler.is_compiling() and (func is F.pad or source.padded):
-            marked.padded = True
+        marked = LogProbs.of(result)
+        if not torch.compiler.is_compiling():
+            marked._classes = classes = self.classes
+            if classes and (result.numel() % classes or (result.ndim > 1 and classes not in result.shape)):
+                trail.record(func, result)  # some of the classes
         return marked
-
-
-def _unflattened(source: LogProbs, result: Tensor) -> Tensor:
-    """Mark rows that were flat and have an axis of the classes again."""
-    if result.numel() == source.numel() and result.ndim > 1 and result.shape[-1] == source.flat:
-        return LogProbs.of(result, result.ndim - 1)
-    return _lost(_T.flatten, result)
-
-
-def _lost(func: Op, result: Tensor) -> Tensor:
-    """Return the result of a change of shape after which the classes are on no axis."""
-    if torch.compiler.is_compiling():
-        return result
-    trail.record(func, result)
-    return _as_scores(result, shifted=False)
 
 
 def _as_scores(result: Tensor, *, shifted: bool) -> Tensor:
     """Mark a function of log-probabilities, if it is to be differentiated; see :func:`outcome`."""
     if not (result.is_floating_point() and result.requires_grad and torch.is_grad_enabled()):
         return result
-    marked = LogProbs.of(result, None)
-    marked.shifted = shifted
+    marked = LogProbs.of(result)
+    marked.scores, marked.shifted = True, shifted
     return marked
 
 
 def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the result of any other operation than a change of the shape of log-probabilities."""
+    """Return the result of an operation that does more than move the numbers of one output."""
+    if func in _JOINS and args and all(isinstance(part, LogProbs) and part.intact for part in args[0]):
+        return args[0][0].moved(func, func(*args, **kwargs))
     if torch.compiler.is_compiling():
-        result = func(*args, **kwargs)
         if changes_values(func, kwargs) and isinstance(args[0], LogProbs):
             args[0].axis = None
-        return _joined(func, result, *args, **kwargs) if func in (torch.cat, torch.stack) else result
+        return func(*args, **kwargs)
     leaves, structure = pytree.tree_flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, LogProbs)]
     scores = [leaves[i] for i in places]
     target = leaves[0] if changes_values(func, kwargs) and isinstance(leaves[0], Tensor) else None
-    new = Outcome.PLAIN
-    if torch.is_grad_enabled() and getattr(func, "__name__", "") not in _NO_ARITHMETIC:
-        new = outcome(func, scores, any(score.shifted for score in scores), leaves)
-    fresh = any(score.axis is not None or score.flat is not None for score in scores)
+    new, fresh = Outcome.PLAIN, False
+    if getattr(func, "__name__", "") not in _NO_ARITHMETIC:
+        fresh = any(score.intact for score in scores)
+        if torch.is_grad_enabled():
+            new = outcome(func, scores, any(score.shifted for score in scores), leaves)
     if new is Outcome.REFUSED:
         for i in places:
             leaves[i] = _Refused.apply(leaves[i].as_subclass(Tensor))
         args, kwargs = pytree.tree_unflatten(leaves, structure)
     result = func(*args, **kwargs)
     if target is None:
-        if func in (torch.cat, torch.stack):
-            joined = _joined(func, result, *args, **kwargs)
-            if isinstance(joined, LogProbs):
-                return joined
         if fresh:
             trail.record(func, result)
         whole = isinstance(result, Tensor) and result.ndim == 0 and scores[0].ndim > 0
@@ -177,88 +127,80 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts, structure = pytree.tree_flatten(result)
         parts = [_as_scores(part, shifted=shifted) if isinstance(part, Tensor) else part for part in parts]
         return pytree.tree_unflatten(parts, structure)
-    if _write(func, *args):
-        return result
     if target is not leaves[0]:
         target.copy_(leaves[0])
-    if fresh:
+    # As in outputs[t] = out, where the other numbers are moved log-probabilities or none at all yet.
+    written = func in (_T.__setitem__, _T.copy_) and isinstance(args[-1], LogProbs) and args[-1].intact
+    written = written and not (isinstance(target, LogProbs) and target.scores)
+    if fresh and not written:
         trail.record(func, target)
-    if target.requires_grad and not isinstance(target, LogProbs):
+    if (target.requires_grad or written) and not isinstance(target, LogProbs):
         target.__class__ = LogProbs
     if isinstance(target, LogProbs):
-        target.axis, target.flat, target.shifted = None, None, new is Outcome.SHIFTED
+        target._classes = args[-1].classes if written else target.classes
+        target.axis, target.scores, target.shifted = None, not written, new is Outcome.SHIFTED
     return target
 
 
+_MOVES = MOVE | SPLIT | functions("masked_select")
+_JOINS = functions("cat", "stack", places=(torch,))
 _NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
-def _normalised(x: LogProbs) -> LogProbs:
-    """Normalise the rows that are no log-probabilities, as the loss would: those do not sum to 1."""
-    assert x.axis is not None
+# The softmax and the losses.
+
+
+def _log_sums(x: LogProbs, dim: int) -> Tensor | None:
+    """Return the logarithms of the sums of probabilities along ``dim``, 0 for a distribution.
+
+    None if all are distributions, where a read on the host costs nothing.
+    """
+    if x.axis == dim % max(1, x.ndim) or not x.numel():
+        return None
     plain = x.as_subclass(Tensor)
-    log_sums = plain.logsumexp(x.axis, keepdim=True)
-    return LogProbs.of(plain - torch.where(log_sums.detach().abs() > 1e-2, log_sums, 0), x.axis)
+    sums = plain.logsumexp(dim, keepdim=True)
+    tolerance = max(1e-4, torch.finfo(x.dtype).eps * (1 + log(x.shape[dim])))  # of the sum and its terms
+    other = sums.detach().abs() > tolerance
+    if x.is_cpu and not torch.compiler.is_compiling() and not other.any():
+        return None
+    return torch.where(other, sums, 0)
 
 
-def _write(func: Op, target: Any = None, *rest: Any) -> bool:
-    """Mark a tensor into which log-probabilities were written, as in ``outputs[t] = out``."""
-    if func not in (_T.__setitem__, _T.copy_) or torch.compiler.is_compiling():
-        return False
-    index, value = rest[:2] if func is _T.__setitem__ else (..., rest[0])
-    if not isinstance(target, Tensor) or not isinstance(value, LogProbs) or value.axis is None:
-        return False
-    axis = None if value.padded else axis_of_written(target, index, value, value.axis)
-    if axis is None or (isinstance(target, LogProbs) and target.axis != axis):
-        return False
-    if not isinstance(target, LogProbs):
-        target.__class__ = LogProbs
-        target = cast(LogProbs, target)
-        target.axis, target.padded = axis, True
-    return True
-
-
-def _joined(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
-    """Mark the result of ``cat`` or ``stack`` along another axis than that of the classes."""
-    axes = {part.axis if isinstance(part, LogProbs) else None for part in tensors}
-    axis = axes.pop()
-    if axes or axis is None or (func is torch.cat and dim % result.ndim == axis):
-        return result
-    marked = LogProbs.of(result, joined_axis(func, result, dim, axis))
-    if not torch.compiler.is_compiling() and any(part.padded for part in tensors):
-        marked.padded = True
-    return marked
+def _normalised(x: LogProbs, dim: int, func: Op) -> LogProbs:
+    """Return log-probabilities whose sums along ``dim`` are 1: as they are where they are distributions."""
+    sums = _log_sums(x, dim)
+    if sums is None:
+        return x
+    if x.is_cpu and torch.is_grad_enabled():
+        trail.record(func, sums)
+    return LogProbs.of(x.as_subclass(Tensor) - sums)
 
 
 def _log_softmax(
     x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
-) -> Tensor:
+) -> LogProbs:
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)  # methods take it by position
     dim = _implicit_dim("log_softmax", x.ndim, 5) if dim is None else dim
-    if dim % x.ndim != x.axis:
-        result = F.log_softmax(x.as_subclass(Tensor), dim, dtype=dtype)
-        trail.record(F.log_softmax, result)
-        return result
-    return LogProbs.of(x.to(dtype) if dtype is not None else x.view_as(x), x.axis)
+    out = _normalised(x, dim, F.log_softmax)
+    return LogProbs.of(out.view_as(out) if dtype is None else out.to(dtype), dim % max(1, x.ndim))
 
 
-def _softmax(
-    x: LogProbs, dim: int | None = None, *args: Any, dtype: torch.dtype | None = None, **_: Any
-) -> Tensor:
-    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
+def _softmax(x: LogProbs, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
     dim = _implicit_dim("softmax", x.ndim, 5) if dim is None else dim
-    plain = x.as_subclass(Tensor)
-    return F.softmax(plain, dim, dtype=dtype) if dim % x.ndim != x.axis else plain.to(dtype or x.dtype).exp()
+    return _log_softmax(x, dim, *args, **kwargs).as_subclass(Tensor).exp()
 
 
 def _logsumexp(x: LogProbs, dim: Any, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """Return the logarithm of the sum of all probabilities, which is 0."""
-    plain = x.as_subclass(Tensor)
+    """Return the logarithms of sums of probabilities; 0, a score, for those of a distribution."""
     dims = [dim] if isinstance(dim, int) else list(dim)
-    if [d % x.ndim for d in dims] != [x.axis]:
-        return torch.logsumexp(plain, dim, keepdim, **kwargs)
-    some = plain.select(x.axis, 0)
-    return LogProbs.of(torch.zeros_like(some.unsqueeze(x.axis) if keepdim else some), None)
+    if len(dims) != 1 or kwargs:
+        return torch.logsumexp(x.as_subclass(Tensor), dim, keepdim, **kwargs)
+    sums = _log_sums(x, dims[0])
+    if sums is None:
+        sums = torch.zeros_like(x.as_subclass(Tensor).select(dims[0], 0).unsqueeze(dims[0]))
+    marked = LogProbs.of(sums if keepdim else sums.squeeze(dims[0]))
+    marked.scores = True
+    return marked
 
 
 def _cross_entropy(
@@ -272,12 +214,8 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return ``F.cross_entropy`` of log-probabilities: what it computes after its log-softmax."""
-    if x.axis != min(1, x.ndim - 1):
-        plain = x.as_subclass(Tensor)
-        trail.record(F.cross_entropy, plain)
-        return F.cross_entropy(
-            plain, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
-        )
+    axis = min(1, x.ndim - 1)
+    x = _normalised(x, axis, F.cross_entropy)
     if size_average is not None or reduce is not None:
         reduction = _Reduction.legacy_get_string(size_average, reduce)
     log_p = x if x.ndim == 2 else x.contiguous()  # nll_loss needs that of images
@@ -292,7 +230,7 @@ def _cross_entropy(
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
-    axis, classes = x.axis, x.shape[x.axis]
+    classes = x.shape[axis]
     if weight is not None:
         log_p = log_p * weight.view([-1] + [1] * (x.ndim - 1 - axis))
     if soft:
@@ -340,7 +278,7 @@ _PRODUCTS = _DIVISIONS | _ops(
     "mul", "multiply", "matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "outer", "einsum", "tensordot",
     "linear", "addmm", "addmv", "addbmm", "baddbmm", "vecdot",
 )  # fmt: skip
-_SELECTIONS = MOVE | SPLIT | FLAT | _ops(
+_SELECTIONS = _MOVES | _ops(
     "where", "masked_fill", "masked_scatter", "scatter", "scatter_add", "scatter_reduce", "index_add",
     "index_put", "index_fill", "index_copy", "index_reduce", "take", "cat", "concat", "concatenate",
     "stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "broadcast_tensors", "copy",

@@ -10,8 +10,6 @@ from torch import Tensor
 from . import trail
 from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values, joined_axis
 
-__all__ = ["BASE", "Members", "Prediction", "hook_members", "members_of"]
-
 _T = torch.Tensor
 
 BASE = _T._base.__get__  # type: ignore[union-attr]
@@ -125,6 +123,7 @@ def _with_members(
     """Return the result of a change of shape, with the copies' outputs in the same shape."""
     axis, members = source.axis, members_of(source)
     assert members is not None
+    func = _BATCHED.get(func, func)
 
     def one(member: Tensor) -> Tensor:
         out = func(member, *args[1:], **kwargs)
@@ -134,6 +133,10 @@ def _with_members(
         axis = axis_after(func, source, axis, args[1:], kwargs, result)
     of_all = torch.vmap(one)
     return Prediction.of(result, axis, members._replace(own=of_all(members.own), mixed=of_all(members.mixed)))
+
+
+_BATCHED: dict[Op, Op] = {torch.moveaxis: torch.movedim, _T.moveaxis: _T.movedim}
+"""Names that ``torch.vmap`` does not know, with others of the same function."""
 
 
 def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..warn import users_frame
-
-__all__ = ["clear", "places", "record"]
+from ..warn import user_frame
 
 _MOST = 4
 _PLACES: dict[str, None] = {}
@@ -20,7 +18,7 @@ def record(op: Any, result: Any) -> None:
     """Record the user's line if the result of an operation on an output is a plain tensor of real numbers."""
     if torch.compiler.is_compiling() or not (isinstance(result, Tensor) and result.is_floating_point()):
         return
-    _, frame = users_frame()
+    frame, _ = user_frame()
     name = f"{'Tensor.' if hasattr(op, '__objclass__') else ''}{getattr(op, '__name__', op)}"
     place = f"{name} at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     _PLACES.pop(place, None)
