@@ -290,7 +290,7 @@ def test_torchs_distributed_checkpoints_in_files(at, training, tmp_path):
     train(model, optimizer, 0, at)
     expected = weights(model) + weights(model.eval())
     model.train(training)
-    if at == 30:  # in the search there is no room for the other set
+    if at == 30:  # in the search there is no room for the average, which starts again
         expected = 2 * weights(model)
     dcp.save(dict(zip("mo", get_state_dict(model, optimizer), strict=True)), checkpoint_id=tmp_path)
     other, its_optimizer = build(1, norm=True)
@@ -300,7 +300,7 @@ def test_torchs_distributed_checkpoints_in_files(at, training, tmp_path):
     found = weights(other.train()) + weights(other.eval())
     for one, two in zip(found, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
-    if training:
+    if training and at != 30:
         assert equal(finish(other, its_optimizer, at), uninterrupted())
 
 

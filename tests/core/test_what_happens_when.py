@@ -87,7 +87,7 @@ def frozen_random_body():
     model = alrao.Alrao(net)
     optimizer = alrao.Auto(model)
     net[0].requires_grad_(False)
-    train(model, optimizer, 100)
+    train(model, optimizer, 40)
     net[0].requires_grad_(True)
     train(model, optimizer, 100)
     assert optimizer.search.over

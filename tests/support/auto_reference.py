@@ -36,14 +36,13 @@ class SlowAuto:
     def eta(self):
         if self.searching:
             return min(6 * self.d, 0.1)
-        found = (0.017 * max(self.d, 3e-5)) ** 0.5
-        return min(max(found, 1e-3) if self.longest < 500 and not self.settled_at_end else found, 0.1)
+        return min((0.034 * max(self.d, 3e-5)) ** 0.5, 0.1)
 
     def rate(self, name):
         if self.searching or name not in self.head:
             return torch.tensor(self.eta, dtype=torch.float64)
         copies = len(self.y[name])
-        grid = [0.01 * 300 ** (j / (copies - 1)) * self.eta for j in range(copies)]
+        grid = [0.01 * 100 ** (j / (copies - 1)) * self.eta for j in range(copies)]
         return torch.tensor(grid, dtype=torch.float64).view([-1] + [1] * (self.y[name].ndim - 1))
 
     def step(self, grads, factor=1.0):
@@ -56,13 +55,15 @@ class SlowAuto:
             self.squares += self.k**2
         for name, g in grads.items():
             y, rate = self.y[name], self.rate(name) if self.searching else factor * self.rate(name)
-            decay = rate * min(self.weight_decay, 1 / (3 * self.eta)) * y
+            output = name in self.head and y.ndim > 2 and not self.searching
             if name in self.m and not self.searching:
                 moves = 5 if self.k >= 5 and self.k % 5 == self.turn(name) else 0
+                decay = rate * min(self.weight_decay, 1 / (5 * self.eta)) * y
                 delta = moves * (decay + rate * self.matrix_step(name, g))
             else:
                 self.v[name] = self.beta2 * self.v[name] + (1 - self.beta2) * g**2
-                delta = decay + rate * g / ((self.v[name] / (1 - self.beta2**self.t)).sqrt() + self.eps)
+                delta = rate * g / ((self.v[name] / (1 - self.beta2**self.t)).sqrt() + self.eps)
+                delta = delta + output * rate * min(self.weight_decay, 1 / (5 * self.eta)) * y
             if self.searching:
                 self.y[name] = y - delta
                 self.x[name] = self.x[name] + self.t**2 / self.squares * (self.y[name] - self.x[name])
@@ -71,9 +72,9 @@ class SlowAuto:
                 self.x[name] = self.x[name] + self.k**2 / self.squares * (self.z[name] - self.x[name])
                 self.y[name] = (1 - self.beta) * self.z[name] + self.beta * self.x[name]
         if self.searching and self.ends:
-            self.settled_at_end, self.searching, self.squares = self.settled, False, 0.0
-            self.x = {name: y.clone() for name, y in self.y.items()}
-            self.z = {name: y.clone() for name, y in self.y.items()}
+            self.searching, self.squares = False, 0.0
+            self.y = {name: x.clone() for name, x in self.x.items()}
+            self.z = {name: x.clone() for name, x in self.x.items()}
 
     def turn(self, name):
         """The place of a matrix in the period of five: that of its shape among all."""

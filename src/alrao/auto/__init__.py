@@ -25,14 +25,14 @@ from ..runtime.sharding import is_shard, over_shards
 from ..statistics import AveragedStatistics, batch_norms
 from ..trainable import Trainable
 from ..warn import warn
-from .matrices import hidden_matrices
-from .search import USUAL, RateSearch
+from .matrices import PERIOD, matrices_of
+from .search import RateSearch
 from .step import Moving, round_to_, take_step
 from .swap import Averages, training_weights, wide_dtype
 
 __all__ = ["Auto", "AutoScheduleFree"]
 
-COPIES = (0.01, 3.0)
+COPIES = (0.01, 1.0)
 """Rates of the slowest and of the fastest copy of the head after the search, in units of the body's."""
 
 LEAST_DECAY = 5e-3
@@ -72,7 +72,7 @@ class Auto(AlraoOptimizer):
        :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
        :math:`c_k = k^2 / \sum_{i \le k} i^2`, and gradients at :math:`y = (1 - \beta_1) z + \beta_1 x`.
        Hidden matrices (of linear, convolutional, attention and recurrent layers) take orthogonal steps as in
-       Muon, at every fifth step. The copies of the head get rates of their own, from 0.01 to 3 times that.
+       Muon, at every fifth step. The copies of the head get rates of their own, from 0.01 to 1 times that.
 
     The parameters hold :math:`y` in training mode and the averaged weights :math:`x` in evaluation mode;
     during the search, :math:`y` is the newest weights. An untrained model gets copies of the head that are
@@ -87,8 +87,10 @@ class Auto(AlraoOptimizer):
         betas: :math:`\beta_1`, the share of the average in the training weights, fixed when a group is
             added, and :math:`\beta_2`, of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
-        weight_decay: decoupled decay, of :math:`y` and in proportion to the rate, as in :class:`AdamW`. Rates
-            differ from network to network, so that a value copied from Adam's L2 penalty has no effect.
+        weight_decay: decoupled decay of hidden matrices and of the output layer's after the search, of
+            :math:`y` and in proportion to the rate, as in :class:`AdamW`. Embeddings, biases and other
+            vectors do not decay. Rates differ from network to network, so that a value copied from Adam's
+            L2 penalty has no effect.
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         params: parameters or parameter groups, as in :class:`SGD`. A group whose own ``lr`` is an interval, a
@@ -138,7 +140,7 @@ class Auto(AlraoOptimizer):
         lr: float = 1.0,
         betas: tuple[float, float] = (0.7, 0.99),
         eps: float = 1e-8,
-        weight_decay: float = 0.2,
+        weight_decay: float = 0.3,
         *,
         steps: int | None = None,
         params: Iterable[Any] | None = None,
@@ -156,7 +158,7 @@ class Auto(AlraoOptimizer):
             warn(
                 f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
                 "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
-                "for the default, 0.2, or pass 0.0 for no decay"
+                "for the default, 0.3, or pass 0.0 for no decay"
             )
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
@@ -166,10 +168,11 @@ class Auto(AlraoOptimizer):
         self.search = RateSearch.of(steps)
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
+        self._output: set[Tensor] = set()  # matrices of the output layer
         self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
         self._in_evaluation = self._idle = 0
         super().__init__(
-            model, (COPIES[0] * USUAL, COPIES[1] * USUAL),
+            model, (COPIES[0] * self.search.rate, COPIES[1] * self.search.rate),
             {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
@@ -206,7 +209,7 @@ class Auto(AlraoOptimizer):
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
-        self._turns = hidden_matrices(self.model.net, self.head_parameters)
+        self._turns, self._output = matrices_of(self.model.net, self.head_parameters)
         group = self.param_groups[-1]
         if follows and lr is not None:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
@@ -229,7 +232,7 @@ class Auto(AlraoOptimizer):
             group["d"] = self.search.rate * group["scale"]
             rates.body = Constant(group["d"])
             rates.copies = LogUniform(*(group["d"] * part for part in COPIES))
-        group["highest"] = max(float(each.grid(2)[-1]) for each in (rates.body, rates.copies))
+        group["highest"] = float(rates.body.grid(2)[-1])
         super()._compute(rates, group)
 
     # The modes.
@@ -304,10 +307,10 @@ class Auto(AlraoOptimizer):
         pairs = zip(u.grads, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
         rates: list[Any] = list(u.rates)
-        weight_decay, highest = group["weight_decay"], group["highest"]
-        if weight_decay * highest > 1:  # at most all of a weight decays
-            weight_decay = 1 / highest
-        lr = _usable(u.factor, 1 / (weight_decay * highest) if weight_decay * highest > 0 else LARGEST_FACTOR)
+        weight_decay, longest = group["weight_decay"], PERIOD * group["highest"]
+        if weight_decay * longest > 1:  # at most all of a weight decays
+            weight_decay = 1 / longest
+        lr = _usable(u.factor, 1 / (weight_decay * longest) if weight_decay * longest > 0 else LARGEST_FACTOR)
         if searching and group["follows"]:
             self._observe_way(whole, states, y, g, group["betas"][1])
             # Copies are alike until the rate is known. A schedule starts from that.
@@ -331,6 +334,7 @@ class Auto(AlraoOptimizer):
                 step=states[at[0]]["step"],
                 k=states[at[0]]["k"],
                 turns=turns,
+                output=[j for j, i in enumerate(at) if not searching and whole[i] in self._output],
                 whole={j: whole[at[j]] for j in turns if whole[at[j]] is not u.params[at[j]]},
                 x=[states[i]["x"] for i in at if "x" in states[i]],
             )
@@ -430,8 +434,12 @@ class Auto(AlraoOptimizer):
 
     def _begin_average(self, p: Tensor, state: dict[str, Any]) -> None:
         """Make what a parameter needs once the search is over."""
-        for key in ("start", "x"):
-            state.pop(key, None)
+        state.pop("start", None)
+        average = state.pop("x", None)  # of the search, which is calmer than its last weights
+        if average is not None and p.grad is not None:  # a step leaves frozen ones as they are
+            p.copy_(average)
+            if "rest" in state:
+                round_to_(p, state["rest"], average)
         state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         if p in self._turns:
             state.pop("exp_avg_sq", None)
@@ -544,7 +552,7 @@ class Auto(AlraoOptimizer):
             )
         super().load_state_dict({**state_dict, "param_groups": groups})
         self.search = RateSearch(**whole["search"])
-        self._seen = []
+        self._seen, self._of_copies = [], {}
         for group in self.param_groups:
             for p in group["params"]:
                 self._settle_state(p, self.state.get(p, {}), group["follows"])
@@ -576,6 +584,7 @@ class Auto(AlraoOptimizer):
     def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
         super()._replace_parameters(new)
         self._turns = {new.get(p, p): turn for p, turn in self._turns.items()}
+        self._output = {new.get(p, p) for p in self._output}
         self.averages.follow(self)
 
     def __getstate__(self) -> dict[str, Any]:

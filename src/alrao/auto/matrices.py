@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..runtime.sharding import gathered, local, part_of, sharded_as
 from ..trainable import LooseParameters
 
-__all__ = ["MOMENTUM", "PERIOD", "hidden_matrices", "orthogonal_steps"]
+__all__ = ["MOMENTUM", "PERIOD", "matrices_of", "orthogonal_steps"]
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
@@ -29,14 +29,16 @@ SIZE = 0.2
 """Root mean square of a square matrix's step of rate 1, which is about that of Adam's."""
 
 
-def hidden_matrices(net: nn.Module, of_head: set[Tensor]) -> dict[Tensor, int]:
-    """Return the weights of linear, convolutional, attention and recurrent layers, but for the output's.
+def matrices_of(net: nn.Module, of_head: set[Tensor]) -> tuple[dict[Tensor, int], set[Tensor]]:
+    """Return the hidden matrices of a network, and those of its output layer.
 
-    Those of embeddings, tied ones too, are tables of vectors; of parameters without their layers, those with
-    eight times as many rows as columns. Without copies the last layer is taken for the output layer.
+    They are the weights of linear, convolutional, attention and recurrent layers. Those of embeddings, tied
+    ones too, are tables of vectors; of parameters without their layers, those with eight times as many rows
+    as columns. Without copies the last layer is taken for the output layer.
 
     Returns:
-        The turn of each matrix in the period, that of its shape: moves of shapes are spread over it.
+        The turn of each hidden matrix in the period, that of its shape: moves of shapes are spread over it.
+        The weights of the output layer.
     """
     tables = {m.weight for m in net.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     found = []
@@ -47,11 +49,12 @@ def hidden_matrices(net: nn.Module, of_head: set[Tensor]) -> dict[Tensor, int]:
             own = [p for p in m.parameters(recurse=False) if p.ndim > 1]
             tables |= {p for p in own if p.ndim == 2 and p.shape[0] > 8 * p.shape[1]}
             found += own
+    output = {p for p in of_head if p.ndim > 2}  # copies of matrices
     if found and not of_head and found[-1] not in tables:
-        found.pop()
+        output = {found.pop()}
     matrices = [p for p in found if p not in tables and p not in of_head and 1 < p.shape[0] < p.numel()]
     shapes = sorted({_sides(p) for p in matrices})
-    return {p: shapes.index(_sides(p)) % PERIOD for p in matrices}
+    return {p: shapes.index(_sides(p)) % PERIOD for p in matrices}, output
 
 
 def orthogonal_steps(g: list[Tensor], exp_avg: list[Tensor], whole: list[Any], length: int) -> list[Tensor]:

@@ -9,15 +9,13 @@ from typing import Self
 
 from ..finite import is_finite
 
-__all__ = ["USUAL", "RateSearch"]
-
 START = 1e-6
 """First estimate of the distance: below that of every network, also of one that is fine-tuned."""
 
 PACE = 6.0
 """Rate during the search, in units of the estimate, which grows only while it is behind."""
 
-PRIOR = 0.017
+PRIOR = 0.034
 """The rate after the search is the geometric mean of this and the estimate. Over the choosing workloads the
 best rates, from 1e-3 to 0.016, vary with the root of the estimate rather than with itself."""
 
@@ -25,7 +23,7 @@ GROWTH = 1.3
 """Largest growth of the estimate in a step: a faster one overshoots before gradients can object."""
 
 LEAST = 3e-5
-"""Smallest distance that counts as found, for a rate of 7e-4: below, it may be noise."""
+"""Smallest distance that counts as found, for a rate of 1e-3: below, it may be noise."""
 
 NOTEWORTHY = 1.05
 """Growth of the estimate that keeps the search going."""
@@ -46,9 +44,6 @@ LARGEST_SHARE = 0.3
 HIGHEST = 0.1
 """Highest rate."""
 
-USUAL = 1e-3
-"""Lowest rate after a search that a short training has cut off."""
-
 
 @dataclass
 class RateSearch:
@@ -63,7 +58,7 @@ class RateSearch:
     is a lower bound of the distance to a minimum if the loss is convex, up to a constant. The estimate
     :math:`d` follows it upwards, by at most 30 % a step, and :math:`\eta = 6 d`. While rates are too low,
     gradients agree and :math:`d` grows exponentially. The search is over once it has stood still for 20
-    steps, after 50 at least, and :math:`\eta = \sqrt{0.017 d}` from then on.
+    steps, after 50 at least, and :math:`\eta = \sqrt{0.034 d}` from then on.
 
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023; Mishchenko and
     Defazio, "Prodigy", 2024. There the denominator is a weighted sum of gradients, one more number for each
@@ -108,9 +103,7 @@ class RateSearch:
         """The learning rate of the next step."""
         if not self.over:
             return min(PACE * self.distance, HIGHEST)
-        found = sqrt(PRIOR * max(self.distance, LEAST))
-        cut = self.longest < LONGEST and not self.settled
-        return min(max(found, USUAL) if cut else found, HIGHEST)
+        return min(sqrt(PRIOR * max(self.distance, LEAST)), HIGHEST)
 
     def observe(self, gained: float, size: float) -> None:
         r"""Count a step, before which :math:`\langle g, \theta_0 - \theta \rangle` and the norm are given."""

@@ -8,7 +8,7 @@ decay of the weights is included, and the share :math:`c` of the newest weights 
 .. math:: z' = z - \delta, \qquad y' = (1 - c)\,(y - (1 - \beta)\, \delta) + c\, z'
 
 During the search gradients are taken at the newest weights, :math:`y' = y - \delta`, and their average
-:math:`x` is kept for evaluations.
+:math:`x` is kept for evaluations. It is where the averaging begins: the last steps of a search are large.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Moving:
     """Those since the end of the search."""
     turns: dict[int, int]
     """The turns of hidden matrices, whose steps are orthogonal, by their places in the lists."""
+    output: list[int]
+    """The places of the matrices of the output layer, which decay too."""
     whole: dict[int, Any]
     """Of parameters that are parts of sharded ones, the whole."""
     x: list[Tensor]
@@ -67,7 +69,7 @@ def take_step(
         beta: share of the average in the training weights.
         beta2: coefficient of the running average of squared gradients.
         eps: term added to the denominator.
-        weight_decay: decoupled decay of the training weights, in proportion to the rates.
+        weight_decay: decoupled decay of matrices, in proportion to the rates.
         newest: steps that this one stands for.
     """
     steps = _unit_steps(m, beta2, eps, weight_decay) | _matrix_steps(m, weight_decay)
@@ -96,16 +98,16 @@ def _unit_steps(m: Moving, beta2: float, eps: float, weight_decay: float) -> dic
     at = [i for i in range(len(m.y)) if i not in m.turns]
     if not at:
         return {}
-    y, g, exp_avg_sq = ([each[i] for i in at] for each in (m.y, m.g, m.moments))
+    g, exp_avg_sq = ([each[i] for i in at] for each in (m.g, m.moments))
     torch._foreach_mul_(exp_avg_sq, beta2)
     torch._foreach_addcmul_(exp_avg_sq, g, g, 1 - beta2)
     denominators = torch._foreach_div(exp_avg_sq, 1 - beta2**m.step)
     torch._foreach_sqrt_(denominators)
     torch._foreach_add_(denominators, eps)
-    delta = torch._foreach_div(g, denominators)
-    if weight_decay:
-        torch._foreach_add_(delta, y, alpha=weight_decay)
-    return dict(zip(at, delta, strict=True))
+    delta = dict(zip(at, torch._foreach_div(g, denominators), strict=True))
+    if weight_decay and m.output:
+        torch._foreach_add_([delta[i] for i in m.output], [m.y[i] for i in m.output], alpha=weight_decay)
+    return delta
 
 
 def _matrix_steps(m: Moving, weight_decay: float) -> dict[int, Tensor]:
