@@ -222,7 +222,8 @@ OURS = {"auto": ("circle", "solid"), "auto-plain": ("cross", "dash")}
 FARTHEST = 0.5
 """Larger gaps are drawn at the edge."""
 SYMBOLS = ("diamond", "square", "triangle-up")
-"""The marks of the others: the next one where colours begin again."""
+DASHES = ("solid", "dot", "dashdot")
+"""The marks and lines of the others: the next one where colours begin again."""
 VALLEYS = {"adamw": "#3f6fe8", "muon": "#1fa774"}
 """The references whose loss is drawn against the rate, and their colours."""
 COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
@@ -264,26 +265,26 @@ def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     gaps = standings.gaps.reindex(columns=names)
     plot = panels(1, height=max(420, 100 + 20 * len(standings.contenders)))
     rows: list[dict[str, Any]] = []
+    edge = 100 * FARTHEST
     for contender, look in _looks(standings.contenders):
         if gaps.loc[contender.name].isna().any():
             continue
         found = sorted(100 * gap for gap in gaps.loc[contender.name].dropna() if isfinite(gap))
-        edge = 100 * FARTHEST
         steps = [(-edge, 0.0), *((gap, (i + 1) / len(names)) for i, gap in enumerate(found) if gap < edge)]
         steps.append((edge, steps[-1][1]))
         width = 4 if look["ours"] else 2
         line = {"color": look["color"], "width": width, "shape": "hv", "dash": look["dash"]}
         plot.scatter(steps, name=contender.name, mode="lines", line=line, legendrank=look["rank"])
         rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
-    plot.axis("x", "test loss behind the best tuned run, at most, %")
+    plot.axis("x", "test loss behind the best tuned run, at most, %", range=[-edge / 2, edge])
     plot.axis("y", "part of the workloads", range=[0, 1.02])
     return Figure("suite-profile", COMMAND, plot, pd.DataFrame(rows))
 
 
-def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int = 6) -> Figure:
+def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int = 4) -> Figure:
     """Draw the loss of the references at each rate, and those of ours, which are given none, as lines.
 
-    The workloads are the last of the list, which train longest.
+    The workloads are the last of the list.
     """
     names = [workload.name for workload in workloads][-most:]
     rates = standings.sensitivity(tuple(VALLEYS))
@@ -306,7 +307,7 @@ def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int =
                     ends, panel, name=contender, mode="lines", line=line,
                     legendgroup=contender, showlegend=not panel,
                 )  # fmt: skip
-        plot.axis("x", f"learning rate, {name}", panel, type="log", exponentformat="power")
+        plot.axis("x", f"{name}: learning rate", panel, type="log", exponentformat="power", dtick=2)
         plot.axis("y", "test loss" if not panel else "", panel)
     return Figure("suite-sensitivity", COMMAND, plot, rates)
 
@@ -317,7 +318,8 @@ def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, A
     for i, contender in enumerate(contenders):
         ours = contender.name in OURS
         colour = ALRAO if ours else COLOURS[i % len(COLOURS)]
-        symbol, dash = OURS[contender.name] if ours else (SYMBOLS[i // len(COLOURS) % 3], "solid")
+        again = i // len(COLOURS) % len(SYMBOLS)
+        symbol, dash = OURS[contender.name] if ours else (SYMBOLS[again], DASHES[again])
         rank = i if ours else len(contenders) + i
         look = {"color": colour, "ours": ours, "symbol": symbol, "dash": dash, "rank": rank}
         looks.append((contender, look))
