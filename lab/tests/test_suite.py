@@ -164,6 +164,8 @@ def test_the_page_has_both_halves_apart():
     assert "Missing runs" not in page
     assert "| quick | `adamw` | +0.0 / +0.0 | -25.0 / +0.0 |" in page
     assert "| adamw: sgd@0.1 | 2.0000 ± 1.4142 | 0.500 ± 0.000 | 3.0000 ± 1.4142 |" in page
+    assert "| 0.400 ± 0.000 | 75 / 0.7 | 2 | 2.0 |" in page, "auto on quick, in 100 steps and 2 seconds"
+    assert "| 0.400 ± 0.000 | never | 3 | 2.0 |" in page, "plain on quick has no curve"
     assert max(line.count("|") for line in page.splitlines()) <= 9, "a table that can be read"
     assert "historical" not in page
 

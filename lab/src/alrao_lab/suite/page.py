@@ -18,7 +18,7 @@ from ..table import historical_note
 from .contenders import ADAMW, SEARCH_SEEDS, Candidate, Contender
 from .runs import WHEN
 from .standings import Standings
-from .workloads import Workload
+from .workloads import WORKLOADS, Workload
 
 HALVES = {"held out": False, "used for choosing": True}
 """The workloads that are shown together, and whether they are those that defaults were chosen on."""
@@ -43,6 +43,8 @@ class Suite:
         runs = runs.drop_duplicates(["workload", "candidate", "seed", "cpu"])
         self.spent = float(runs["cpu"].sum())
         """Processor seconds of all runs."""
+        self.times = self.last.targets().groupby(["workload", "contender"])[["step", "second"]].median()
+        """When half of the runs have come to tuned AdamW's last loss."""
 
     def ready(self, workloads: Sequence[Workload]) -> list[Workload]:
         """Return the workloads where all searches are over, at both times."""
@@ -129,6 +131,7 @@ def markdown(
         title=title,
         count=len(workloads),
         held_out=totals["held out"],
+        **{name: f"{_steps(WORKLOADS[name]):,}" for name in ("resnet", "gpt")},
         search_seeds=SEARCH_SEEDS,
         tuned=", ".join(f"`{each.name}`" for each in suite.chosen.contenders if each.tuned),
         note=historical_note(suite.every),
@@ -160,11 +163,14 @@ def _missing(missing: Mapping[tuple[str, str], int], workloads: Sequence[Workloa
     return md.table(["contenders", "missing on", "runs, at least"], rows, left=2) if rows else ""
 
 
+def _steps(workload: Workload) -> int:
+    return int(workload.mini["epochs"] * workload.mini["every"])
+
+
 def _sizes(suite: Suite, workload: Workload) -> list[str]:
-    steps = workload.mini["epochs"] * workload.mini["every"]
     known = workload.name in suite.chosen.best
     deviation = f"{100 * suite.chosen.deviation(workload.name):.1f}" if known else "not run"
-    return [f"{steps:,}", str(workload.mini.get("batch", "the task's")), deviation]
+    return [f"{_steps(workload):,}", str(workload.mini.get("batch", "the task's")), deviation]
 
 
 def _gaps(suite: Suite, workloads: Sequence[Workload]) -> tuple[str, str, str]:
@@ -202,11 +208,19 @@ def _figures(suite: Suite, workload: Workload) -> tuple[list[str], str] | None:
                 cells += [_spread(good[f"test {when}"], 4), _spread(good[f"score {when}"].astype(float), 3)]
         if cells:
             name = f"{contender.name}: {named}" if contender.tuned else contender.name
-            rows.append([name, *cells, str(count), f"{cpu:.1f}"])
+            rows.append([name, *cells, _reached_at(suite, workload, contender), str(count), f"{cpu:.1f}"])
     if not rows:
         return None
     heads = [f"{measure}{at}" for at in ("", ", last") for measure in measures]
-    return measures, md.table(["contender", *heads, "seeds", "seconds"], rows)
+    return measures, md.table(["contender", *heads, "at AdamW's", "seeds", "seconds"], rows)
+
+
+def _reached_at(suite: Suite, workload: Workload, contender: Contender) -> str:
+    """The step and the second at which half of the runs have come to tuned AdamW's last loss."""
+    if (workload.name, contender.name) not in suite.times.index:
+        return "unknown"  # tuned AdamW is missing
+    step, second = suite.times.loc[workload.name, contender.name]
+    return f"{step:,.0f} / {second:.1f}" if isfinite(step) else "never"
 
 
 def _spread(values: pd.Series, digits: int) -> str:

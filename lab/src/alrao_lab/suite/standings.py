@@ -131,9 +131,9 @@ class Standings:
     def targets(self) -> pd.DataFrame:
         """Return the ``steps`` and the ``cpu`` seconds that each run needs to tuned AdamW's last loss.
 
-        Both are parts of what tuned AdamW takes in all, and infinite where the loss is never reached. The
-        loss is the mean of AdamW's at its last step, on validation data, at its best candidate there;
-        what comes within ``TOLERANCE`` has reached it.
+        Both are parts of what tuned AdamW takes in all, and infinite where the loss is never reached;
+        ``step`` and ``second`` are the same as numbers. The loss is the mean of AdamW's at its last step,
+        on validation data, at its best candidate there; what comes within ``TOLERANCE`` has reached it.
         """
         rows = []
         last = Standings(self.every, self.contenders, "last") if self.when != "last" else self
@@ -146,8 +146,10 @@ class Standings:
             for run in runs.itertuples():
                 at = crossing(run.curve, target)
                 row = {"workload": workload, "contender": run.contender, "seed": run.seed}
+                row |= {"step": at[0], "second": at[1]}
                 rows.append(row | {"steps": at[0] / steps, "cpu": at[1] / cpu})
-        return pd.DataFrame(rows, columns=["workload", "contender", "seed", "steps", "cpu"])
+        names = ["workload", "contender", "seed", "steps", "cpu", "step", "second"]
+        return pd.DataFrame(rows, columns=names)
 
     def over(self, workloads: Sequence[Workload]) -> pd.DataFrame:
         """Return what the contenders achieved on some workloads together, a row each.
