@@ -43,7 +43,7 @@ def row(workload, contender, candidate, seed, chosen, last=None, valid=1.0, fail
         "workload": workload.name, "contender": contender.name, "candidate": candidate,
         "rate": candidate.rate,
         "seed": seed, "failed": failed, "steps": 100, "cpu": 2.0, "seconds": 3.0, "curve": list(curve),
-        "measures": ("loss", "accuracy"), "historical": False,
+        "measures": ("loss", "accuracy"), "historical": False, "commit": "0123456789ab",
     }  # fmt: skip
     return {**found, **figures}
 
@@ -168,6 +168,11 @@ def test_the_page_has_both_halves_apart():
     assert "| 0.400 ± 0.000 | never | 3 | 2.0 |" in page, "plain on quick has no curve"
     assert max(line.count("|") for line in page.splitlines()) <= 9, "a table that can be read"
     assert "historical" not in page
+    assert "Runs of auto are of commit 0123456." in page
+    mixed = told()
+    mixed.loc[mixed["contender"] == "auto", "commit"] = ["a" * 12, *["b" * 12] * 3]
+    said = "Runs of auto are of different commits, and are no single method: aaaaaaa, bbbbbbb."
+    assert said in markdown(Suite(mixed, CONTENDED), [QUICK, OTHER])
 
 
 def test_a_method_without_runs_has_no_figure():

@@ -137,6 +137,7 @@ def markdown(
         note=historical_note(suite.every),
         listed=md.table(heads, listed, left=3),
         waiting=[workload.name for workload in workloads if workload not in ready],
+        commits=_commits(suite),
         missing=_missing(missing, workloads),
         total=sum(missing.values()),
         left_out=left_out,
@@ -147,6 +148,17 @@ def markdown(
         ],
         figures=[(each, *shown) for each in workloads if (shown := _figures(suite, each))],
     )
+
+
+def _commits(suite: Suite) -> str:
+    """The commits that runs of our methods are of, which should be one."""
+    ours = [each.name for each in suite.chosen.contenders if each.ours]
+    runs = suite.every[suite.every["contender"].isin(ours)]
+    found = [str(each)[:7] for each in runs["commit"].dropna().unique()]
+    which = f"Runs of {', '.join(ours)} are of"
+    if len(found) > 1:
+        return f"{which} different commits, and are no single method: {', '.join(found)}."
+    return f"{which} commit {found[0]}." if found else ""
 
 
 def _missing(missing: Mapping[tuple[str, str], int], workloads: Sequence[Workload]) -> str:

@@ -25,7 +25,7 @@ WHEN = ("chosen", "last")
 """The epoch with the lowest validation loss, and the last step."""
 COLUMNS = ["workload", "contender", "candidate", "rate", "seed", "failed", "steps", "cpu", "seconds", "curve"]
 COLUMNS += [f"{what} {when}" for when in WHEN for what in ("valid", "test", "score")]
-COLUMNS += ["measures", "historical"]
+COLUMNS += ["measures", "historical", "commit"]
 
 
 def require_allowed(workload: Workload, contenders: Sequence[Contender], *, final: bool) -> None:
@@ -147,6 +147,7 @@ def _row(workload: Workload, contender: Contender, record: Record) -> dict[str, 
         ],
         "measures": (measures[0], measures[-1]),
         "historical": record.run.historical,
+        "commit": (record.run.config or {}).get("commit"),
     }
     for when, figures in zip(WHEN, (result, lines[-1] if lines else {}), strict=True):
         parts = {part: figures.get(part) or {} for part in ("valid", "test")}
