@@ -12,7 +12,7 @@ CORE := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl pages suite compatibility test test-slow test-core lint workflows types unit coverage \
+.PHONY: help env demo results results-rl pages suite recipes compatibility test test-slow test-core lint workflows types unit coverage \
   format bench docs docs-serve build release clean
 
 # Every method, for the tables of the documentation.
@@ -53,6 +53,8 @@ pages: $(STAMP) ## write docs/results.md, the table of docs/comparison.md and th
 	$(BIN)/alrao table $(PAGE:%=results/%.jsonl.xz) --markdown docs/results.md
 	$(BIN)/python tools/comparison.py
 	$(BIN)/python tools/hero.py
+	$(BIN)/alrao suite --no-run --markdown docs/suite.md --figures docs/images
+	$(BIN)/alrao recipes --no-run --markdown docs/recipes.md
 
 compatibility: $(STAMP) ## try the networks of docs/compatibility.md (an hour or two, resumable; needs alrao[networks])
 	$(BIN)/python tools/compatibility.py --retry
@@ -63,6 +65,9 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 	$(BIN)/alrao suite --no-run --markdown docs/suite.md --figures docs/images
 
 test: lint types unit ## what every change must pass: style, types, fast tests
+
+recipes: $(STAMP) ## run the programs of docs/recipes.md (hours, resumable; PROGRAMS=DIR with their clones, ALRAO_DATA)
+	$(BIN)/alrao recipes --programs $(PROGRAMS) --to-keep --markdown docs/recipes.md
 
 test-slow: $(STAMP) ## only the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow

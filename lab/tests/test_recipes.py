@@ -12,6 +12,7 @@ from alrao_lab.cli.app import cli
 from alrao_lab.errors import LabError
 from alrao_lab.recipes import harness
 from alrao_lab.recipes.harness import Recipe, recipes
+from alrao_lab.recipes.page import markdown
 
 PROGRAM = """
 import random, sys
@@ -153,11 +154,47 @@ def test_only_missing_runs_are_made_and_the_page_shows_them(given, tmp_path, mon
         assert done.exit_code == 0, done.output
         assert "3 rows in" in done.output
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
-    own, auto = (f"{next(r['figure'] for r in rows if r['variant'] == each):.4g}" for each in ("own", "auto"))
-    assert f"| [some](#some) | loss (lower is better) | 0.5 | {own} | {auto} |" in page.read_text()
-    assert f"-{LINE}" in page.read_text()
+    own, auto = (
+        f"{next(r['figure'] for r in rows if r['variant'] == each):.4g} (1 of 5 seeds)"
+        for each in ("own", "auto")
+    )
+    text = page.read_text()
+    assert f"| [some](#some) | loss (lower is better) | 0.5 | {own} | {auto} |" in text
+    assert f"-{LINE}" in text
+    assert "alrao recipes --programs DIR --only some --variants own --seeds 5 --to-keep" in text
+    assert f"| as its authors give it | {rows[0]['figure']:.4g} |" in text
     with pytest.raises(LabError, match="is not kept"):
         harness.add(kept, {**rows[0], "modified": True}, to_keep=True)
+
+
+def test_only_the_variants_that_are_asked_for_are_run(given, tmp_path, monkeypatch):
+    recipe, programs, data = given
+    monkeypatch.setattr(harness, "recipes", lambda: {"some": recipe})
+    kept = tmp_path / "rows.jsonl"
+    words = ["recipes", "--programs", str(programs), "--data", str(data), "--results", str(kept)]
+    done = CliRunner().invoke(cli, [*words, "--seeds", "2", "--variants", "own"])
+    assert done.exit_code == 0, done.output
+    assert [(row["variant"], row["seed"]) for row in harness.read(kept)] == [("own", 0), ("own", 1)]
+    wrong = CliRunner().invoke(cli, [*words, "--variants", "owm"], standalone_mode=False)
+    assert "did you mean own" in str(wrong.exception)
+
+
+def test_a_page_has_no_figure_of_another_program_or_length(given):
+    """What is not run is called so; a row of another commit or number of steps does not count."""
+    recipe, _, _ = given
+    row = {"recipe": "some", "variant": "own", "seed": 0, "steps": 8, "program": recipe.commit, "cpu": 3.0}
+    row |= {"seconds": 4.0, "diff": "", "commit": "0123456789ab", "figure": 1.0}
+    whole = [{**row, "seed": seed, "figure": 1.0 + seed} for seed in range(5)]
+    text = markdown({"some": recipe}, whole)
+    assert "| 0.5 | 3 ± 1.58 | not run | not run | 3 |" in text
+    assert "| as its authors give it | 1, 2, 3, 4, 5 | 3 | 4 | 0123456 |" in text
+    assert "--variants own" not in text
+    assert "--variants auto" in text
+    other = [{**row, "program": "f" * 40}, {**row, "steps": 2}]
+    assert "| 0.5 | not run | not run | not run | not run |" in markdown({"some": recipe}, other)
+    assert "failed 1 of 5" in markdown({"some": recipe}, [{**whole[0], "figure": None}, *whole[1:]])
+    without = replace(recipe, edits={}, without={"auto": "no head", "plain": "no net"})
+    assert "| 3 ± 1.58 | none: no head | none: no net | 3 |" in markdown({"some": without}, whole)
 
 
 def test_the_recipes_that_are_listed():

@@ -18,8 +18,8 @@ from alrao_lab.records import find_runs
 from alrao_lab.resolve import resolve
 from alrao_lab.settings import Settings
 from alrao_lab.suite.contenders import ADAMW, CONTENDERS, GROUPS, Candidate, Contender
-from alrao_lab.suite.page import Suite, dots, markdown, profile, sensitivity, table
-from alrao_lab.suite.runs import COLUMNS, Search, every
+from alrao_lab.suite.page import RUNS, Suite, dots, markdown, profile, sensitivity, table
+from alrao_lab.suite.runs import COLUMNS, Search, every, lacking, recorded
 from alrao_lab.suite.standings import Standings, crossing
 from alrao_lab.suite.workloads import KNOWN, WORKLOADS, Workload
 from alrao_lab.tasks import get_task
@@ -43,7 +43,7 @@ def row(workload, contender, candidate, seed, chosen, last=None, valid=1.0, fail
         "workload": workload.name, "contender": contender.name, "candidate": candidate,
         "rate": candidate.rate,
         "seed": seed, "failed": failed, "steps": 100, "cpu": 2.0, "seconds": 3.0, "curve": list(curve),
-        "measures": ("loss", "accuracy"), "historical": False,
+        "measures": ("loss", "accuracy"), "historical": False, "commit": "0123456789ab",
     }  # fmt: skip
     return {**found, **figures}
 
@@ -136,24 +136,71 @@ def test_the_interval_is_over_workloads_and_seeds():
     )  # fmt: skip
     low, high = Standings(apart, [RATES, OURS]).interval("auto", [QUICK, OTHER])
     assert (low, high) == pytest.approx((0.1, 0.3)), "with two workloads, one of them may be drawn twice"
+    fixed = Standings(apart, [RATES, OURS]).interval("auto", [QUICK, OTHER], fixed=True)
+    assert fixed == pytest.approx((0.2, 0.2)), "the seeds do not differ"
     assert Standings(told(), CONTENDED).interval("plain", [OTHER]) is None
+
+
+def test_the_deviation_is_that_of_the_reference():
+    found = Standings(frame(runs(QUICK, RATES, [1.0, 2.0, 3.0])), [RATES])
+    assert found.deviation("quick") == pytest.approx(0.5)
 
 
 def test_there_are_no_gaps_before_the_search_is_over():
     found = Suite(told(searched=False), CONTENDED)
     assert found.chosen.gaps.size == 0
-    assert "a search that is not over: quick" in markdown(found, [QUICK])
+    missing = lacking(found.every, [QUICK], CONTENDED, 10)
+    page = markdown(found, [QUICK], missing=missing)
+    assert "## Missing runs" in page
+    assert "A workload whose searches are not over is in no table of gaps." in page
+    assert "| quick | yes | digits | 6 | the task's | not run |" in page
 
 
 def test_the_page_has_both_halves_apart():
     page = markdown(Suite(told(), CONTENDED), [QUICK, OTHER])
     first, second = page.index("## Workloads held out"), page.index("## Workloads used for choosing")
     assert first < page.index("| auto | -25.0 | -25.0 |") < second
-    assert page.index("| plain | failed | failed | – |") > second
+    assert page.index("| plain | failed | failed | failed | failed |") > second
+    assert "Missing runs" not in page
     assert "| quick | `adamw` | +0.0 / +0.0 | -25.0 / +0.0 |" in page
     assert "| adamw: sgd@0.1 | 2.0000 ± 1.4142 | 0.500 ± 0.000 | 3.0000 ± 1.4142 |" in page
+    assert "| 0.400 ± 0.000 | 75 / 0.7 | 2 | 2.0 |" in page, "auto on quick, in 100 steps and 2 seconds"
+    assert "| 0.400 ± 0.000 | never | 3 | 2.0 |" in page, "plain on quick has no curve"
     assert max(line.count("|") for line in page.splitlines()) <= 9, "a table that can be read"
     assert "historical" not in page
+    assert "Runs of auto are of commit 0123456." in page
+    mixed = told()
+    mixed.loc[mixed["contender"] == "auto", "commit"] = ["a" * 12, *["b" * 12] * 3]
+    said = "Runs of auto are of different commits, and are no single method: aaaaaaa, bbbbbbb."
+    assert said in markdown(Suite(mixed, CONTENDED), [QUICK, OTHER])
+
+
+def test_a_method_without_runs_has_no_figure():
+    """A contender that has run on one of two workloads has no mean, no interval, no place in the profile."""
+    found = frame(
+        runs(QUICK, RATES, [1.0] * 10), runs(OTHER, RATES, [1.0] * 10), runs(QUICK, OURS, [1.1] * 2)
+    )
+    both = [QUICK, OTHER]
+    missing = lacking(found, both, [RATES, PLAIN, OURS], 10)
+    assert missing == {
+        ("quick", "plain"): 5, ("other", "plain"): 5, ("quick", "auto"): 3, ("other", "auto"): 5,
+    }  # fmt: skip
+    suite = Suite(found, [RATES, PLAIN, OURS])
+    page = markdown(suite, both, missing=missing)
+    assert "At least 18 runs are still to come" in page
+    assert "| plain, auto | all workloads | 18 |" in page
+    assert "Not in the performance profile, because they lack runs on workloads of the tables: auto." in page
+    assert "| other | `adamw` | +0.0 / +0.0 | missing / missing |" in page
+    assert "| auto | 0 | never | never | 1 | 0 | 0 |" in page
+    assert "–" not in page
+    assert [trace["name"] for trace in profile(suite.chosen, both).plot.data] == [ADAMW]
+
+
+def test_a_search_lacks_what_it_calls_for_next():
+    first = frame(runs(QUICK, RATES, [], searched=False))
+    assert lacking(first, [QUICK], [RATES], 10) == {("quick", ADAMW): 3 * 3}
+    over = frame(runs(QUICK, RATES, [1.0] * 4))
+    assert lacking(over, [QUICK], [RATES], 10) == {("quick", ADAMW): RATES.seeds - 4}
 
 
 def test_names_are_not_cut_in_a_narrow_terminal():
@@ -206,6 +253,11 @@ def test_half_of_its_workloads_are_held_out_by_the_rule():
         batches = {each.mini["batch"] for each in half if "batch" in each.mini}
         assert {4, 512} <= batches
         assert max(each.mini["epochs"] * each.mini["every"] for each in half) == 15_000
+
+
+def test_all_of_its_runs_fit_into_twelve_hours_of_two_cores():
+    assert all(each.seconds > 0 for each in WORKLOADS.values())
+    assert sum(each.seconds for each in WORKLOADS.values()) * RUNS / 2 <= 12 * 3600
 
 
 def test_its_workloads_are_settings_of_tasks():
@@ -301,6 +353,12 @@ def test_its_runs_have_what_the_tables_need_and_nothing_is_trained_twice(ran, tm
     again = search_in(tmp_path)
     again.run()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
+    read = recorded([tmp_path], [QUICK], ran.contenders, Settings(threads=1))
+    keys = ["contender", "rate", "seed"]
+    both = [each.sort_values(keys).drop(columns="rate").to_dict("records") for each in (read, found)]
+    assert both[0] == both[1]
+    longer = replace(QUICK, mini={**MINI, "epochs": 3})
+    assert recorded([tmp_path], [longer], ran.contenders, Settings(threads=1)).empty, "another length"
     before = Standings(found, ran.contenders)
     assert Standings(every([again]), ran.contenders).gaps.equals(before.gaps)
 

@@ -97,11 +97,12 @@ def submission(monkeypatch):
     return module
 
 
-def run(submission, steps, every, saved=None, skip=0):
+def run(submission, steps, every, saved=None, skip=0, compiled=False):
     """As the runner's ``train_once``: from a checkpoint, if there is one, to the last step."""
     workload = Workload(submission.spec.ForwardPassMode)
     queue = workload.queue(1, submission.get_batch_size("mnist"))
     params, model_state = workload.init_model_fn(2)
+    params = torch.compile(params, backend="eager") if compiled else params
     state = submission.init_optimizer_state(workload, params, model_state, None, None)
     for _ in range(skip):
         next(queue)
@@ -142,6 +143,26 @@ def test_it_learns_and_is_evaluated_at_the_average(submission):
     assert all(moved), "the weights that take the gradients are others"
     params.eval()
     assert all(torch.equal(p, x) for p, x in zip(params.parameters(), averaged, strict=True))
+
+
+def test_the_runner_may_compile_the_network(submission):
+    found, _, params = run(submission, 120, 60, compiled=True)
+    plain, _, _ = run(submission, 120, 60)
+    losses = [[result["loss"] for _, result in each] for each in (found, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    averaged = [p.clone() for p in params.parameters()]
+    params.train()
+    assert not any(torch.equal(p, x) for p, x in zip(params.parameters(), averaged, strict=True))
+
+
+def test_the_swap_is_done_when_the_runner_evaluates(submission):
+    """It is in ``prepare_for_eval``, whose time counts; the runner's own eval() changes no weight."""
+    found, _, params = run(submission, 80, 80)
+    averaged = [p.clone() for p in params.parameters()]
+    assert not params.training
+    params.eval()
+    assert all(torch.equal(p, x) for p, x in zip(params.parameters(), averaged, strict=True))
+    assert len(found) == 1
 
 
 def test_it_continues_from_a_checkpoint_of_the_runner(submission):

@@ -18,7 +18,7 @@ from ..spread import Spread
 from ..store import replace_file
 from ..suite import page
 from ..suite.contenders import CONTENDERS, GROUPS
-from ..suite.runs import Search, every
+from ..suite.runs import Search, lacking, recorded, require_allowed
 from ..suite.workloads import WORKLOADS
 from .options import FEW, Command, fail_if, options, pick, words_of
 
@@ -91,30 +91,29 @@ def suite(
     }
     wanted = pick(_spread_out(workloads, named), WORKLOADS, "workload")
     methods = pick(_spread_out(contenders, GROUPS), CONTENDERS, "contender")
-    searches = [
-        Search(workload, methods, settings, seeds=seeds, roots=roots, final=final or not train)
-        for workload in wanted
-    ]
-    for search in searches:
-        if train:
-            train_missing(search, spread)
-        while search.grow():  # so that, without training, all missing runs are counted
-            continue
-        if train and settings.to_keep and len(roots) > 1:
+    failed: dict[Path, str] = {}
+    for workload in wanted if train else ():  # before the first run
+        require_allowed(workload, methods, final=final)
+    for workload in wanted if train else ():
+        search = Search(workload, methods, settings, seeds=seeds, roots=roots, final=final)
+        train_missing(search, spread)
+        failed |= search.failed
+        if settings.to_keep and len(roots) > 1:
             keep(roots[:1], roots[1])
-    found = page.Suite(every(searches), methods)
+    found = page.Suite(recorded(roots, wanted, methods, settings), methods)
     for which, chosen_on in page.HALVES.items():
         ready = found.ready(wanted) or wanted
         if some := [workload for workload in ready if workload.chosen_on == chosen_on]:
             out.print(page.table(found, some, f"workloads {which}"))
-    if missing := sum(run.result is None for search in searches for run in search.runs):
-        out.print(f"{missing} runs are missing: run the same command without --no-run to train them")
+    missing = lacking(found.every, wanted, methods, seeds)
+    if count := sum(missing.values()):
+        out.print(f"{count} runs are missing: run the same command without --no-run to train them")
     if markdown is not None:
-        replace_file(Path(markdown), page.markdown(found, wanted, title).encode())
+        replace_file(Path(markdown), page.markdown(found, wanted, title, missing).encode())
     if figures is not None:
         drawn = page.figures(found, wanted)
         make.write_images({Path(figures) / f"{figure.name}.svg": figure for figure in drawn})
-    fail_if({path: error for search in searches for path, error in search.failed.items()})
+    fail_if(failed)
 
 
 def _spread_out(text: str | None, groups: Mapping[str, Sequence[str]]) -> list[str]:

@@ -19,6 +19,7 @@ from .options import fail_if, pick, words_of
 @click.option("--programs", metavar="DIR", help="the directory of clones of the programs")
 @click.option("--data", metavar="DIR", help="where the data is (default: $ALRAO_DATA)")
 @click.option("--only", metavar="A,B,…", help="programs to run  [default: all]")
+@click.option("--variants", metavar="A,B,…", help=f"{', '.join(harness.VARIANTS)}  [default: all]")
 @click.option(
     "--seeds", type=click.IntRange(1), default=5, show_default=True, metavar="N", help="runs of each"
 )
@@ -34,6 +35,7 @@ def recipes(
     programs: str | None,
     data: str | None,
     only: str | None,
+    variants: str | None,
     seeds: int,
     short: bool,
     limit: float,
@@ -49,12 +51,14 @@ def recipes(
     """
     listed = harness.recipes()
     wanted, kept = pick(words_of(only or ""), listed, "program"), Path(results)
+    chosen = pick(words_of(variants or ""), {name: name for name in harness.VARIANTS}, "variant")
     failed: dict[Path, str] = {}
     if train:
         if programs is None:
             raise click.UsageError("name the directory of the clones with --programs, or give --no-run")
         place = data_path(data, "name the directory of the data with --data")
-        for recipe, variant, seed in list(harness.missing(wanted, seeds, harness.read(kept), short=short)):
+        runs = harness.missing(wanted, seeds, harness.read(kept), short=short, variants=chosen)
+        for recipe, variant, seed in list(runs):
             try:
                 row = harness.run(recipe, variant, seed, Path(programs), place, short=short, limit=limit)
             except LabError as error:  # of one program, which must not end the others

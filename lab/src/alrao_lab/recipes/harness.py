@@ -188,13 +188,18 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def missing(
-    wanted: Sequence[Recipe], seeds: int, rows: Sequence[Mapping[str, Any]], *, short: bool
+    wanted: Sequence[Recipe],
+    seeds: int,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    short: bool,
+    variants: Sequence[str] = VARIANTS,
 ) -> Iterator[tuple[Recipe, str, int]]:
     """Yield the runs that are not among the rows, the first seed of everything first."""
     known = {(row["recipe"], row["variant"], row["seed"], row["steps"], row["program"]) for row in rows}
     for seed in range(seeds):
         for recipe in wanted:
-            for variant in recipe.variants:
+            for variant in [each for each in recipe.variants if each in variants]:
                 steps = recipe.few if short else recipe.steps
                 if (recipe.name, variant, seed, steps, recipe.commit) not in known:
                     yield recipe, variant, seed

@@ -10,37 +10,92 @@ import pandas as pd  # type: ignore[import-untyped]
 from ..render import markdown as md
 from .harness import VARIANTS, Recipe
 
-HEADS = ["program", "measure", "published", "own", "`Auto`, copies", "`Auto`, plain", "seconds", "seeds"]
+HEADS = ["program", "measure", "published", "own", "`Auto`, copies", "`Auto`, plain", "seconds"]
+TITLES = {"own": "as its authors give it", "auto": "`Auto`, copies", "plain": "`Auto`, plain"}
+COLUMNS = [
+    "recipe",
+    "variant",
+    "seed",
+    "steps",
+    "program",
+    "figure",
+    "seconds",
+    "cpu",
+    "diff",
+    "failed",
+    "commit",
+]
+SEEDS = 5
+"""Runs of each variant that the page asks for."""
+COMMAND = "alrao recipes --programs DIR --only {names}{variants} --seeds 5 --to-keep"
 
 
 def _spread(figures: pd.Series) -> str:
     if figures.isna().any():
         return f"failed {int(figures.isna().sum())} of {len(figures)}"
     deviation = f" ± {figures.std():.3g}" if len(figures) > 1 else ""
-    return f"{figures.mean():.4g}{deviation}"
+    few = f" ({len(figures)} of {SEEDS} seeds)" if len(figures) < SEEDS else ""
+    return f"{figures.mean():.4g}{deviation}{few}"
+
+
+def lacking(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
+    """Return how many seeds of each program and variant are not among the rows, where any are not."""
+    own = [(row["recipe"], row["variant"], row["steps"], row["program"]) for row in rows]
+    found = {
+        (name, variant): SEEDS - own.count((name, variant, recipe.steps, recipe.commit))
+        for name, recipe in listed.items()
+        for variant in recipe.variants
+    }
+    return {key: count for key, count in found.items() if count > 0}
 
 
 def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the page: a table of the figures, and what was changed in each program."""
-    every = pd.DataFrame(
-        rows, columns=["recipe", "variant", "seed", "steps", "figure", "cpu", "diff", "failed"]
-    )
-    table, changes = [], []
+    every = pd.DataFrame(rows, columns=COLUMNS)
+    table, programs = [], []
     for name, recipe in listed.items():
-        own = every[(every["recipe"] == name) & (every["steps"] == recipe.steps)]
-        groups = dict(iter(own.groupby("variant")))
+        here = (every["recipe"] == name) & (every["steps"] == recipe.steps)
+        groups = dict(iter(every[here & (every["program"] == recipe.commit)].groupby("variant")))
         cells = [
-            _spread(groups[each]["figure"].astype(float)) if each in groups else recipe.without.get(each, "–")
+            _spread(groups[each]["figure"].astype(float))
+            if each in groups
+            else f"none: {recipe.without[each]}"
+            if each in recipe.without
+            else "not run"
             for each in VARIANTS
         ]
-        seconds = " / ".join(
-            f"{groups[each]['cpu'].mean():.0f}" if each in groups else "–" for each in VARIANTS
-        )
-        published = "–" if recipe.published is None else f"{recipe.published:g}"
+        seconds = " / ".join(f"{groups[each]['cpu'].mean():.0f}" for each in VARIANTS if each in groups)
+        published = "none" if recipe.published is None else f"{recipe.published:g}"
         better = "higher is better" if recipe.higher else "lower is better"
-        seeds = str(own.groupby("variant")["seed"].nunique().min()) if len(own) else "0"
         link = f"[{name}](#{name})"
-        table.append([link, f"{recipe.measure} ({better})", published, *cells, seconds, seeds])
-        diffs = [(each, groups[each]["diff"].iloc[0]) for each in VARIANTS[1:] if each in groups]
-        changes.append((name, recipe, [(each, diff) for each, diff in diffs if diff]))
-    return md.filled(__package__, "page.md.j2", table=md.table(HEADS, table, left=2), changes=changes)
+        table.append([link, f"{recipe.measure} ({better})", published, *cells, seconds or "not run"])
+        diffs = [groups[each]["diff"].iloc[0] for each in VARIANTS[1:] if each in groups]
+        programs.append((name, recipe, _runs(groups), [diff for diff in diffs if diff]))
+    missing = lacking(listed, rows)
+    left = {variant: [name for name, each in missing if each == variant] for variant in VARIANTS}
+    commands = [
+        (TITLES[variant], sum(missing[name, variant] for name in names),
+         COMMAND.format(names=",".join(names), variants=f" --variants {variant}"))
+        for variant, names in left.items() if names
+    ]  # fmt: skip
+    return md.filled(
+        __package__,
+        "page.md.j2",
+        table=md.table(HEADS, table, left=2),
+        programs=programs,
+        commands=commands,
+        seeds=SEEDS,
+    )
+
+
+def _runs(groups: Mapping[str, pd.DataFrame]) -> str:
+    """Every figure of a program, with its times and commits."""
+    rows = []
+    for variant in (each for each in VARIANTS if each in groups):
+        own = groups[variant].sort_values("seed")
+        figures = ", ".join("failed" if pd.isna(each) else f"{each:.4g}" for each in own["figure"])
+        commits = ", ".join(dict.fromkeys(str(each)[:7] for each in own["commit"]))
+        times = [f"{own[which].mean():.0f}" for which in ("cpu", "seconds")]
+        rows.append([TITLES[variant], figures, *times, commits])
+    heads = ["variant", "figure of each seed", "processor seconds", "wall-clock seconds", "commit"]
+    return md.table(heads, rows, left=2) if rows else "Not run."

@@ -60,6 +60,13 @@ class Contender:
         """What it starts with."""
         return [Candidate(self.method, rate) for rate in self.rates or (None,)]
 
+    def tries(self, candidate: Candidate) -> bool:
+        """Return whether a candidate is one of its own, at any rate if it is tuned."""
+        if not self.tuned:
+            return candidate in self.first
+        own = ((self.method, 0.0), *self.others)
+        return candidate.rate is not None and (candidate.method, candidate.decay) in own
+
     def settings(self, common: Settings, candidate: Candidate, seed: int) -> Settings:
         """Return the settings of a run."""
         method = MethodSpec(candidate.method, candidate.rate)

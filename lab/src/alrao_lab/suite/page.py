@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import isfinite, isnan, nan
+from collections.abc import Mapping, Sequence
+from math import ceil, inf, isfinite, isnan, nan
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -17,7 +18,7 @@ from ..table import historical_note
 from .contenders import ADAMW, SEARCH_SEEDS, Candidate, Contender
 from .runs import WHEN
 from .standings import Standings
-from .workloads import Workload
+from .workloads import WORKLOADS, Workload
 
 HALVES = {"held out": False, "used for choosing": True}
 """The workloads that are shown together, and whether they are those that defaults were chosen on."""
@@ -25,6 +26,9 @@ SHOWN = (ADAMW, "muon", "auto", "auto-plain")
 """The contenders whose gap on each workload stands in one table; the others' losses are further down."""
 
 
+RUNS = 250
+"""What all runs on a workload cost, in runs of AdamW: 180 to 200 of references and peers cost 207 to 212 such
+runs on the first four workloads; ours are 20 runs, at most twice as long."""
 MOST = 10.0
 """Larger gaps are shown as larger than this."""
 
@@ -36,6 +40,11 @@ class Suite:
         self.every = runs
         self.at = {when: Standings(runs, contenders, when) for when in WHEN}
         self.chosen, self.last = (self.at[when] for when in WHEN)
+        runs = runs.drop_duplicates(["workload", "candidate", "seed", "cpu"])
+        self.spent = float(runs["cpu"].sum())
+        """Processor seconds of all runs."""
+        self.times = self.last.targets().groupby(["workload", "contender"])[["step", "second"]].median()
+        """When half of the runs have come to tuned AdamW's last loss."""
 
     def ready(self, workloads: Sequence[Workload]) -> list[Workload]:
         """Return the workloads where all searches are over, at both times."""
@@ -44,17 +53,29 @@ class Suite:
 
 def _percent(gap: float) -> str:
     if not isfinite(gap):
-        return "–" if isnan(gap) else "failed"
+        return "missing" if isnan(gap) else "failed"
     if gap >= MOST:
         return f"> {100 * MOST:.0f}"
     return f"{100 * gap:+.1f}" if abs(gap) < 1 else f"{100 * gap:+.0f}"
 
 
-def _number(value: float, digits: int = 2) -> str:
-    return "–" if isnan(value) else f"{value:.{digits}f}"
+def _part(value: float) -> str:
+    return "never" if isnan(value) else f"{value:.2f}"
 
 
-LOSSES = ["mean", "worst", "95 % interval", "mean, last", "worst, last", "score"]
+def _interval(suite: Suite, name: str, workloads: Sequence[Workload], *, fixed: bool) -> str:
+    found = suite.chosen.interval(name, workloads, fixed=fixed)
+    if found is not None:
+        return " … ".join(map(_percent, found))
+    gaps = suite.chosen.gaps.reindex(columns=[each.name for each in workloads]).loc[name]
+    return "failed" if (gaps == inf).any() else "missing"
+
+
+def _reached(part: float) -> str:
+    return "missing" if isnan(part) else f"{100 * part:.0f}"
+
+
+LOSSES = ["mean", "worst", "over seeds", "over workloads", "mean, last", "worst, last", "score"]
 COSTS = ["reached", "steps", "seconds", "tried", "failed", "at chance"]
 
 
@@ -63,15 +84,13 @@ def _summed(suite: Suite, workloads: Sequence[Workload]) -> tuple[list[list[str]
     losses, costs = [], []
     last = suite.last.over(workloads)
     for name, row in suite.chosen.over(workloads).iterrows():
-        interval = " … ".join(map(_percent, suite.chosen.interval(name, workloads) or (nan,)))
+        intervals = [_interval(suite, name, workloads, fixed=fixed) for fixed in (True, False)]
         behind = [_percent(each) for each in (last.loc[name, "mean"], last.loc[name, "worst"])]
         losses.append(
-            [name, _percent(row["mean"]), _percent(row["worst"]), interval, *behind, _percent(row["score"])]
+            [name, _percent(row["mean"]), _percent(row["worst"]), *intervals, *behind, _percent(row["score"])]
         )
         counts = [f"{row[count]:.0f}" for count in ("tried", "failed", "at chance")]
-        costs.append(
-            [name, _percent(row["reached"]).lstrip("+"), *map(_number, (row["steps"], row["cpu"])), *counts]
-        )
+        costs.append([name, _reached(row["reached"]), *map(_part, (row["steps"], row["cpu"])), *counts])
     return losses, costs
 
 
@@ -79,34 +98,91 @@ def table(suite: Suite, workloads: Sequence[Workload], title: str) -> Table:
     """Return what the contenders achieved on some workloads together, for the terminal."""
     caption = "per cent behind the best tuned test loss; score: points of accuracy or R² above it"
     look: dict[str, Any] = {"title": title, "caption": caption, "box": box.SIMPLE_HEAD, "padding": 0}
-    shown = plain_table(["contender", *LOSSES], _summed(suite, workloads)[0], **look)
+    names, rows = ["contender", *LOSSES], _summed(suite, workloads)[0]
+    kept = [place for place, name in enumerate(names) if name != "over seeds"]  # 80 columns
+    shown = plain_table([names[i] for i in kept], [[row[i] for i in kept] for row in rows], **look)
     shown.columns[0].no_wrap = True
     return shown
 
 
-def markdown(suite: Suite, workloads: Sequence[Workload], title: str = "The suite") -> str:
-    """Return a page: all workloads of a half together, each of them, and every figure."""
+def markdown(
+    suite: Suite,
+    workloads: Sequence[Workload],
+    title: str = "The suite",
+    missing: Mapping[tuple[str, str], int] = MappingProxyType({}),
+) -> str:
+    """Return a page: all workloads of a half together, each of them, and every figure.
+
+    ``missing`` are the runs of a workload and a contender that are still to come.
+    """
     ready = suite.ready(workloads)
     halves = {which: [each for each in ready if each.chosen_on == chosen] for which, chosen in HALVES.items()}
-    listed = [[each.name, "no" if each.chosen_on else "yes", each.what, *_sizes(each)] for each in workloads]
+    totals = {which: sum(each.chosen_on == chosen for each in workloads) for which, chosen in HALVES.items()}
+    listed = [
+        [each.name, "no" if each.chosen_on else "yes", each.what, *_sizes(suite, each)] for each in workloads
+    ]
+    heads = ["workload", "held out", "what", "steps", "batch", "deviation"]
+    left_out = [
+        each.name for each in suite.chosen.contenders if suite.chosen.gaps.loc[each.name].isna().any()
+    ]
     return md.filled(
         __package__,
         "page.md.j2",
         title=title,
         count=len(workloads),
+        held_out=totals["held out"],
+        **{name: f"{_steps(WORKLOADS[name]):,}" for name in ("resnet", "gpt")},
         search_seeds=SEARCH_SEEDS,
         tuned=", ".join(f"`{each.name}`" for each in suite.chosen.contenders if each.tuned),
         note=historical_note(suite.every),
-        listed=md.table(["workload", "held out", "what", "steps", "batch"], listed, left=3),
+        listed=md.table(heads, listed, left=3),
         waiting=[workload.name for workload in workloads if workload not in ready],
-        gaps=[(which, *_gaps(suite, some)) for which, some in halves.items() if some],
+        commits=_commits(suite),
+        missing=_missing(missing, workloads),
+        total=sum(missing.values()),
+        left_out=left_out,
+        hours=ceil(sum(each.seconds for each in workloads) * RUNS / 2 / 3600),
+        spent=suite.spent / 3600,
+        gaps=[
+            (which, len(some), totals[which], *_gaps(suite, some)) for which, some in halves.items() if some
+        ],
         figures=[(each, *shown) for each in workloads if (shown := _figures(suite, each))],
     )
 
 
-def _sizes(workload: Workload) -> list[str]:
-    steps = workload.mini["epochs"] * workload.mini["every"]
-    return [f"{steps:,}", str(workload.mini.get("batch", "–"))]
+def _commits(suite: Suite) -> str:
+    """The commits that runs of our methods are of, which should be one."""
+    ours = [each.name for each in suite.chosen.contenders if each.ours]
+    runs = suite.every[suite.every["contender"].isin(ours)]
+    found = [str(each)[:7] for each in runs["commit"].dropna().unique()]
+    which = f"Runs of {', '.join(ours)} are of"
+    if len(found) > 1:
+        return f"{which} different commits, and are no single method: {', '.join(found)}."
+    return f"{which} commit {found[0]}." if found else ""
+
+
+def _missing(missing: Mapping[tuple[str, str], int], workloads: Sequence[Workload]) -> str:
+    """Where contenders have not run, or not with all seeds: a row for those that lack the same."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for name in dict.fromkeys(contender for _, contender in missing):
+        on = tuple(each.name for each in workloads if (each.name, name) in missing)
+        places.setdefault(on, []).append(name)
+    rows = []
+    for on, names in places.items():
+        where = "all workloads" if len(on) == len(workloads) else ", ".join(on)
+        count = sum(missing[each, name] for each in on for name in names)
+        rows.append([", ".join(names), where, f"{count:,}"])
+    return md.table(["contenders", "missing on", "runs, at least"], rows, left=2) if rows else ""
+
+
+def _steps(workload: Workload) -> int:
+    return int(workload.mini["epochs"] * workload.mini["every"])
+
+
+def _sizes(suite: Suite, workload: Workload) -> list[str]:
+    known = workload.name in suite.chosen.best
+    deviation = f"{100 * suite.chosen.deviation(workload.name):.1f}" if known else "not run"
+    return [f"{_steps(workload):,}", str(workload.mini.get("batch", "the task's")), deviation]
 
 
 def _gaps(suite: Suite, workloads: Sequence[Workload]) -> tuple[str, str, str]:
@@ -144,11 +220,19 @@ def _figures(suite: Suite, workload: Workload) -> tuple[list[str], str] | None:
                 cells += [_spread(good[f"test {when}"], 4), _spread(good[f"score {when}"].astype(float), 3)]
         if cells:
             name = f"{contender.name}: {named}" if contender.tuned else contender.name
-            rows.append([name, *cells, str(count), f"{cpu:.1f}"])
+            rows.append([name, *cells, _reached_at(suite, workload, contender), str(count), f"{cpu:.1f}"])
     if not rows:
         return None
     heads = [f"{measure}{at}" for at in ("", ", last") for measure in measures]
-    return measures, md.table(["contender", *heads, "seeds", "seconds"], rows)
+    return measures, md.table(["contender", *heads, "at AdamW's", "seeds", "seconds"], rows)
+
+
+def _reached_at(suite: Suite, workload: Workload, contender: Contender) -> str:
+    """The step and the second at which half of the runs have come to tuned AdamW's last loss."""
+    if (workload.name, contender.name) not in suite.times.index:
+        return "unknown"  # tuned AdamW is missing
+    step, second = suite.times.loc[workload.name, contender.name]
+    return f"{step:,.0f} / {second:.1f}" if isfinite(step) else "never"
 
 
 def _spread(values: pd.Series, digits: int) -> str:
@@ -164,7 +248,8 @@ OURS = {"auto": ("circle", "solid"), "auto-plain": ("cross", "dash")}
 FARTHEST = 0.5
 """Larger gaps are drawn at the edge."""
 SYMBOLS = ("diamond", "square", "triangle-up")
-"""The marks of the others: the next one where colours begin again."""
+DASHES = ("solid", "dot", "dashdot")
+"""The marks and lines of the others: the next one where colours begin again."""
 VALLEYS = {"adamw": "#3f6fe8", "muon": "#1fa774"}
 """The references whose loss is drawn against the rate, and their colours."""
 COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
@@ -206,26 +291,26 @@ def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     gaps = standings.gaps.reindex(columns=names)
     plot = panels(1, height=max(420, 100 + 20 * len(standings.contenders)))
     rows: list[dict[str, Any]] = []
+    edge = 100 * FARTHEST
     for contender, look in _looks(standings.contenders):
         if gaps.loc[contender.name].isna().any():
             continue
         found = sorted(100 * gap for gap in gaps.loc[contender.name].dropna() if isfinite(gap))
-        edge = 100 * FARTHEST
         steps = [(-edge, 0.0), *((gap, (i + 1) / len(names)) for i, gap in enumerate(found) if gap < edge)]
         steps.append((edge, steps[-1][1]))
         width = 4 if look["ours"] else 2
         line = {"color": look["color"], "width": width, "shape": "hv", "dash": look["dash"]}
         plot.scatter(steps, name=contender.name, mode="lines", line=line, legendrank=look["rank"])
         rows += [{"contender": contender.name, "gap": gap, "part": part} for gap, part in steps]
-    plot.axis("x", "test loss behind the best tuned run, at most, %")
+    plot.axis("x", "test loss behind the best tuned run, at most, %", range=[-edge / 2, edge])
     plot.axis("y", "part of the workloads", range=[0, 1.02])
     return Figure("suite-profile", COMMAND, plot, pd.DataFrame(rows))
 
 
-def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int = 6) -> Figure:
+def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int = 4) -> Figure:
     """Draw the loss of the references at each rate, and those of ours, which are given none, as lines.
 
-    The workloads are the last of the list, which train longest.
+    The workloads are the last of the list.
     """
     names = [workload.name for workload in workloads][-most:]
     rates = standings.sensitivity(tuple(VALLEYS))
@@ -248,7 +333,7 @@ def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int =
                     ends, panel, name=contender, mode="lines", line=line,
                     legendgroup=contender, showlegend=not panel,
                 )  # fmt: skip
-        plot.axis("x", f"learning rate, {name}", panel, type="log")
+        plot.axis("x", f"{name}: learning rate", panel, type="log", exponentformat="power", dtick=2)
         plot.axis("y", "test loss" if not panel else "", panel)
     return Figure("suite-sensitivity", COMMAND, plot, rates)
 
@@ -259,7 +344,8 @@ def _looks(contenders: Sequence[Contender]) -> list[tuple[Contender, dict[str, A
     for i, contender in enumerate(contenders):
         ours = contender.name in OURS
         colour = ALRAO if ours else COLOURS[i % len(COLOURS)]
-        symbol, dash = OURS[contender.name] if ours else (SYMBOLS[i // len(COLOURS) % 3], "solid")
+        again = i // len(COLOURS) % len(SYMBOLS)
+        symbol, dash = OURS[contender.name] if ours else (SYMBOLS[again], DASHES[again])
         rank = i if ours else len(contenders) + i
         look = {"color": colour, "ours": ours, "symbol": symbol, "dash": dash, "rank": rank}
         looks.append((contender, look))

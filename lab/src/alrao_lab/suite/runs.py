@@ -13,7 +13,8 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 
 from ..errors import LabError
-from ..records import Record, read
+from ..records import SUFFIX, Record, find_runs, read
+from ..resolve import resolve
 from ..runset import RunSet
 from ..settings import Settings
 from ..store import Run
@@ -24,7 +25,16 @@ WHEN = ("chosen", "last")
 """The epoch with the lowest validation loss, and the last step."""
 COLUMNS = ["workload", "contender", "candidate", "rate", "seed", "failed", "steps", "cpu", "seconds", "curve"]
 COLUMNS += [f"{what} {when}" for when in WHEN for what in ("valid", "test", "score")]
-COLUMNS += ["measures", "historical"]
+COLUMNS += ["measures", "historical", "commit"]
+
+
+def require_allowed(workload: Workload, contenders: Sequence[Contender], *, final: bool) -> None:
+    """Refuse to run methods of this library on a workload that is held out, unless they are ``final``."""
+    if ours := [each.name for each in contenders if each.ours and not (workload.chosen_on or final)]:
+        raise LabError(
+            f"{workload.name} is held out, and {', '.join(ours)} may run on it once, at the end: "
+            "choose other --contenders, or give --final"
+        )
 
 
 class Search(RunSet):
@@ -40,11 +50,7 @@ class Search(RunSet):
         roots: list[Path],
         final: bool = False,
     ) -> None:
-        if ours := [each.name for each in contenders if each.ours and not (workload.chosen_on or final)]:
-            raise LabError(
-                f"{workload.name} is held out, and {', '.join(ours)} may run on it once, at the end: "
-                "choose other --contenders, or give --final"
-            )
+        require_allowed(workload, contenders, final=final)
         super().__init__(workload.settings(common), roots)
         self.workload, self.contenders, self.seeds = workload, contenders, seeds
         self._own: dict[str, dict[Path, Run]] = {contender.name: {} for contender in contenders}
@@ -83,6 +89,40 @@ def every(searches: Iterable[Search]) -> pd.DataFrame:
     return pd.concat([runs for runs in found if len(runs)] or [pd.DataFrame(columns=COLUMNS)])
 
 
+def recorded(
+    roots: Iterable[Path], workloads: Sequence[Workload], contenders: Sequence[Contender], common: Settings
+) -> pd.DataFrame:
+    """Return the finished runs in some directories, a row each, without a look at the data of the workloads.
+
+    A run belongs to a workload and to a contender if all of its settings are theirs.
+    """
+    listed = {each.settings(common).experiment: each for each in workloads}
+    places = [place for root in roots for place in sorted(root.glob(f"workload-*{SUFFIX}")) or [root]]
+    rows, known = [], set()
+    for record in read(find_runs(places)).records:
+        workload = listed.get(record.settings.experiment)
+        if workload is None or not record.ended:
+            continue
+        for contender in contenders:
+            if _belongs(record, workload, contender, common):
+                row = _row(workload, contender, record)
+                run = (workload.name, contender.name, row["candidate"], row["seed"])
+                if run in known:
+                    raise LabError(f"{record.run.path}: the same run is there with other data: keep one")
+                known.add(run)
+                rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _belongs(record: Record, workload: Workload, contender: Contender, common: Settings) -> bool:
+    own = record.settings
+    candidate = Candidate(own.method.name, own.method.lr, own.weight_decay)
+    if not contender.tries(candidate):
+        return False
+    settings = contender.settings(workload.settings(common), candidate, own.seed)
+    return resolve(settings)[1].key() == own.key()
+
+
 def _row(workload: Workload, contender: Contender, record: Record) -> dict[str, Any]:
     """The figures of a run; its losses are infinite if it failed.
 
@@ -107,6 +147,7 @@ def _row(workload: Workload, contender: Contender, record: Record) -> dict[str, 
         ],
         "measures": (measures[0], measures[-1]),
         "historical": record.run.historical,
+        "commit": (record.run.config or {}).get("commit"),
     }
     for when, figures in zip(WHEN, (result, lines[-1] if lines else {}), strict=True):
         parts = {part: figures.get(part) or {} for part in ("valid", "test")}
@@ -115,6 +156,34 @@ def _row(workload: Workload, contender: Contender, record: Record) -> dict[str, 
             row[f"{part} {when}"] = inf if record.diverged or value is None else value
         row[f"score {when}"] = parts["test"].get(measures[-1])
     return row
+
+
+def lacking(
+    runs: pd.DataFrame, workloads: Sequence[Workload], contenders: Sequence[Contender], seeds: int
+) -> dict[tuple[str, str], int]:
+    """Return how many runs each contender still lacks on each workload, where any are lacking.
+
+    Of a search that is not over, these are the runs that it calls for next; more may follow.
+    """
+    groups = dict(iter(runs.groupby(["workload", "contender"])))
+    found = {}
+    for workload in workloads:
+        for contender in contenders:
+            own = groups.get((workload.name, contender.name), runs.iloc[:0])
+            if count := _lacking(own, contender, min(seeds, contender.seeds)):
+                found[workload.name, contender.name] = count
+    return found
+
+
+def _lacking(runs: pd.DataFrame, contender: Contender, seeds: int) -> int:
+    if not contender.tuned:
+        return max(0, seeds - len(runs))
+    losses = [validation(runs, when) for when in WHEN]
+    if following := {each for some in losses for each in contender.next_candidates(some)}:
+        return min(seeds, SEARCH_SEEDS) * len(following)
+    best = {min(some, key=lambda each: (some[each], each)) for some in losses}
+    counts = [sum(Candidate(*each) == one for each in runs["candidate"]) for one in best]
+    return sum(max(0, seeds - count) for count in counts)
 
 
 def validation(runs: pd.DataFrame, when: str) -> dict[Candidate, float]:

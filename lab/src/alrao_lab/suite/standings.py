@@ -99,11 +99,14 @@ class Standings:
         """Return the names of those workloads that have a reference."""
         return [workload.name for workload in workloads if workload.name in self.best]
 
-    def interval(self, contender: str, workloads: Sequence[Workload]) -> tuple[float, float] | None:
+    def interval(
+        self, contender: str, workloads: Sequence[Workload], *, fixed: bool = False
+    ) -> tuple[float, float] | None:
         """Return a 95 % bootstrap interval of the mean gap, over the workloads and over their seeds.
 
-        Workloads are drawn with replacement, and so are the seeds of each. None where runs are missing or
-        have failed.
+        Workloads are drawn with replacement, and so are the seeds of each. ``fixed`` keeps the workloads as
+        they are and draws seeds only: what another run of the same suite may give, not another suite. None
+        where runs are missing or have failed.
         """
         random, samples = np.random.default_rng(0), []
         for name in self.ready(workloads):
@@ -115,16 +118,22 @@ class Standings:
         if not samples:
             return None
         gaps, count = np.stack(samples, 1), len(samples)
-        drawn = np.take_along_axis(gaps, random.integers(count, size=(RESAMPLES, count)), 1).mean(1)
-        low, high = np.quantile(drawn, (0.025, 0.975))
+        if not fixed:
+            gaps = np.take_along_axis(gaps, random.integers(count, size=(RESAMPLES, count)), 1)
+        low, high = np.quantile(gaps.mean(1), (0.025, 0.975))
         return float(low), float(high)
+
+    def deviation(self, workload: str) -> float:
+        """Return the standard deviation of the reference's test loss between seeds, as a part of its mean."""
+        losses = self.losses.loc[workload, self.best[workload]].dropna()
+        return float(losses.std() / losses.mean()) if len(losses) > 1 else nan
 
     def targets(self) -> pd.DataFrame:
         """Return the ``steps`` and the ``cpu`` seconds that each run needs to tuned AdamW's last loss.
 
-        Both are parts of what tuned AdamW takes in all, and infinite where the loss is never reached. The
-        loss is the mean of AdamW's at its last step, on validation data, at its best candidate there;
-        what comes within ``TOLERANCE`` has reached it.
+        Both are parts of what tuned AdamW takes in all, and infinite where the loss is never reached;
+        ``step`` and ``second`` are the same as numbers. The loss is the mean of AdamW's at its last step,
+        on validation data, at its best candidate there; what comes within ``TOLERANCE`` has reached it.
         """
         rows = []
         last = Standings(self.every, self.contenders, "last") if self.when != "last" else self
@@ -137,8 +146,10 @@ class Standings:
             for run in runs.itertuples():
                 at = crossing(run.curve, target)
                 row = {"workload": workload, "contender": run.contender, "seed": run.seed}
+                row |= {"step": at[0], "second": at[1]}
                 rows.append(row | {"steps": at[0] / steps, "cpu": at[1] / cpu})
-        return pd.DataFrame(rows, columns=["workload", "contender", "seed", "steps", "cpu"])
+        names = ["workload", "contender", "seed", "steps", "cpu", "step", "second"]
+        return pd.DataFrame(rows, columns=names)
 
     def over(self, workloads: Sequence[Workload]) -> pd.DataFrame:
         """Return what the contenders achieved on some workloads together, a row each.

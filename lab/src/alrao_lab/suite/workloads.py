@@ -1,8 +1,12 @@
 """The workloads of the suite: networks and data, and which of them defaults may be chosen on.
 
 ``workloads.csv`` has a row for each, the cheapest of each half first: its settings, the number of steps and
-of evaluations, and the loss of ``chance``, that of a model that knows how frequent the targets are (in bits
-for characters). All runs on a workload take the same number of steps.
+of evaluations, the loss of ``chance``, that of a model that knows how frequent the targets are (in bits
+for characters), and the processor ``seconds`` of a run of AdamW, from whole runs where there are any, else
+from its first steps and evaluations. All runs on a workload take the same number of steps.
+
+**The rule of the budget.** All runs of all contenders take at most 12 hours on two cores. What would take
+longer is cut in steps, before any run on it.
 
 **The rule of the halves.** A workload is *held out* if its data or its kind of network was new to the project
 when the suite was listed: no method of this library had ever been run on it. ``KNOWN`` names what was not
@@ -55,6 +59,8 @@ class Workload:
     """Its settings; with the budget ``paper`` they are the task's own."""
     chance: float
     """The test loss of a model that knows only how frequent the targets are."""
+    seconds: float = 0.0
+    """What a run of AdamW takes on one core, measured."""
 
     @property
     def chosen_on(self) -> bool:
@@ -79,7 +85,12 @@ def _workload(row: Mapping[str, str]) -> Workload:
     mini |= {"level": row["level"]} if row["level"] else {}
     mini |= {"width": float(row["width"])} if row["width"] else {}
     names = ("name", "what", "data", "network", "task", "model")
-    return Workload(**{name: row[name] for name in names}, mini=mini, chance=float(row["chance"]))
+    return Workload(
+        **{name: row[name] for name in names},
+        mini=mini,
+        chance=float(row["chance"]),
+        seconds=float(row["seconds"]),
+    )
 
 
 ROWS = list(csv.DictReader(files(__package__).joinpath("workloads.csv").read_text("utf-8").splitlines()))
