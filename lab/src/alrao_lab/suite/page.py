@@ -94,6 +94,7 @@ def markdown(suite: Suite, workloads: Sequence[Workload], title: str = "The suit
         "page.md.j2",
         title=title,
         count=len(workloads),
+        covered=len(ready),
         search_seeds=SEARCH_SEEDS,
         tuned=", ".join(f"`{each.name}`" for each in suite.chosen.contenders if each.tuned),
         note=historical_note(suite.every),
