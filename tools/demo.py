@@ -22,7 +22,7 @@ COMMANDS = (
     "alrao predict new.csv",
     "alrao export",
 )
-COLUMNS, ROWS = 66, 22
+COLUMNS, ROWS = 66, 15
 WIDE, HIGH, MARGIN = 8.4, 19, 14
 """The size of a letter, and the space around all of them."""
 LONGEST = 0.6
@@ -64,7 +64,7 @@ def record(command: str, folder: Path) -> list[Line]:
 
 def timed(recorded: dict[str, list[Line]]) -> tuple[list[Line], float]:
     """Return all lines with the times at which they appear, and the time of the end."""
-    now, shown = 0.3, []
+    now, shown = 0.0, []
     for command, lines in recorded.items():
         shown.append((now, f"$ {command}"))
         now += TYPING
@@ -106,7 +106,7 @@ def draw(shown: list[Line], end: float) -> str:
     still = "@media (prefers-reduced-motion: reduce) { * { animation: none !important } }"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="640" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="560" role="img">',
             f"<title>{escape('Three commands: ' + ', '.join(COMMANDS))}</title>",
             f"<style>{' '.join(styles)} {still}</style>",
             f'<rect width="{width}" height="{height}" rx="8" fill="#161b22"/>',

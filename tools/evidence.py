@@ -157,7 +157,7 @@ def _percent(gap: float) -> str:
 
 # The tables.
 
-HEADS = ["", "loss, mean %", "loss, worst %", "accuracy, points", "seconds", "runs"]
+HEADS = ["", "mean", "worst", "points", "seconds", "runs"]
 
 
 def coverage(found: Evidence) -> str:
@@ -175,7 +175,7 @@ def coverage(found: Evidence) -> str:
 def short_table(found: Evidence) -> list[str]:
     """Return the README's five rows."""
     first, *others = [[NAMES[name], *found.of(name)] for name in FEW]
-    best = ["best tuned: SGD, AdamW, Muon", *found.best_tuned()]
+    best = ["best tuned", *found.best_tuned()]
     return [coverage(found), "", table(HEADS, [first, best, *others])]
 
 

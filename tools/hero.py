@@ -125,11 +125,11 @@ class Hero:
     def draw(self, theme: dict[str, str]) -> str:
         """Return the figure as SVG."""
         title = "Test loss against learning rate"
-        about = f"{described(self.workload)}, {SEARCH_SEEDS} to {self.seeds} seeds a rate"
+        about = f"{described(self.workload)}, mean of {SEARCH_SEEDS} to {self.seeds} seeds"
         if not self.auto:
-            about += "; Auto is not measured yet"
+            about = f"{described(self.workload)}; Auto is not measured yet"
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="640" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="560" '
             f'role="img" {FONT}>',
             f"<title>{escape(f'{title}. {about}.')}</title>",
             f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{RIGHT - LEFT + 8}" '
