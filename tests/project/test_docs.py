@@ -168,6 +168,12 @@ def test_docstrings_become_markdown():
         .. math:: x
             \leftarrow y
 
+        .. code-block:: python
+
+            a = 1
+
+            b = 2
+
         Example:
             >>> 1
             1
@@ -180,6 +186,12 @@ def test_docstrings_become_markdown():
         $$
         x \leftarrow y
         $$
+
+        ```python
+        a = 1
+
+        b = 2
+        ```
 
         Examples:
             >>> 1
