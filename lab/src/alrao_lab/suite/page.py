@@ -249,7 +249,7 @@ def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int =
                     ends, panel, name=contender, mode="lines", line=line,
                     legendgroup=contender, showlegend=not panel,
                 )  # fmt: skip
-        plot.axis("x", f"rate, {name}", panel, type="log", dtick=1, exponentformat="power")
+        plot.axis("x", f"rate, {name}", panel, type="log", dtick=2, exponentformat="power")
         plot.axis("y", "test loss" if not panel else "", panel)
     return Figure("suite-sensitivity", COMMAND, plot, rates)
 
