@@ -440,10 +440,14 @@ def test_the_commands_from_data_to_a_model_run(tmp_path, monkeypatch):
     csv.write_text(csv.read_text().replace("species", "kind", 1))
     lines = [line.partition("#")[0].strip() for line in block[1].splitlines()]
     assert [line.split()[1] for line in lines] == ["train", "predict", "export"]
+    from click.testing import CliRunner
+
+    from alrao_lab.cli.app import cli
+
+    monkeypatch.chdir(tmp_path)
     for line in [*lines, "alrao table", "alrao report", "alrao list", "alrao params"]:
-        words = [sys.executable, "-m", "alrao_lab.cli", *shlex.split(line)[1:]]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, line + done.stdout + done.stderr
+        done = CliRunner().invoke(cli, shlex.split(line)[1:])
+        assert done.exit_code == 0, f"{line}: {done.output}"
     assert {"model.onnx", "model.pt2", "README.md"} <= {path.name for path in (tmp_path / "model").iterdir()}
     assert (tmp_path / "predictions.csv").exists()
 
