@@ -12,7 +12,7 @@ CORE := .venv-torch-$(TORCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo results results-rl pages suite recipes compatibility test test-slow test-core lint workflows types unit coverage \
+.PHONY: help env demo results results-rl pages recordings suite recipes compatibility test test-slow test-core lint workflows types unit coverage \
   format bench docs docs-serve build release clean
 
 # Every method, for the tables of the documentation.
@@ -49,12 +49,18 @@ results-rl: $(STAMP) ## train the Q-learning of docs/results.md (under three hou
 	$(BIN)/alrao keep
 	$(MAKE) pages
 
-pages: $(STAMP) ## write docs/results.md, the table of docs/comparison.md and the README's figure from results/
+pages: $(STAMP) ## write the tables, figures and pages that come from results/: README, comparison, play page, results
 	$(BIN)/alrao table $(PAGE:%=results/%.jsonl.xz) --markdown docs/results.md
-	$(BIN)/python tools/comparison.py
+	$(BIN)/python tools/evidence.py
 	$(BIN)/python tools/hero.py
+	$(BIN)/python tools/play.py
+	$(BIN)/python tools/import_graph.py core --svg docs/images/imports.svg
 	$(BIN)/alrao suite --no-run --markdown docs/suite.md --figures docs/images
 	$(BIN)/alrao recipes --no-run --markdown docs/recipes.md
+
+recordings: $(STAMP) ## record what the README and docs/how-it-works.md show of a run: the demo, and a run of Auto
+	$(BIN)/python tools/demo.py
+	$(BIN)/python tools/auto_run.py
 
 compatibility: $(STAMP) ## try the networks of docs/compatibility.md (an hour or two, resumable; needs alrao[networks])
 	$(BIN)/python tools/compatibility.py --retry
@@ -63,6 +69,7 @@ suite: $(STAMP) ## train what docs/suite.md shows (hours, resumable; needs ALRAO
 	$(BIN)/alrao suite --final --jobs $(WORKERS) --threads 1 --to-keep
 	$(BIN)/alrao keep
 	$(BIN)/alrao suite --no-run --markdown docs/suite.md --figures docs/images
+	$(MAKE) pages
 
 test: lint types unit ## what every change must pass: style, types, fast tests
 
@@ -124,7 +131,7 @@ build: $(STAMP) ## build sdist and wheel of both packages into dist/
 	$(BIN)/python -m build
 	$(BIN)/python -m build --outdir dist lab
 
-release: build ## build, and check that version and changelog match a tag (TAG=v0.1.0)
+release: build ## build, and check that version and changelog match a tag (TAG=v0.2.0)
 	@test -f "dist/alrao-$(TAG:v%=%)-py3-none-any.whl" && test -f "dist/alrao_lab-$(TAG:v%=%)-py3-none-any.whl" || \
 	  { echo "the tag $(TAG) is not the version in the __init__.py of both packages, which built $$(echo dist/*)" >&2; exit 1; }
 	@grep -qF "## [$(TAG:v%=%)] - 2" CHANGELOG.md || \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from textwrap import dedent
 from typing import Any
 
 import griffe
@@ -12,6 +13,7 @@ __all__ = ["Roles", "as_markdown"]
 _ROLE = re.compile(r":(?:class|meth|func|attr|mod):`~?\.?([^`]+)`")
 _MATH = re.compile(r":math:`([^`]+)`")
 _BLOCK = re.compile(r"^\.\. math::[ \t]*(.*)\n((?:[ \t]*\n|[ \t]+\S.*\n?)*)", re.MULTILINE)
+_CODE = re.compile(r"^\.\. code-block:: (\w+)\n\n((?:[ \t]*\n|[ \t]+\S.*\n?)+)", re.MULTILINE)
 _EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 _REFERENCE = re.compile(r"^Reference: ", re.MULTILINE)
 
@@ -35,7 +37,11 @@ def as_markdown(text: str, known: dict[str, str]) -> str:
             formula = rf"\begin{{aligned}} {formula} \end{{aligned}}"
         return f"$$\n{formula}\n$$\n\n"
 
-    text = _BLOCK.sub(block, text + "\n").rstrip("\n")
+    def code(match: re.Match[str]) -> str:
+        return f"```{match[1]}\n{dedent(match[2]).strip()}\n```\n\n"
+
+    text = _CODE.sub(code, text + "\n")
+    text = _BLOCK.sub(block, text).rstrip("\n")
     text = _MATH.sub(lambda match: f"${' '.join(match[1].split())}$", text)
     text = _EXAMPLE.sub("Examples:", text)
     text = _REFERENCE.sub("**Reference:** ", text)

@@ -1,47 +1,40 @@
-"""Draw the README's figure, loss against learning rate, from the records: python tools/hero.py.
+"""Draw the README's figure, test loss against learning rate, from the suite's records: python tools/hero.py.
 
-It writes docs/images/hero-light.svg and hero-dark.svg: SGD and Adam at one rate each, and Alrao, which is
-given no rate, as a line across.
+It writes docs/images/hero-light.svg and hero-dark.svg: AdamW, Muon and SGD at each rate of their searches,
+and Auto, which is given no rate, as a line across. Words stay legible where the figure is 330 pixels wide.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from html import escape
-from math import isnan, log10
+from math import ceil, floor, isfinite, log10
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
 
-from alrao_lab.records import SUFFIX, read_runs
-from alrao_lab.report.figure import ALRAO, SCALE, THEMES
-from alrao_lab.table import Experiment, experiments, historical_note
+sys.path.insert(0, str(Path(__file__).parent))
 
-ROOT = Path(__file__).parents[1]
+from evidence import AUTO, RESULTS, ROOT, Evidence
+
+from alrao_lab.report.figure import ALRAO, THEMES
+from alrao_lab.suite.contenders import SEARCH_SEEDS
+from alrao_lab.suite.workloads import WORKLOADS, Workload
+
 IMAGES = ROOT / "docs" / "images"
-FILE = "cifar10-small"
-TITLE = "The loss depends on the learning rate. Alrao is given none."
-WIDTH, HEIGHT, MARGIN = 800, 432, 18
-LEFT, RIGHT, TOP, BOTTOM = 62, 786, 78, 352
+PREFERRED = ("resnet", "cnn", "gpt", "lstm", "picture-1500")
+"""The workload to draw: the first of these where all searches are over."""
+VALLEYS = {"adamw": ("AdamW", "#3f6fe8"), "muon": ("Muon", "#1fa774"), "sgd": ("SGD", "#b8860b")}
+"""The names and colours of the tuned optimizers."""
+MOST = 2.0
+"""Losses above this multiple of the lowest are outside the figure."""
+WIDTH, HEIGHT = 480, 320
+LEFT, RIGHT, TOP, BOTTOM = 54, 470, 64, 262
 """The sides of the plot."""
-LEAST, MOST = 0.8, 2.5
-DECADES = range(-5, 2)
-VALLEYS = {"sgd": ("SGD at one rate", SCALE[1], 1), "adam": ("Adam at one rate", SCALE[3], 0)}
-"""The name and colour of each baseline, and the point at which its name stands."""
 FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
 
 
-def across(rate: float) -> float:
-    """Return where a rate is on the horizontal axis."""
-    first, last = DECADES[0] - 0.25, DECADES[-1] + 0.25
-    return LEFT + (RIGHT - LEFT) * (log10(rate) - first) / (last - first)
-
-
-def up(loss: float) -> float:
-    """Return where a loss is on the vertical axis."""
-    return BOTTOM - (BOTTOM - TOP) * (min(max(loss, LEAST), MOST) - LEAST) / (MOST - LEAST)
-
-
-def text(x: float, y: float, words: str, colour: str, size: int = 14, **attributes: str) -> str:
+def text(x: float, y: float, words: str, colour: str, size: int = 15, **attributes: str) -> str:
     """Return an element with words."""
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}"{more}>{escape(words)}</text>'
@@ -53,80 +46,125 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float =
     return f'<line {ends} stroke="{colour}" stroke-width="{width}" stroke-linecap="round"/>'
 
 
-def axes(theme: dict[str, str]) -> Iterator[str]:
-    """Draw the grid and name the axes."""
-    for tenth in range(10, 26, 5):
-        y = up(tenth / 10)
-        yield line(LEFT, y, RIGHT, y, theme["grid"])
-        yield text(LEFT - 10, y + 5, f"{tenth / 10:.1f}", theme["text"], 13, text_anchor="end")
-    for power in DECADES:
-        x = across(10.0**power)
-        yield line(x, BOTTOM, x, BOTTOM + 5, theme["line"])
-        name = {0: "1", 1: "10"}.get(power, "10⁻" + "⁰¹²³⁴⁵"[abs(power)])
-        yield text(x, BOTTOM + 22, name, theme["text"], 14, text_anchor="middle")
-    yield line(LEFT, BOTTOM, RIGHT, BOTTOM, theme["line"])
-    yield text((LEFT + RIGHT) / 2, BOTTOM + 44, "learning rate", theme["text"], 13, text_anchor="middle")
-    yield text(MARGIN, TOP - 14, "test loss", theme["text"], 13)
+class Hero:
+    """The figure of one workload."""
+
+    def __init__(self, found: Evidence, workload: Workload) -> None:
+        self.workload, standings = workload, found.standings
+        points = standings.sensitivity(tuple(VALLEYS))
+        points = points[points["workload"] == workload.name]
+        measured = points[points["test chosen"].map(isfinite)]
+        self.valleys = {
+            name: list(zip(own["rate"], own["test chosen"], strict=True))
+            for name, own in measured.groupby("contender")
+        }
+        losses = standings.losses.loc[workload.name]
+        self.auto = losses[AUTO].dropna().tolist() if AUTO in losses else []
+        self.seeds = int(found.runs.loc[found.runs["workload"] == workload.name, "seed"].max()) + 1
+        every = [loss for valley in self.valleys.values() for _, loss in valley] + self.auto
+        rates = [rate for valley in self.valleys.values() for rate, _ in valley]
+        self.least, self.most = 0.94 * min(every), MOST * min(every)
+        self.first, self.last = log10(min(rates)) - 0.2, log10(max(rates)) + 0.2
+
+    def across(self, rate: float) -> float:
+        """Return where a rate is on the horizontal axis."""
+        return LEFT + (RIGHT - LEFT) * (log10(rate) - self.first) / (self.last - self.first)
+
+    def up(self, loss: float) -> float:
+        """Return where a loss is on the vertical axis; far above the plot it stays just outside."""
+        part = (min(loss, 2 * self.most) - self.least) / (self.most - self.least)
+        return BOTTOM - (BOTTOM - TOP) * part
+
+    def axes(self, theme: dict[str, str]) -> Iterator[str]:
+        """Draw the grid and name the axes."""
+        for percent in (0, 25, 50, 75):
+            loss = (1 + percent / 100) * self.least / 0.94
+            yield line(LEFT, self.up(loss), RIGHT, self.up(loss), theme["grid"])
+            name = "best" if not percent else f"+{percent}%"
+            yield text(LEFT - 6, self.up(loss) + 5, name, theme["text"], 13, text_anchor="end")
+        for power in range(ceil(self.first), floor(self.last) + 1):
+            x = self.across(10.0**power)
+            yield line(x, BOTTOM, x, BOTTOM + 5, theme["line"])
+            name = {0: "1", 1: "10"}.get(power, "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[abs(power)])
+            yield text(x, BOTTOM + 21, name, theme["text"], 15, text_anchor="middle")
+        yield line(LEFT, BOTTOM, RIGHT, BOTTOM, theme["line"])
+        yield text(RIGHT, BOTTOM + 40, "learning rate", theme["text"], 14, text_anchor="end")
+
+    def valley(self, name: str) -> Iterator[str]:
+        """Draw the loss of an optimizer at each of its rates."""
+        points, (_, colour) = self.valleys[name], VALLEYS[name]
+        path = " ".join(f"{self.across(rate):.1f},{self.up(loss):.1f}" for rate, loss in points)
+        look = f'fill="none" stroke="{colour}" stroke-width="3" stroke-linejoin="round"'
+        yield f'<polyline points="{path}" {look}/>'
+        for rate, loss in points:
+            yield f'<circle cx="{self.across(rate):.1f}" cy="{self.up(loss):.1f}" r="4.5" fill="{colour}"/>'
+
+    def legend(self, theme: dict[str, str]) -> Iterator[str]:
+        """Name the optimizers above the plot."""
+        x = float(LEFT)
+        for name, (words, colour) in VALLEYS.items():
+            if name in self.valleys:
+                yield f'<circle cx="{x + 6:.1f}" cy="47" r="5.5" fill="{colour}"/>'
+                yield text(x + 17, 52, words, theme["text"])
+                x += 34 + 10 * len(words)
+        if self.auto:
+            yield line(x, 47, x + 22, 47, ALRAO, 4)
+            yield text(x + 29, 52, "Auto", ALRAO, font_weight="700")
+
+    def across_all(self) -> Iterator[str]:
+        """Draw Auto as a line across, with a band of one standard deviation."""
+        if not self.auto or not all(map(isfinite, self.auto)):
+            return
+        y = self.up(mean(self.auto))
+        reach = stdev(self.auto) if len(self.auto) > 1 else 0.0
+        high, low = (self.up(mean(self.auto) + side * reach) for side in (1, -1))
+        size = f'width="{RIGHT - LEFT}" height="{low - high:.1f}"'
+        yield f'<rect x="{LEFT}" y="{high:.1f}" {size} fill="{ALRAO}" opacity="0.18"/>'
+        yield line(LEFT, y, RIGHT, y, ALRAO, 4)
+
+    def draw(self, theme: dict[str, str]) -> str:
+        """Return the figure as SVG."""
+        title = "Test loss against learning rate"
+        about = f"{described(self.workload)}, mean of {SEARCH_SEEDS} to {self.seeds} seeds"
+        if not self.auto:
+            about = f"{described(self.workload)}; Auto is not measured yet"
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="560" '
+            f'role="img" {FONT}>',
+            f"<title>{escape(f'{title}. {about}.')}</title>",
+            f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{RIGHT - LEFT + 8}" '
+            f'height="{BOTTOM - TOP + 8}"/></clipPath>',
+            text(8, 24, title, theme["text"], 18, font_weight="600"),
+            *self.legend(theme),
+            *self.axes(theme),
+            '<g clip-path="url(#plot)">',
+            *(part for name in VALLEYS if name in self.valleys for part in self.valley(name)),
+            *self.across_all(),
+            "</g>",
+            text(8, HEIGHT - 4, about, theme["text"], 12, opacity="0.75"),
+            "</svg>",
+            "",
+        ]
+        return "\n".join(parts)
 
 
-def valley(rows: Any, name: str, colour: str, named: int) -> Iterator[str]:
-    """Draw the loss of a method at each of its rates."""
-    points = [(across(row["rate"]), up(row["test"]), row["test ±"]) for _, row in rows.iterrows()]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
-    look = f'fill="none" stroke="{colour}" stroke-width="2.5" stroke-linejoin="round"'
-    yield f'<polyline points="{path}" {look}/>'
-    for x, y, deviation in points:
-        if not isnan(deviation):
-            reach = deviation * (BOTTOM - TOP) / (MOST - LEAST)
-            yield line(x, y - reach, x, y + reach, colour, 1.5)
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>'
-    x, y, _ = points[named]
-    yield text(x + 12, y - 8, name, colour, 15, font_weight="600")
+def described(workload: Workload) -> str:
+    """Return the network, the data and the number of steps of a workload."""
+    steps = workload.mini["epochs"] * workload.mini["every"]
+    return f"{workload.network}, {workload.data}, {steps:,} steps"
 
 
-def alrao(row: Any) -> tuple[str, list[str]]:
-    """Return the band of Alrao's deviation, and its loss as a line across."""
-    loss, deviation = row["test"], row["test ±"]
-    high, low = up(loss + deviation), up(loss - deviation)
-    size = f'width="{RIGHT - LEFT}" height="{low - high:.1f}"'
-    band = f'<rect x="{LEFT}" y="{high:.1f}" {size} fill="{ALRAO}" opacity="0.16"/>'
-    name = text(LEFT + 8, low + 20, "Alrao, no rate chosen", ALRAO, 17, font_weight="700")
-    return band, [line(LEFT, up(loss), RIGHT, up(loss), ALRAO, 4), name]
+def workload_to_draw(found: Evidence) -> Workload:
+    """Return the first of the preferred workloads that is ready."""
+    ready = {each.name: each for each in found.workloads}
+    return next(ready[name] for name in (*PREFERRED, *WORKLOADS) if name in ready)
 
 
-def draw(experiment: Experiment, theme: dict[str, str]) -> str:
-    """Return the figure as SVG."""
-    every, own = experiment.every, experiment.every.loc["Alrao"]
-    best = experiment.grid["test"].min()
-    summary = (
-        f"{TITLE} CIFAR-10: SGD at the best of {len(experiment.grid)} rates reaches {best:.2f}, Alrao "
-        f"{own['test']:.2f}."
-    )
-    about = (
-        f"CIFAR-10, small CNN, {experiment.settings.epochs} epochs. Band and bars: standard deviation over "
-        f"{own['seeds']} seeds; other points are one run."
-    )
-    band, across_all = alrao(own)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        f'height="{HEIGHT}" role="img" {FONT}>',
-        f"<title>{escape(summary)}</title>",
-        text(MARGIN, 26, TITLE, theme["text"], 19, font_weight="600"),
-        *axes(theme),
-        band,
-    ]
-    for method, look in VALLEYS.items():
-        rows = every[every["method"] == method].dropna(subset="test").sort_values("rate")
-        parts += valley(rows, *look)
-    parts += [*across_all, text(MARGIN, HEIGHT - 10, about, theme["text"], 12, opacity="0.7"), "</svg>", ""]
-    return "\n".join(parts)
-
-
-def figures() -> dict[Path, str]:
+def figures(results: Path = RESULTS) -> dict[Path, str]:
     """Return the figure in each theme."""
-    [experiment] = experiments(read_runs([ROOT / "results" / f"{FILE}{SUFFIX}"]))
-    assert not historical_note(experiment.ended), "the README's figure rests on runs of known code"
-    return {IMAGES / f"hero-{name}.svg": draw(experiment, theme) for name, theme in THEMES.items()}
+    found = Evidence(results)
+    hero = Hero(found, workload_to_draw(found))
+    return {IMAGES / f"hero-{name}.svg": hero.draw(theme) for name, theme in THEMES.items()}
 
 
 def main() -> None:

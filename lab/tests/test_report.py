@@ -218,8 +218,13 @@ def test_a_single_run_is_a_report_too(tmp_path):
     report = report_of(path)
     assert report.runs == 1
     assert report.sections[0].comparison.headline[0].startswith("Alrao, without")
+    assert report.sections[0].comparison.best is None, "the best of one"
+    (curves,) = [each for each in report.sections[0].figures if each.name == "curves"]
+    assert "thick red line is Alrao" in curves.look_for
+    assert "SGD" not in curves.look_for
     both = report_of(path, make_run(tmp_path, "adam"))
     assert both.runs == 2
+    assert both.sections[0].comparison.best is not None
 
 
 @pytest.mark.slow

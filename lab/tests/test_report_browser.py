@@ -3,6 +3,7 @@
 import pytest
 from lab_support.report_runs import full_experiment, make_run
 from support.needs import CHROMIUM, needs_chromium
+from support.tools import ROOT
 
 from alrao_lab.records import read_runs
 from alrao_lab.report.page import write_report
@@ -236,3 +237,34 @@ def test_hostile_names_run_nothing(open_page, tmp_path):
     assert page.locator(".legend a").count() == 0
     assert "<img src=x" in page.locator("h2").first.inner_text()
     assert "<img src=x" in page.locator(".legend").first.text_content()
+
+
+# The page to play with, docs/play.html.
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_the_learning_rate_can_be_moved_over_the_valleys(open_page, viewport, scheme):
+    page = open_page(ROOT / "docs" / "play.html", viewport, scheme)
+    assert page.locator("[data-valley]").count() == 3
+    rows = page.locator("#rows tr")
+    tuned = {name: rows.filter(has_text=name).last for name in ("AdamW", "Muon", "SGD")}
+    slider, seen = page.locator("#rate"), set()
+    for place in range(int(slider.get_attribute("max")) + 1):
+        slider.fill(str(place))
+        rate = page.locator("#shown").inner_text()
+        assert rate in tuned["AdamW"].inner_text()
+        seen.add(tuned["AdamW"].inner_text())
+    assert len(seen) == int(slider.get_attribute("max")) + 1, "each rate has its loss"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing overflows"
+
+
+def test_workloads_and_seeds_can_be_chosen(open_page):
+    page = open_page(ROOT / "docs" / "play.html")
+    drawn = set()
+    for workload in page.locator("#workload option").all():
+        page.locator("#workload").select_option(workload.get_attribute("value"))
+        assert page.locator("#seed").input_value() == "mean"
+        drawn.add(page.locator("#plot svg").inner_html())
+    assert len(drawn) == page.locator("#workload option").count() > 0
+    page.locator("#seed").select_option("1")
+    assert page.locator("#plot svg").inner_html() not in drawn

@@ -376,7 +376,7 @@ def test_the_command(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert page.read_text().startswith("# Some title\n")
-    assert "### noisy-1000: 1,000 rows" in page.read_text()
+    assert "**noisy-1000**: 1,000 rows" in page.read_text()
     assert torch.get_num_threads() == before
 
 

@@ -1,15 +1,19 @@
 """The documentation site builds strictly and is complete, and the code on its pages runs."""
 
 import ast
+import copy
 import functools
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 import torch
@@ -164,6 +168,12 @@ def test_docstrings_become_markdown():
         .. math:: x
             \leftarrow y
 
+        .. code-block:: python
+
+            a = 1
+
+            b = 2
+
         Example:
             >>> 1
             1
@@ -176,6 +186,12 @@ def test_docstrings_become_markdown():
         $$
         x \leftarrow y
         $$
+
+        ```python
+        a = 1
+
+        b = 2
+        ```
 
         Examples:
             >>> 1
@@ -195,22 +211,113 @@ def test_links_that_leave_the_docs_lead_to_pages():
     )
 
 
-@pytest.fixture
-def comparison():
-    pytest.importorskip("pandas", reason="the workbench needs alrao-lab")
-    return tool("comparison")
+# Pages and figures made from the records.
 
 
-def test_the_comparison_shows_the_results_as_they_are(comparison):
-    page = (DOCS / "comparison.md").read_text("utf-8")
-    assert comparison.renewed(page) == page, "run: make pages"
+@pytest.fixture(scope="module")
+def made():
+    """The tools that read the suite's records."""
+    for package in ("pandas", "plotly", "jinja2"):
+        pytest.importorskip(package, reason="the workbench needs alrao-lab")
+    return {name: tool(name) for name in ("evidence", "hero", "play")}
 
 
-def test_the_figure_of_the_readme_shows_the_records_as_they_are():
-    pytest.importorskip("plotly", reason="the workbench needs alrao-lab")
-    for path, content in tool("hero").figures().items():
+def test_the_tables_show_the_records_as_they_are(made):
+    for path, content in made["evidence"].pages().items():
         assert path.read_text("utf-8") == content, "run: make pages"
-        assert content.count("<circle") == 7 + 5, "SGD at seven rates, Adam at five"
+
+
+def test_the_figure_of_the_readme_shows_the_records_as_they_are(made):
+    for path, content in made["hero"].figures().items():
+        assert path.read_text("utf-8") == content, "run: make pages"
+
+
+def test_the_page_to_play_with_shows_the_records_as_they_are(made):
+    assert made["play"].PAGE.read_text("utf-8") == made["play"].page(), "run: make pages"
+
+
+def with_auto(folder, losses):
+    """Copy the records of one workload, with runs of Auto that end at some test losses."""
+    from alrao_lab.records import read_rows, write_rows
+
+    name = "workload-noisy-1000.jsonl.xz"
+    rows = dict(read_rows(ROOT / "results" / name))
+    model = next(row for row in rows.values() if row["config"]["settings"]["method"]["name"] == "dog")
+    for seed, loss in enumerate(losses):
+        row = copy.deepcopy(model)
+        settings = row["config"]["settings"]
+        settings |= {"method": {"name": "auto", "lr": None, "fraction": None}, "seed": seed}
+        row["result"]["test"]["loss"] = loss
+        row["run"] = f"classes/mlp/auto-{seed}-{seed:010d}"
+        rows[row["run"]] = row
+    write_rows(folder / name, rows)
+    return folder
+
+
+def test_runs_of_auto_are_a_row_and_a_line_across(made, tmp_path):
+    evidence, hero, play = (made[name] for name in ("evidence", "hero", "play"))
+    alone = evidence.Evidence()
+    assert ("| – | – | – | – | – |" in "\n".join(evidence.short_table(alone))) == (
+        "not been run" in evidence.coverage(alone)
+    )
+    results = with_auto(tmp_path, [1.0, 1.2])
+    found = evidence.Evidence(results)
+    assert [each.name for each in found.workloads] == ["noisy-1000"]
+    best = found.standings.best["noisy-1000"]
+    reference = found.standings.losses.loc["noisy-1000"].iloc[:2][best].mean()
+    lines = "\n".join(evidence.short_table(found)).splitlines()
+    row = next(line for line in lines if line.startswith("| **`Auto`** |"))
+    assert row.split("|")[2].strip() == f"{100 * (1.1 / reference - 1):+.1f}".replace("-", "−")
+    drawn = hero.Hero(found, found.workloads[0])
+    theme = hero.THEMES["dark"]
+    assert drawn.auto == [1.0, 1.2]
+    assert f'stroke="{hero.ALRAO}"' in drawn.draw(theme)
+    drawn.auto = []
+    assert "Auto is not measured yet" in drawn.draw(theme)
+    (workload,) = play.data(results)
+    assert workload["lines"]["Auto"] == {0: 1.0, 1: 1.2}
+
+
+def test_a_contender_is_found_by_the_settings_of_its_runs(made):
+    """The tables are those of the suite itself, whose searches know their runs by their settings."""
+    runs = made["evidence"].runs()
+    assert {"adamw", "adamw-0.001", "muon", "muon-default", "sgd"} <= set(runs["contender"])
+    tuned = runs[runs["contender"].isin(["adamw", "adamw-wsd", "muon", "sgd"])]
+    assert tuned["rate"].notna().all()
+    assert runs[runs["contender"] == "adamw-0.001"]["rate"].isna().all()
+    assert runs.groupby(["workload", "contender", "candidate", "seed"]).size().max() == 1
+
+
+def test_a_run_of_auto_can_be_drawn():
+    pytest.importorskip("plotly", reason="the workbench needs alrao-lab")
+    pytest.importorskip("sklearn", reason="the digits are in scikit-learn")
+    auto_run = tool("auto_run")
+    run = auto_run.train(steps=70)
+    assert run.over == next(step for step, (a, b) in enumerate(pairwise(run.rates), 2) if a > b)
+    assert len(run.rates) == 70
+    picture = auto_run.draw(run, auto_run.THEMES["light"])
+    assert picture.count("<polyline") == 3
+    assert f"search: {run.over} steps" in picture
+
+
+def test_the_demo_is_a_recording_of_commands():
+    demo = tool("demo")
+    words = demo.fitted("\x1b[1mepoch 1  train loss 2  " + "x" * demo.COLUMNS + "\x1b[0m")
+    assert words == ["epoch 1  train loss 2"]
+    shown, end = demo.timed({"alrao list": [(9.0, "a < b"), (0.1, "c")]})
+    assert [line for _, line in shown] == ["$ alrao list", "a < b", "c"]
+    assert shown[1][0] - shown[0][0] == pytest.approx(demo.TYPING + demo.LONGEST)
+    picture = demo.draw(shown, end)
+    assert "a &lt; b" in picture
+    assert picture.count("<text") == 3
+    assert all(f"$ {command}" in demo.IMAGE.read_text("utf-8") for command in demo.COMMANDS)
+
+
+def test_the_picture_of_imports_is_up_to_date():
+    graph = tool("import_graph")
+    assert (DOCS / "images/imports.svg").read_text("utf-8") == graph.svg("core"), "run: make pages"
+    with pytest.raises(ValueError, match="a cycle of imports among"):
+        graph.levels({"a": {"b"}, "b": {"a"}})
 
 
 def test_the_page_of_results_shows_the_records_as_they_are():
@@ -224,24 +331,16 @@ def test_the_page_of_results_shows_the_records_as_they_are():
     assert page(experiments(reading)) == (DOCS / "results.md").read_text("utf-8"), "run: make pages"
 
 
-def test_the_comparison_says_of_the_results_what_is_true(comparison):
-    found = comparison.found()
-    rows = {name: experiment.rows for name, experiment in found.items()}
-    for each in rows.values():
-        assert (each.loc[each["method"].str.startswith("alrao"), "failed"] == 0).all(), (
-            "no run of Alrao failed"
-        )
-    behind = {
-        name: {k: float(gap) for k, gap in comparison.behind(each).items()} for name, each in found.items()
-    }
-    for gaps in behind.values():
-        for method in ("DoG", "Schedule-Free"):
-            assert gaps.get(method, -float("inf")) < gaps["Alrao"]
-    for name in ("cifar10-small", "ptb-lstm"):
-        assert behind[name]["Prodigy"] < behind[name]["Alrao"]
-    for method in ("D-Adapt SGD", "D-Adapt Adam"):
-        ahead = {gaps[method] < gaps["Alrao"] for gaps in behind.values() if method in gaps}
-        assert ahead == {True, False}
+def test_no_run_of_the_papers_method_failed():
+    """docs/paper-method.md says so."""
+    pytest.importorskip("pandas", reason="the workbench needs alrao-lab")
+    from alrao_lab.records import read_runs
+
+    names = re.search(r"^PAGE := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.M)[1].split()
+    records = read_runs(ROOT / "results" / f"{name}.jsonl.xz" for name in names).records
+    runs = [record for record in records if record.settings.method.name == "alrao"]
+    assert len(runs) > 30
+    assert not any(record.diverged for record in runs)
 
 
 def test_the_workbench_page_names_every_task_method_and_command():
@@ -253,6 +352,122 @@ def test_the_workbench_page_names_every_task_method_and_command():
     text = (DOCS / "workbench.md").read_text("utf-8")
     assert not [name for name in (*TASKS, *METHODS) if not re.search(rf"`{name}[`@]", text)]
     assert not [name for name in cli.commands if f"alrao {name}" not in text]
+
+
+# The commands on the pages.
+
+PAGES_WITH_COMMANDS = [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *sorted(DOCS.rglob("*.md")),
+]  # fmt: skip
+OTHERS = {
+    ".venv/bin/pre-commit install": "pre-commit is in the development environment",
+    "ray start --head": "Ray's own command",
+    "torchrun --nproc-per-node 8 -m alrao_lab.cli train cifar10 --batch 256": "test_team.py runs torchrun",
+    "--optimizer_type alrao.AutoScheduleFree --learning_rate 1.0 --optimizer_args weight_decay=0.2 "
+    '"betas=0.7,0.99"':
+        "the options of another program; test_trainers.py builds the optimizer as it does",
+    "pip install peft": "another package",
+}  # fmt: skip
+"""Commands of other programs."""
+
+
+def commands():
+    """Return the lines of the shell blocks of all pages, without comments."""
+    found = {}
+    for page in PAGES_WITH_COMMANDS:
+        for match in re.finditer(r"^( *)```sh\n(.*?)^\1```$", page.read_text("utf-8"), re.M | re.S):
+            for line in textwrap.dedent(match[2]).splitlines():
+                if line := re.sub(r"\s+# .*", "", line).strip():
+                    found[line] = page.relative_to(ROOT)
+    return found
+
+
+COMMANDS = commands()
+
+
+def check_make(words):
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    assert {word for word in words if "=" not in word} <= set(targets)
+
+
+def check_pip(words):
+    assert words[0] == "install"
+    for word in words[1:]:
+        folder, _, extras = word.partition("[")
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
+        assert set(filter(None, extras.rstrip("]").split(","))) <= set(project["optional-dependencies"])
+
+
+def check_alrao(words):
+    """Parse a command as the program does, without running it."""
+    pytest.importorskip("click", reason="the workbench needs alrao-lab")
+    from alrao_lab.cli.app import cli
+    from alrao_lab.methods import METHODS
+    from alrao_lab.tasks import TASKS
+
+    command = cli.commands[words[0]]
+    given = command.make_context(words[0], words[1:]).params
+    task = given.get("task")
+    assert task is None or task in TASKS or "." in task
+    for name in filter(None, (given.get("methods") or "").split(",")):
+        assert name in METHODS
+
+
+CHECKS = {"make": check_make, "pip": check_pip, "alrao": check_alrao}
+
+
+@pytest.mark.parametrize("line", sorted(set(COMMANDS) - set(OTHERS)))
+def test_a_command_of_a_page_can_be_given(line):
+    program, *words = shlex.split(line)
+    CHECKS[program](words)
+
+
+def test_commands_are_found():
+    assert set(OTHERS) <= set(COMMANDS)
+    assert {"make demo", "alrao export", "pip install . ./lab"} <= set(COMMANDS)
+    assert len(COMMANDS) > 30
+
+
+def test_the_commands_from_data_to_a_model_run(tmp_path, monkeypatch):
+    """As docs/workbench.md has them; others of the page are run by the tests of the workbench."""
+    for package in ("click", "pandas", "onnxscript", "onnxruntime", "sklearn"):
+        pytest.importorskip(package, reason="the workbench needs alrao-lab")
+    block = re.search(
+        r"^```sh\n(alrao train iris.*?)^```$", (DOCS / "workbench.md").read_text("utf-8"), re.M | re.S
+    )
+    tool("demo").prepare(tmp_path)
+    csv = tmp_path / "iris.csv"
+    csv.write_text(csv.read_text().replace("species", "kind", 1))
+    lines = [line.partition("#")[0].strip() for line in block[1].splitlines()]
+    assert [line.split()[1] for line in lines] == ["train", "predict", "export"]
+    from click.testing import CliRunner
+
+    from alrao_lab.cli.app import cli
+
+    monkeypatch.chdir(tmp_path)
+    for line in [*lines, "alrao table", "alrao report", "alrao list", "alrao params"]:
+        done = CliRunner().invoke(cli, shlex.split(line)[1:])
+        assert done.exit_code == 0, f"{line}: {done.output}"
+    assert {"model.onnx", "model.pt2", "README.md"} <= {path.name for path in (tmp_path / "model").iterdir()}
+    assert (tmp_path / "predictions.csv").exists()
+
+
+SCRIPT = re.compile(r"`python ((?:benchmarks|tools|examples)/\S+?\.py)((?: [^`]*)?)`")
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_scripts_that_a_page_names_exist_with_their_options(page):
+    for script, rest in SCRIPT.findall(page.read_text("utf-8")):
+        source = (ROOT / script).read_text("utf-8")
+        for flag in re.findall(r"--[a-z-]+", rest):
+            assert flag in source, f"{script} has no {flag}"
+
+
+def test_pages_name_no_file_that_is_gone():
+    for page in PAGES_WITH_COMMANDS:
+        text = re.sub(r"at commit [0-9a-f]{7}|\([^()]* at commit [^()]*\)", "", page.read_text("utf-8"))
+        for path in re.findall(r"`((?:docs|tools|tests|lab|src|benchmarks|examples)/[\w./-]+\.\w+)`", text):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
 # The code on the pages.
@@ -307,7 +522,7 @@ def blocks(page):
 def test_the_links_and_pictures_of_the_readme_exist():
     text = (ROOT / "README.md").read_text("utf-8")
     links = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
-    assert len(links) > 20
+    assert len(links) > 15
     assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]
 
 
@@ -317,7 +532,7 @@ def test_the_loop_of_the_readme_runs():
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     before = net[0].weight.clone()
     loader = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(2)]
-    names = {"net": net, "loader": loader, "F": torch.nn.functional}
+    names = {"__name__": "readme", "net": net, "loader": loader, "F": torch.nn.functional}
     exec(compile(loop, "README.md", "exec"), names)
     assert not torch.equal(net[0].weight, before)
     assert type(names["plain"]) is torch.nn.Sequential

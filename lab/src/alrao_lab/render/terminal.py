@@ -105,7 +105,8 @@ class TrainingBar(Progress):
             state = loop.problem.status(None if loss is None else not_below_zero(loss))
             if isinstance(loop.learner.model, alrao.Alrao):
                 low, *_, high = loop.learner.rates or [0.0, 0.0]
-                state += f"  {low:.3g} |{posterior_bar(loop.learner.model.posterior)}| {high:.3g}"
+                bar = posterior_bar(loop.learner.model.posterior)
+                state += f"  copies at {low:.1g} |{bar}| {high:.1g}"
             epoch = f"{loop.progress.epoch}/{loop.epochs}"
             self.update(self.task_ids[0], completed=loop.progress.total, epoch=epoch, state=state)
 

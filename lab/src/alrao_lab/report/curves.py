@@ -12,7 +12,7 @@ from ..render.cells import compare_command
 from ..resolve import divergence
 from ..settings import MethodSpec
 from ..table import Experiment
-from .figure import FEW, Control, Figure, axes_controls, paint, panels, plain, thinned
+from .figure import FEW, WORDS, Control, Figure, axes_controls, paint, panels, plain, thinned
 
 SAID = {"train": "training", "valid": "evaluation", "test": "test"}
 MANY = 3
@@ -57,7 +57,13 @@ def learning_curves(experiment: Experiment, detail: int) -> Figure | None:
     """Draw Alrao among SGD's rates, Adam and every other method that was run."""
     what = "return of an episode" if experiment.measure == "return" else experiment.measure
     said = {"what": what, "better": "Higher" if experiment.higher else "Lower"}
-    said["ours"] = experiment.main or "the method of this library, if it was run,"
+    words, methods = WORDS["curves"], experiment.methods
+    lines = [words["ours"].format(ours=experiment.main)] if experiment.main else []
+    if experiment.main and methods.loc[experiment.main, "method"].startswith("auto"):
+        lines.append(words["averaged"])
+    if (methods["method"] == "sgd").sum() > 1:
+        lines.append(words["rates"])
+    said["lines"] = " ".join(lines)
     figure = _curves(experiment, "curves", compared(experiment), "sgd", detail, said)
     if figure is not None and experiment.measure == "return":
         figure.title = "Returns during training"

@@ -50,7 +50,7 @@ def comparison(experiment: Experiment) -> Comparison | None:
         return None
     rows = experiment.rows[experiment.rows.index.isin(compared(experiment))]
     values = rows[f"test {experiment.measure}"].dropna()
-    best = None if values.empty else values.idxmax() if experiment.higher else values.idxmin()
+    best = None if len(values) < 2 else values.idxmax() if experiment.higher else values.idxmin()
     plain = experiment.main
     alrao = experiment.every.loc[plain] if plain in experiment.every.index else None
     own = 0.0 if alrao is None else alrao["seconds"]

@@ -132,6 +132,7 @@ def markdown(
         count=len(workloads),
         held_out=totals["held out"],
         **{name: f"{_steps(WORKLOADS[name]):,}" for name in ("resnet", "gpt")},
+        covered=len(ready),
         search_seeds=SEARCH_SEEDS,
         tuned=", ".join(f"`{each.name}`" for each in suite.chosen.contenders if each.tuned),
         note=historical_note(suite.every),
@@ -333,7 +334,7 @@ def sensitivity(standings: Standings, workloads: Sequence[Workload], most: int =
                     ends, panel, name=contender, mode="lines", line=line,
                     legendgroup=contender, showlegend=not panel,
                 )  # fmt: skip
-        plot.axis("x", f"{name}: learning rate", panel, type="log", exponentformat="power", dtick=2)
+        plot.axis("x", f"rate, {name}", panel, type="log", dtick=2, exponentformat="power")
         plot.axis("y", "test loss" if not panel else "", panel)
     return Figure("suite-sensitivity", COMMAND, plot, rates)
 
