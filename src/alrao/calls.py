@@ -54,9 +54,12 @@ def watch_inputs(module: nn.Module, report: Callable[..., None]) -> None:
         module: the module. Its copies and pickles are those of one that is not watched.
         report: a bound method to call with the module, the arguments and the keyword arguments.
     """
+    if any(hook.report == report for hook in _hooks(module.__dict__)):
+        return
     _pickle_without(module)
     hook = _Hook(module, report)
-    hook.handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    # Before those of the user, which may change the inputs.
+    hook.handle = module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
 
 
 def unwatch_inputs(module: nn.Module, report: Callable[..., None]) -> None:

@@ -275,8 +275,13 @@ def _versions(running: list[Tensor]) -> list[tuple[Tensor, int]]:
 
 
 def _put_back(running: list[Tensor], last: list[Tensor]) -> None:
-    """Put back means and variances of which one is not finite."""
+    """Put back means and variances of which one is not finite: as one tensor for each device and type."""
+    kinds: dict[Any, list[int]] = {}
     for i in range(0, len(running), 2):
-        finite = running[i].isfinite() & running[i + 1].isfinite()
-        for now, before in zip(running[i : i + 2], last[i : i + 2], strict=True):
-            now.copy_(torch.where(finite, now, before))
+        kinds.setdefault((running[i].device, running[i].dtype), []).append(i)
+    for means in kinds.values():
+        places = [*means, *(i + 1 for i in means)]
+        now, before = (torch.cat([each[i] for i in places]).view(2, -1) for each in (running, last))
+        finite = torch.where(now.isfinite().all(0), now, before).view(-1)
+        ours = [running[i] for i in places]
+        torch._foreach_copy_(ours, list(finite.split([len(each) for each in ours])))

@@ -64,7 +64,7 @@ def _check_rate(name: str, value: float) -> float:
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {value!r}") from None
     if not (isfinite(rate) and rate > 0):
-        raise ValueError(f"{name} must be a positive, finite learning rate, got {value!r}")
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
     return rate
 
 

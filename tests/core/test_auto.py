@@ -3,6 +3,7 @@
 import copy
 from math import inf, nan
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -354,3 +355,62 @@ def test_wild_numbers_never_reach_the_body(where, bad, at):
 def test_refusals(options, words):
     with pytest.raises(ValueError, match=words):
         build(**options)
+
+
+# Groups.
+
+
+@pytest.mark.parametrize("lr", [np.float32(1.0), torch.tensor(1.0), 1])
+def test_a_number_of_any_type_is_the_factor_of_a_group(lr):
+    optimizer = alrao.Auto([{"params": nn.Linear(3, 2).parameters(), "lr": lr}])
+    assert not optimizer.search.over
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_a_group_without_rates_needs_a_search():
+    optimizer = alrao.Auto([{"params": nn.Linear(3, 2).parameters(), "lr": 1e-3}])
+    with pytest.raises(ValueError, match="there is no search that it could follow"):
+        optimizer.add_param_group({"params": nn.Linear(3, 2).parameters()})
+
+
+def test_rates_that_follow_the_search_have_no_interval_to_move():
+    with pytest.raises(ValueError, match="follow Auto's search"):
+        alrao.Auto(nn.Linear(3, 2)).set_interval(body=(1e-3, 1e-2))
+
+
+@pytest.mark.parametrize("at", [20, 60])
+def test_a_model_may_be_cast_between_steps(at):
+    model, optimizer = build()
+    train(model, optimizer, 0, at)
+    model.double()
+    train(model, optimizer, at, at + 10)
+    assert all(p.dtype == torch.float64 for p in model.parameters())
+    model.float()
+    train(model, optimizer, at + 10, at + 20)
+    assert model.eval()(batch(0)[0]).isfinite().all()
+
+
+def test_a_matrix_keeps_its_kind_of_step_when_another_layer_becomes_the_last():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)]
+
+    def made():
+        return alrao.Auto([{"params": layers[0].parameters()}, {"params": layers[1].parameters()}], steps=10)
+
+    def step(optimizer):
+        optimizer.zero_grad()
+        x = torch.randn(16, 4)
+        F.cross_entropy(layers[2](layers[1](layers[0](x).tanh()).tanh()), x[:, :3].argmax(1)).backward()
+        optimizer.step()
+
+    optimizer = made()
+    for _ in range(20):
+        step(optimizer)
+    optimizer.add_param_group({"params": layers[2].parameters()})
+    step(optimizer)
+    again = made()
+    again.add_param_group({"params": layers[2].parameters()})
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for layer in layers:
+        for p in layer.parameters():
+            assert optimizer.state[p].keys() == again.state[p].keys()

@@ -171,3 +171,17 @@ def test_a_torch_optimizer_in_between_is_followed():
     train(net, other, 60)
     now = [p.detach().clone() for p in net.parameters()]
     assert all(map(torch.equal, now, net.eval().parameters()))
+
+
+def test_neurons_that_change_their_places_do_so_in_all_sets_of_weights():
+    net = network()
+    optimizer = alrao.Auto(net, steps=100)
+    train(net, optimizer, 60)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for p in (net[0].weight, net[0].bias):
+            p.copy_(p[order])
+        net[2].weight.copy_(net[2].weight[:, order])
+    before = loss_of(net).item()
+    net.eval()
+    assert loss_of(net).item() <= 1.01 * before

@@ -203,19 +203,6 @@ def test_activation_checkpoints():
     torch.testing.assert_close(running(model), expected(model, data()[-WINDOW:]))
 
 
-def test_inputs_that_change_are_left_out():
-    class InPlace(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x.mul_(2))
-
-    model = InPlace(*network())
-    optimizer = alrao.Auto(model, steps=40)
-    train(model, optimizer, data())
-    gathered = running(model)
-    model.eval()
-    torch.testing.assert_close(running(model), gathered, rtol=0, atol=0)
-
-
 @needs_compile
 def test_a_compiled_network_trains_as_before():
     model = network()
@@ -225,3 +212,107 @@ def test_a_compiled_network_trains_as_before():
     gathered = running(model)
     model.eval()
     torch.testing.assert_close(running(model), gathered, rtol=0, atol=0)
+
+
+def test_a_network_collapsed_in_training_mode_has_those_of_the_averaged_weights():
+    model, _ = trained()
+    collapsed = [model.collapse(), model.eval().collapse()]
+    torch.testing.assert_close(*(running(each) for each in collapsed), rtol=0, atol=0)
+
+
+def test_steps_without_a_training_pass_change_nothing():
+    model = network()
+    optimizer = alrao.Auto(model, steps=40)
+    model.eval()
+    train(model, optimizer, data()[:3])
+    model.train()
+    train(model, optimizer, data())
+    model.eval()
+    torch.testing.assert_close(running(model), expected(model, data()[-WINDOW:]))
+
+
+def test_a_backward_pass_may_follow_a_save():
+    model, optimizer = trained()
+    x, y = data()[0]
+    loss = F.cross_entropy(model(x), y)
+    optimizer.state_dict()
+    loss.backward()
+
+
+def test_inputs_may_be_written_over():
+    model, optimizer = trained(False, 0)
+    other, its = trained(False, 0)
+    buffer = torch.empty_like(data()[0][0])
+
+    def call(x):
+        buffer.copy_(x)
+        return model(buffer)
+
+    train(model, optimizer, data(), call=call)
+    train(other, its, data())
+    buffer.fill_(100.0)
+    model.eval(), other.eval()
+    torch.testing.assert_close(running(model), running(other), rtol=0, atol=0)
+
+
+def test_a_failure_leaves_those_that_training_has_gathered():
+    model, optimizer = trained(False)
+    model.eval()
+    model.train()
+    train(model, optimizer, data()[:2])
+    gathered = running(model)
+    handle = model.register_forward_pre_hook(lambda module, args: (args[0][:, :1],))
+    with pytest.warns(UserWarning, match="could not be computed"):
+        model.eval()
+    torch.testing.assert_close(running(model), gathered, rtol=0, atol=0)
+    handle.remove()
+    model.train()
+    train(model, optimizer, data())
+    model.eval()
+    torch.testing.assert_close(running(model), expected(model, data()[-WINDOW:]))
+
+
+def test_a_hook_of_the_user_is_applied_once():
+    model = network()
+    model.register_forward_pre_hook(lambda module, args: (args[0] * 2 + 1,))
+    optimizer = alrao.Auto(model, steps=40)
+    train(model, optimizer, data())
+    model.eval()
+    torch.testing.assert_close(running(model), expected(model, data()[-WINDOW:]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_trained_network_can_be_scripted():
+    model, _ = trained(False)
+    model.eval()
+    x = data()[0][0]
+    torch.testing.assert_close(torch.jit.script(model)(x), model(x))
+
+
+def test_buffers_that_passes_change_are_restored():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.net(x)
+
+    model = Counts()
+    optimizer = alrao.Auto(model, steps=40)
+    train(model, optimizer, data())
+    optimizer.state_dict()
+    model.eval()
+    assert model.calls == len(data())
+
+
+def test_layers_may_lose_their_statistics():
+    model, optimizer = trained(False)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.running_mean = module.running_var = None
+    train(model, optimizer, data()[:2])
+    model.eval()
+    assert model(data()[0][0]).isfinite().all()

@@ -131,3 +131,12 @@ def test_autos_step_on_another_device_after_the_search_is_short_and_reads_nothin
 def test_a_step_of_autos_search_is_short_also_where_it_moves_the_interval(wrapped, capturable):
     _, _, found = searched(18, wrapped=wrapped, capturable=capturable)
     assert max(each.total() for each in found) <= 250, [each.total() for each in found]
+
+
+def test_layers_with_running_statistics_cost_no_more_each():
+    def operations(layers):
+        hidden = [module for _ in range(layers) for module in (nn.Linear(8, 8), nn.BatchNorm1d(8))]
+        model = alrao.Alrao(nn.Sequential(nn.Linear(16, 8), *hidden, nn.Linear(8, 5)))
+        return counted(model, auto(model, capturable=True), 30)[-1].total()
+
+    assert operations(12) == operations(3)

@@ -19,7 +19,7 @@ from ..optim import AlraoOptimizer, checkpoint
 from ..optim.base import check_at_least_0
 from ..optim.groups import HIGHEST, LOW, GroupRates, check_factor
 from ..optim.update import GroupUpdate
-from ..rates import Constant, LogUniform, RateDistribution
+from ..rates import Constant, Interval, LogUniform, RateDistribution
 from ..runtime.capturable import COUNTS, separate_counts, share_counts, widest
 from ..runtime.sharding import is_shard, over_shards
 from ..statistics import AveragedStatistics, batch_norms
@@ -46,6 +46,9 @@ IDLE, IDLE_STEPS = 0.01, 300
 
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
+
+WIDE = frozenset({"x", "z", "exp_avg_sq", "exp_avg"})
+"""State of a parameter that is kept at least in float32."""
 
 logger = logging.getLogger("alrao")
 
@@ -129,7 +132,7 @@ class Auto(AlraoOptimizer):
     2024, for steps of matrices; Mishchenko and Defazio, "Prodigy", 2024, for the search.
     """
 
-    _wide = AlraoOptimizer._wide | {"x", "z", "exp_avg_sq", "exp_avg"}
+    _wide = AlraoOptimizer._wide | WIDE
     _after_refusal = "That step was taken without gradients"
     _small = 2**20  # sets aside too little to matter
     makes_state_early = False
@@ -182,7 +185,7 @@ class Auto(AlraoOptimizer):
         self.averages = Averages(self, swap)
         net = self.model.net
         if recalibrate and swap and not capturable and not self.sharded_modules and batch_norms(net):
-            self.averages.statistics = AveragedStatistics(net, [net], self.averages)
+            self.averages.statistics = AveragedStatistics(net, self.averages)
         self.averages.take_over(self.model)
         self.model.head.start_alike()
 
@@ -203,9 +206,17 @@ class Auto(AlraoOptimizer):
         An ``lr`` of the group is its rates, or, as a number above 0.1, its factor on the search's.
         """
         group, lr = dict(param_group), param_group.get("lr")
-        if isinstance(lr, int | float) and lr > LOW:  # as trainers write it for rate-free optimizers
-            del group["lr"]
+        if (
+            lr is not None and hasattr(lr, "__float__") and float(lr) > LOW
+        ):  # as trainers write it for rate-free optimizers
+            lr = float(group.pop("lr"))
         follows = "lr" not in group
+        if follows and self.param_groups and self.search.over and not self.search.steps:
+            raise ValueError(
+                "this group has no lr of its own, and there is no search that it could follow: all groups "
+                "that this Auto was built with have their own rates. Give it one too, or build one Auto of "
+                "all groups"
+            )
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
@@ -234,6 +245,17 @@ class Auto(AlraoOptimizer):
             rates.copies = LogUniform(*(group["d"] * part for part in COPIES))
         group["highest"] = float(rates.body.grid(2)[-1])
         super()._compute(rates, group)
+
+    def set_interval(
+        self, group: int = 0, *, body: Interval | None = None, copies: Interval | None = None
+    ) -> None:
+        """Move the interval of a group that has its own rates; those of the others follow the search."""
+        if self.param_groups[group]["follows"]:
+            raise ValueError(
+                f"the rates of group {group} follow Auto's search, and have no interval to move: change "
+                f"param_groups[{group}]['lr'], a factor on them, or give the group its own lr"
+            )
+        super().set_interval(group, body=body, copies=copies)
 
     # The modes.
 
@@ -387,6 +409,9 @@ class Auto(AlraoOptimizer):
         for p, state in zip(params, states, strict=True):
             if p.dtype.itemsize < 4 and "rest" not in state:  # new, or cast since the last step
                 state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
+            for key in WIDE & state.keys():
+                if state[key].dtype != wide_dtype(p):
+                    state[key] = state[key].to(wide_dtype(p))
         return states
 
     def _count(self, update: GroupUpdate, group: dict[str, Any]) -> None:
@@ -422,7 +447,7 @@ class Auto(AlraoOptimizer):
         if not 0 < old < new:
             return
         if not self.search.over:
-            self.search = RateSearch(self.search.longest)
+            self.search, self._seen = RateSearch(self.search.longest), []
             for p in earlier:
                 self.state[p].get("start", p.detach()).copy_(p)
         elif self.search.steps:
@@ -531,7 +556,8 @@ class Auto(AlraoOptimizer):
                 if "z" not in kept:
                     kept["z"] = state.get("start", p.detach()).to(wide_dtype(p), copy=True)
                 counts = {key: int(state[key]) for key in COUNTS}
-                state = {**kept, **counts, "edited": state.get("edited", False)}
+                flags = {"edited": state.get("edited", False), "orthogonal": "exp_avg" in state}
+                state = {**kept, **counts, **flags}
             if "step" in state or "y" in state:
                 packed["state"][i] = {**state, "fingerprint": self.averages.fingerprint(p)}
         whole = {"search": dataclasses.asdict(self.search), "evaluating": self.averages.evaluating}
@@ -575,7 +601,7 @@ class Auto(AlraoOptimizer):
             start = state.pop("z")
             if follows:
                 state["start"] = start.to(p.dtype)
-        elif "exp_avg_sq" in state and p in self._turns:
+        if state.pop("orthogonal", False):
             state["exp_avg"] = state.pop("exp_avg_sq")
 
     def _move_counters(self, p: Tensor) -> None:

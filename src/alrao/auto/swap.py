@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -111,11 +111,14 @@ class Averages:
         if self.swap and not self.evaluating and not self._expected and not self.retired:
             with torch.no_grad():
                 self.notice_changes()
-                for p, beta in self._averaged():
+                averaged = dict(self._averaged())
+                for p in averaged.keys() | self.renormed:
                     replaced.append((p, p.data))
-                    p.data = self.average(p, beta).to(p.dtype)
+                    p.data = self.average(p, averaged[p]).to(p.dtype) if p in averaged else p.data.clone()
+        statistics = self.statistics if replaced else None
         try:
-            yield
+            with nullcontext() if statistics is None else statistics.shown():
+                yield
         finally:
             for p, data in replaced:
                 p.data = data

@@ -77,7 +77,7 @@ class Written:
             return []
         before = torch.stack(self._marks)
         now = torch.stack(_marks(self._params, exact=before.dtype == torch.int64))
-        found: list[bool] = (now != before).tolist()
+        found: list[bool] = (now != before).view(len(now), -1).any(1).tolist()
         return found
 
 
@@ -95,7 +95,10 @@ def _marks(params: list[Tensor], *, exact: bool) -> list[Tensor]:
 
 
 def _checksum(x: Tensor) -> Tensor:
+    """Return the sums of the bits of both halves: one alone would stay if rows change their places."""
     flat = x.contiguous().view(-1)
-    if flat.numel() * flat.element_size() % 8 == 0:
-        return flat.view(torch.int64).sum()
-    return flat.view(INTEGERS[flat.element_size()]).sum()
+    size = flat.element_size()
+    words = flat.view(torch.int64 if size == 8 or flat.numel() * size % 16 == 0 else INTEGERS[size])
+    if len(words) % 2 == 0:
+        return words.view(2, -1).sum(1)
+    return words[1:].view(2, -1).sum(1) + words[0]
