@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .auto import Auto
+from .heads.after_output import Randomness
 from .model import Alrao
 
 __all__ = ["prepare"]
@@ -49,6 +50,8 @@ def prepare(
         >>> isinstance(model, alrao.Alrao)
         True
     """
+    if next(net.parameters(), None) is None:
+        raise ValueError("prepare needs a network with parameters to train, this one has none")
     why = "no loss was given" if loss is None else _why_plain(net, loss)
     if why is None:
         logger.info("the network has copies of its output layer: the loss of the first batch allows them")
@@ -61,17 +64,24 @@ def prepare(
 
 def _why_plain(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str | None:
     """Return why a network should not be converted, or None."""
-    value, grads = _differentiated(copy.deepcopy(net), loss)  # an error here is the user's
+    numbers = Randomness(net.parameters())
+    try:
+        twin = copy.deepcopy(net)
+    except Exception as error:
+        return f"it cannot be copied for a trial ({error})"
+    value, grads = _differentiated(twin, loss)  # an error here is the user's
     if not grads:
         return "the loss has no gradient"
     try:
-        with warnings.catch_warnings(), _same_random_numbers(net):
+        with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             model = Alrao(copy.deepcopy(net), keep_output=True)
             now, its = _differentiated(model, loss)
             Auto(model).step()
-    except (Exception, UserWarning) as error:
+    except Exception as error:
         return str(error)
+    finally:
+        numbers.restore()
     body = [name for name in grads if name in its and its[name].shape == grads[name].shape]
     if not _close([now], [value]):
         return f"the loss is {now.item():.3g} with copies that are alike, and {value.item():.3g} without"
@@ -82,18 +92,18 @@ def _why_plain(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str | Non
 
 def _differentiated(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss and its gradients, by name; random numbers are the same at each call."""
-    with _same_random_numbers(net):
-        value = loss(net)
-        value.backward()
+    numbers = Randomness(net.parameters())
+    try:
+        with torch.enable_grad():
+            value = loss(net)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise TypeError(f"loss must return the loss of a batch, a tensor of one number, got {value!r}")
+        if value.requires_grad:
+            value.backward()
+    finally:
+        numbers.restore()
     grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     return value.detach().as_subclass(Tensor), grads
-
-
-def _same_random_numbers(net: nn.Module) -> Any:
-    device = next(net.parameters()).device
-    if device.type == "cpu":
-        return torch.random.fork_rng([])
-    return torch.random.fork_rng([device], device_type=device.type)
 
 
 def _close(a: list[Tensor], b: list[Tensor]) -> bool:

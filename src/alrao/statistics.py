@@ -272,9 +272,10 @@ class AveragedStatistics:
             n = x.numel() // x.shape[1]
             var, mean = torch.var_mean(x, [axis for axis in range(x.ndim) if axis != 1], correction=0)
             layer._buffers |= {"running_mean": mean, "running_var": var}
-            if n > 1:
+            found = torch.stack([mean, var * (n / max(1, n - 1))])
+            if n > 1 and bool(found.isfinite().all()):
                 total, passes = sums[layer]
-                sums[layer] = total + torch.stack([mean, var * (n / (n - 1))]), passes + 1
+                sums[layer] = total + found, passes + 1
 
         modes = [(module, module.training) for module in self._net.modules()]
         statistics = {buffer for layer in self._layers for buffer in layer.buffers(recurse=False)}
@@ -330,13 +331,23 @@ class _Batch:
         self.size = sum(leaf.numel() * leaf.element_size() for leaf in tensors)
         device = tensors[0].device.type if tensors else "cpu"
         self._autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self._dtype = _dtype_of(module)
 
     def run(self) -> None:
         """Run the pass again."""
         args, kwargs = self._inputs
+        now = _dtype_of(self._module)
+        if now != self._dtype:  # the model has been cast
+            args, kwargs = tree_map_only(
+                Tensor, lambda x: x.to(now) if x.dtype == self._dtype else x, self._inputs
+            )
         device, dtype, enabled = self._autocast
         with torch.autocast(device, dtype, enabled):
             self._module(*args, **kwargs)
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
 
 
 def _write(layer: Any, value: Tensor) -> None:

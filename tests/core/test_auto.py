@@ -368,7 +368,10 @@ def test_a_number_of_any_type_is_the_factor_of_a_group(lr):
 
 
 def test_a_group_without_rates_needs_a_search():
-    optimizer = alrao.Auto([{"params": nn.Linear(3, 2).parameters(), "lr": 1e-3}])
+    layer = nn.Linear(3, 2)
+    optimizer = alrao.Auto([{"params": layer.parameters(), "lr": 1e-3}])
+    layer(torch.ones(3)).sum().backward()
+    optimizer.step()
     with pytest.raises(ValueError, match="there is no search that it could follow"):
         optimizer.add_param_group({"params": nn.Linear(3, 2).parameters()})
 

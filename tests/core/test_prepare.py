@@ -109,3 +109,20 @@ def test_the_trial_takes_no_random_numbers():
     torch.manual_seed(1)
     alrao.prepare(network(), WRAPPED["nll"])
     assert torch.equal(torch.get_rng_state(), numbers)
+
+
+@pytest.mark.parametrize("loss", [lambda net: 1.0, lambda net: net(torch.randn(4, 6)), lambda net: ()])
+def test_a_loss_must_be_one_number(loss):
+    with pytest.raises(TypeError, match="a tensor of one number"):
+        alrao.prepare(network(), loss)
+
+
+def test_a_network_must_have_parameters():
+    with pytest.raises(ValueError, match="a network with parameters"):
+        alrao.prepare(nn.ReLU())
+
+
+def test_it_may_be_called_without_gradients():
+    with torch.no_grad():
+        model, _ = alrao.prepare(network(), WRAPPED["nll"])
+    assert isinstance(model, alrao.Alrao)

@@ -212,11 +212,13 @@ class Auto(AlraoOptimizer):
             lr = float(group.pop("lr"))
         follows = "lr" not in group
         if follows and self.param_groups and self.search.over and not self.search.steps:
-            raise ValueError(
-                "this group has no lr of its own, and there is no search that it could follow: all groups "
-                "that this Auto was built with have their own rates. Give it one too, or build one Auto of "
-                "all groups"
-            )
+            if any("step" in state for state in self.state.values()):
+                raise ValueError(
+                    "this group has no lr of its own, and there is no search that it could follow: all "
+                    "groups that were trained so far have their own rates. Give it one too, or build one "
+                    "Auto of all groups"
+                )
+            self.search.over = False
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
@@ -589,7 +591,8 @@ class Auto(AlraoOptimizer):
             self.averages.statistics.load_state_dict(whole.get("statistics"))
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}
         self.averages.expect(marks, whole["evaluating"])
-        self.averages.place(self.model.training)
+        if not self.averages.expecting:
+            self.averages.place(self.model.training)
 
     def _settle_state(self, p: Tensor, state: dict[str, Any], follows: bool) -> None:
         """Put what a checkpoint has of a parameter where the present phase needs it."""

@@ -266,9 +266,14 @@ class Averages:
     # Checkpoints.
 
     def expect(self, fingerprints: dict[Tensor, int], evaluating: bool) -> None:
-        """Wait for the weights that a loaded state belongs to; those on ``meta`` cannot be told apart."""
+        """Wait for the weights that a loaded state belongs to, unless the parameters hold them already.
+
+        Those on ``meta`` cannot be told apart.
+        """
         self._expected = {p: mark for p, mark in fingerprints.items() if not p.is_meta}
         self.evaluating, self.written = evaluating, Written()
+        if all(fingerprint(p) == mark for p, mark in self._expected.items()):
+            self.recognise()
 
     @torch.no_grad()
     def loaded(self, training: bool) -> None:
