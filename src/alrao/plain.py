@@ -125,11 +125,9 @@ class Plain:
     def _mode_called(self, *_: Any, **__: Any) -> None:
         if self._averages is not None and self._averages.retired:
             self._stop()
-        reads = is_readable(self.head.evidence)
-        self.finite_statistics.restore(reads=reads)
+        self.finite_statistics.restore(reads=is_readable(self.head.evidence))
         self._seen = not self._mode()  # a call counts, whatever the mode was
         self.place_weights()
-        self.finite_statistics.remember(reads=reads)  # those of the mode
         self._stale = []
 
     def _loaded(self, *_: Any, **__: Any) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .calls import unwatch_inputs, watch_calls, watch_inputs
-from .finite import keep_finite_
+from .finite import FiniteStatistics, keep_finite_
 from .warn import warn
 from .watch import version_of
 
@@ -56,10 +56,11 @@ class AveragedStatistics:
         net: the network. Where a program does not call it in a step, its children take its place: a
             LightningModule is not called itself.
         averages: the averaged weights, with ``shown()`` and ``expecting``.
+        finite: what puts statistics back that are not finite.
     """
 
-    def __init__(self, net: nn.Module, averages: Any) -> None:
-        self._net, self._averages = net, averages
+    def __init__(self, net: nn.Module, averages: Any, finite: FiniteStatistics) -> None:
+        self._net, self._averages, self._finite = net, averages, finite
         self._entries = [net]
         self._layers = batch_norms(net)
         self._frozen: set[nn.Module] = set()
@@ -198,9 +199,14 @@ class AveragedStatistics:
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Take the statistics of a checkpoint; None is of one without them."""
+        if self._gathered is not None:
+            self._write(self._gathered)
         self._load(state["values"] if state is not None and state["known"] else None)
-        self._gathered = state["gathered"] if state is not None and state["shown"] else None
-        self._loaded = [state["values"], state["gathered"]] if state is not None else []
+        if state is not None:
+            self._loaded = [state["values"], state["gathered"]]
+            if state["shown"]:
+                self._gathered = list(state["gathered"])
+                self._write(state["values"])
 
     def take_gathered(self) -> None:
         """Take the statistics that the layers have now for those that training passes have gathered."""
@@ -223,6 +229,7 @@ class AveragedStatistics:
         for layer, value in zip(self._layers, values, strict=True):
             if layer not in self._frozen:
                 _write(layer, value)
+        self._finite.remember(reads=not self._layers[0].running_mean.is_meta)
 
     def _compute(self) -> None:
         """Put the batches that have come since in the place of as many of the rows known."""

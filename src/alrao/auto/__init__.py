@@ -185,7 +185,7 @@ class Auto(AlraoOptimizer):
         self.averages = Averages(self, swap)
         net = self.model.net
         if recalibrate and swap and not capturable and not self.sharded_modules and batch_norms(net):
-            self.averages.statistics = AveragedStatistics(net, self.averages)
+            self.averages.statistics = AveragedStatistics(net, self.averages, self.model.finite_statistics)
         self.averages.take_over(self.model)
         self.model.head.start_alike()
 
