@@ -213,7 +213,7 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
         n_iter_no_change: stop after this many iterations without improvement.
         warm_start: continue from the previous ``fit``.
         random_state: a seed or a random state, as in scikit-learn.
-        weight_decay: decoupled weight decay; None means the optimizer's default, 0.2 for :class:`alrao.Auto`.
+        weight_decay: decoupled weight decay; None means the optimizer's default, 0.3 for :class:`alrao.Auto`.
         device: where to train, such as ``"cuda"``. Predictions are computed on the CPU.
         network: a function that takes the numbers of inputs and of outputs, and returns a network to train
             in the place of the perceptron.
