@@ -13,6 +13,7 @@ from support.auto_runs import LONG, batch, build, equal, small, train, weights
 from torch import nn
 
 import alrao
+from alrao.auto.matrices import matrices_of
 from alrao.auto.search import RateSearch
 
 
@@ -417,3 +418,22 @@ def test_a_matrix_keeps_its_kind_of_step_when_another_layer_becomes_the_last():
     for layer in layers:
         for p in layer.parameters():
             assert optimizer.state[p].keys() == again.state[p].keys()
+
+
+def test_which_parameters_are_matrices_and_decay():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(9, 4)
+            self.mine = nn.Parameter(torch.ones(4, 4))
+            self.token = nn.Parameter(torch.ones(1, 1, 4))
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+        def forward(self, ids):
+            return self.layers(self.table(ids) @ self.mine + self.token)
+
+    net = Own()
+    names = {p: name for name, p in net.named_parameters()}
+    hidden, others = matrices_of(net, set())
+    assert {names[p] for p in hidden} == {"layers.0.weight"}
+    assert {names[p] for p in others} == {"mine", "layers.2.weight"}

@@ -90,10 +90,9 @@ class Auto(AlraoOptimizer):
         betas: :math:`\beta_1`, the share of the average in the training weights, fixed when a group is
             added, and :math:`\beta_2`, of the running average of squared gradients.
         eps: term added to the denominator, as in Adam.
-        weight_decay: decoupled decay of hidden matrices and of the output layer's after the search, of
-            :math:`y` and in proportion to the rate, as in :class:`AdamW`. Embeddings, biases and other
-            vectors do not decay. Rates differ from network to network, so that a value copied from Adam's
-            L2 penalty has no effect.
+        weight_decay: decoupled decay of matrices after the search, of :math:`y` and in proportion to the
+            rate, as in :class:`AdamW`. Embeddings, biases and other vectors do not decay. Rates differ from
+            network to network, so that a value copied from Adam's L2 penalty has no effect.
         steps: number of steps of the training, if it is known: the search then takes at most 30 % of it. A
             longer run is fine.
         params: parameters or parameter groups, as in :class:`SGD`. A group whose own ``lr`` is an interval, a
@@ -171,7 +170,7 @@ class Auto(AlraoOptimizer):
         self.search = RateSearch.of(steps)
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
-        self._output: set[Tensor] = set()  # matrices of the output layer
+        self._matrices: set[Tensor] = set()  # the other matrices
         self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
         self._in_evaluation = self._idle = 0
         super().__init__(
@@ -222,7 +221,7 @@ class Auto(AlraoOptimizer):
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
-        self._turns, self._output = matrices_of(self.model.net, self.head_parameters)
+        self._turns, self._matrices = matrices_of(self.model.net, self.head_parameters)
         group = self.param_groups[-1]
         if follows and lr is not None:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
@@ -358,7 +357,7 @@ class Auto(AlraoOptimizer):
                 step=states[at[0]]["step"],
                 k=states[at[0]]["k"],
                 turns=turns,
-                output=[j for j, i in enumerate(at) if not searching and whole[i] in self._output],
+                others=[j for j, i in enumerate(at) if not searching and whole[i] in self._matrices],
                 whole={j: whole[at[j]] for j in turns if whole[at[j]] is not u.params[at[j]]},
                 x=[states[i]["x"] for i in at if "x" in states[i]],
             )
@@ -613,7 +612,7 @@ class Auto(AlraoOptimizer):
     def _replace_parameters(self, new: dict[Tensor, Tensor]) -> None:
         super()._replace_parameters(new)
         self._turns = {new.get(p, p): turn for p, turn in self._turns.items()}
-        self._output = {new.get(p, p) for p in self._output}
+        self._matrices = {new.get(p, p) for p in self._matrices}
         self.averages.follow(self)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -30,15 +30,15 @@ SIZE = 0.2
 
 
 def matrices_of(net: nn.Module, of_head: set[Tensor]) -> tuple[dict[Tensor, int], set[Tensor]]:
-    """Return the hidden matrices of a network, and those of its output layer.
+    """Return the hidden matrices of a network, and the others: of its output layer and of unknown layers.
 
-    They are the weights of linear, convolutional, attention and recurrent layers. Those of embeddings, tied
-    ones too, are tables of vectors; of parameters without their layers, those with eight times as many rows
-    as columns. Without copies the last layer is taken for the output layer.
+    Hidden ones are the weights of linear, convolutional, attention and recurrent layers. Those of embeddings,
+    tied ones too, are tables of vectors; of parameters without their layers, those with eight times as many
+    rows as columns. Without copies the last layer is taken for the output layer.
 
     Returns:
         The turn of each hidden matrix in the period, that of its shape: moves of shapes are spread over it.
-        The weights of the output layer.
+        The other matrices.
     """
     tables = {m.weight for m in net.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     found = []
@@ -49,12 +49,15 @@ def matrices_of(net: nn.Module, of_head: set[Tensor]) -> tuple[dict[Tensor, int]
             own = [p for p in m.parameters(recurse=False) if p.ndim > 1]
             tables |= {p for p in own if p.ndim == 2 and p.shape[0] > 8 * p.shape[1]}
             found += own
-    output = {p for p in of_head if p.ndim > 2}  # copies of matrices
     if found and not of_head and found[-1] not in tables:
-        output = {found.pop()}
+        found.pop()
     matrices = [p for p in found if p not in tables and p not in of_head and 1 < p.shape[0] < p.numel()]
     shapes = sorted({_sides(p) for p in matrices})
-    return {p: shapes.index(_sides(p)) % PERIOD for p in matrices}, output
+    hidden: dict[Tensor, int] = {p: shapes.index(_sides(p)) % PERIOD for p in matrices}
+    others: set[Tensor] = {
+        p for p in net.parameters() if p.ndim > (2 if p in of_head else 1) and p.numel() > max(p.shape)
+    }
+    return hidden, others - tables - hidden.keys()
 
 
 def orthogonal_steps(g: list[Tensor], exp_avg: list[Tensor], whole: list[Any], length: int) -> list[Tensor]:

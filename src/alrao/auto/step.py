@@ -50,8 +50,8 @@ class Moving:
     """Those since the end of the search."""
     turns: dict[int, int]
     """The turns of hidden matrices, whose steps are orthogonal, by their places in the lists."""
-    output: list[int]
-    """The places of the matrices of the output layer, which decay too."""
+    others: list[int]
+    """The places of other matrices, which decay too."""
     whole: dict[int, Any]
     """Of parameters that are parts of sharded ones, the whole."""
     x: list[Tensor]
@@ -105,8 +105,8 @@ def _unit_steps(m: Moving, beta2: float, eps: float, weight_decay: float) -> dic
     torch._foreach_sqrt_(denominators)
     torch._foreach_add_(denominators, eps)
     delta = dict(zip(at, torch._foreach_div(g, denominators), strict=True))
-    if weight_decay and m.output:
-        torch._foreach_add_([delta[i] for i in m.output], [m.y[i] for i in m.output], alpha=weight_decay)
+    if weight_decay and m.others:
+        torch._foreach_add_([delta[i] for i in m.others], [m.y[i] for i in m.others], alpha=weight_decay)
     return delta
 
 
