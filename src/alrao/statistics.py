@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .calls import unwatch_inputs, watch_calls, watch_inputs
-from .finite import FiniteStatistics, keep_finite_
+from .finite import FiniteStatistics, in_range, keep_finite_
 from .warn import warn
 from .watch import version_of
 
@@ -280,7 +280,7 @@ class AveragedStatistics:
             var, mean = torch.var_mean(x, [axis for axis in range(x.ndim) if axis != 1], correction=0)
             layer._buffers |= {"running_mean": mean, "running_var": var}
             found = torch.stack([mean, var * (n / max(1, n - 1))])
-            if n > 1 and bool(found.isfinite().all()):
+            if n > 1 and in_range([found]):
                 total, passes = sums[layer]
                 sums[layer] = total + found, passes + 1
 

@@ -121,7 +121,7 @@ def setup(request, likelihood, averaging):
 
 
 def test_the_loss_decreases(setup):
-    losses = setup.train(*setup.build(), 60)
+    losses = setup.train(*setup.build(), 200)
     assert losses[-1] < 0.85 * losses[0]
 
 

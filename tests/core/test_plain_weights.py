@@ -213,6 +213,8 @@ def test_statistics_that_are_not_finite_are_repaired():
     net(torch.full((4, 4), torch.inf))
     assert not net[1].running_mean.isfinite().all()
     net.eval()
+    assert net[1].running_mean.isfinite().all()
+    net.train()
     assert torch.equal(net[1].running_mean, before)
 
 

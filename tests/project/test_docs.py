@@ -241,7 +241,8 @@ def with_auto(folder, losses):
     from alrao_lab.records import read_rows, write_rows
 
     name = "workload-noisy-1000.jsonl.xz"
-    rows = dict(read_rows(ROOT / "results" / name))
+    every = dict(read_rows(ROOT / "results" / name))
+    rows = {run: row for run, row in every.items() if row["config"]["settings"]["method"]["name"] != "auto"}
     model = next(row for row in rows.values() if row["config"]["settings"]["method"]["name"] == "dog")
     for seed, loss in enumerate(losses):
         row = copy.deepcopy(model)

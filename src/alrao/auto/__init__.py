@@ -167,14 +167,14 @@ class Auto(AlraoOptimizer):
         if not eps > 0:
             raise ValueError(f"eps must be positive, got {eps!r}")
         usual = check_factor(lr)
-        self.search = RateSearch.of(steps)
+        self.search, lowest = RateSearch.of(steps), RateSearch(over=True).rate
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
         self._matrices: set[Tensor] = set()  # the other matrices
         self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
         self._in_evaluation = self._idle = 0
         super().__init__(
-            model, (COPIES[0] * self.search.rate, COPIES[1] * self.search.rate),
+            model, (COPIES[0] * lowest, COPIES[1] * lowest),
             {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
