@@ -235,8 +235,10 @@ def test_a_backward_pass_may_follow_a_save():
     model, optimizer = trained()
     x, y = data()[0]
     loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
     optimizer.state_dict()
     loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_inputs_may_be_written_over():

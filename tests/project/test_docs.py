@@ -407,7 +407,8 @@ def check_alrao(words):
     from alrao_lab.tasks import TASKS
 
     command = cli.commands[words[0]]
-    given = command.make_context(words[0], words[1:]).params
+    outer = cli.make_context("alrao", [words[0]])  # click keeps the options of its first look at a command
+    given = command.make_context(words[0], words[1:], parent=outer).params
     task = given.get("task")
     assert task is None or task in TASKS or "." in task
     for name in filter(None, (given.get("methods") or "").split(",")):

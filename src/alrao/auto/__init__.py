@@ -411,7 +411,7 @@ class Auto(AlraoOptimizer):
             if p.dtype.itemsize < 4 and "rest" not in state:  # new, or cast since the last step
                 state["rest"] = torch.zeros_like(p)  # what rounding has taken from it
             for key in WIDE & state.keys():
-                if state[key].dtype != wide_dtype(p):
+                if state[key].dtype != p.dtype and state[key].dtype != wide_dtype(p):
                     state[key] = state[key].to(wide_dtype(p))
         return states
 
