@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "copies at one rate": {"COPIES": (0.999, 1.0)},
     "faster growth": {"GROWTH": 2.0},
     "a search of 25 steps": {"SHORTEST": 25},
-    "a search of 25 steps, a patience of 10": {"SHORTEST": 25, "PATIENCE": 10},
+    "a search of 25 steps and a patience of 10": {"SHORTEST": 25, "PATIENCE": 10},
     "a higher start": {"START": 1e-5},
     "a patience of 40 steps": {"PATIENCE": 40},
     "no distance that is too small": {"LEAST": 0.0},
@@ -83,11 +83,13 @@ def change(pieces: dict[str, Any]) -> None:
 
 
 def read() -> list[dict[str, Any]]:
+    """Return the records, a row a run."""
     lines = RECORDS.read_text("utf-8").splitlines() if RECORDS.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a run from the others."""
     return tuple(row[name] for name in ("variant", "workload", "contender", "seed"))
 
 
@@ -140,6 +142,7 @@ def cell(ratios: dict[str, list[float]]) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Return the table of the page, and what it is made from."""
     lines = ["| changed | wrapped | plain | worst workload | seconds |", "|---|---:|---:|---|---:|"]
     for variant in VARIANTS:
         both = {name: compare(rows, variant, name) for name in ("auto", "auto-plain")}
