@@ -15,8 +15,8 @@ import argparse
 import json
 import sys
 import tempfile
-from functools import partial
 from importlib import import_module
+from inspect import signature
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -64,22 +64,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Constants of ``alrao.auto`` and arguments of :class:`alrao.Auto`, by the name of what they change."""
 
 MODULES = [import_module(f"alrao.auto{name}") for name in ("", ".search", ".matrices", ".step")]
+SEARCH = MODULES[1]
 
 
 def change(pieces: dict[str, Any]) -> None:
     """Put constants in the place of Auto's, in this process."""
-    arguments = {}
     for name, value in pieces.items():
         places = [module for module in MODULES if hasattr(module, name)]
         for module in places:
+            before = getattr(module, name)
             setattr(module, name, value)
-        if not places:
-            arguments[name] = value
-    if arguments.pop("linear", False):
-        search = MODULES[1]
-        search.sqrt = lambda x: x / search.PRIOR
-    if arguments:
-        alrao.Auto = partial(alrao.Auto, **arguments)  # type: ignore[misc, assignment]
+            if module is SEARCH:  # some are the first values of its fields
+                init: Any = SEARCH.RateSearch.__init__
+                init.__defaults__ = tuple(value if each is before else each for each in init.__defaults__)
+        if name == "linear":
+            SEARCH.sqrt = lambda x: x / SEARCH.PRIOR  # type: ignore[attr-defined]
+        elif not places:
+            init = alrao.Auto.__init__
+            names = list(signature(alrao.Auto).parameters)[: len(init.__defaults__)]
+            arguments = dict(zip(names, init.__defaults__, strict=True)) | {name: value}
+            init.__defaults__ = tuple(arguments.values())
 
 
 def read() -> list[dict[str, Any]]:
@@ -188,20 +192,11 @@ def main() -> None:
     if len(variants) > 1:  # a process each: constants are changed for good
         import subprocess
 
-        for workload in workloads:
-            for variant in variants:
-                command = [
-                    sys.executable,
-                    __file__,
-                    "--variants",
-                    variant,
-                    "--workloads",
-                    workload,
-                    "--dirty",
-                ]
-                command += ["--contenders", settings.contenders, "--seeds", str(settings.seeds)]
-                subprocess.run(command, check=True)
-            Console().print(f"{workload}\n{table(read())}")
+        for variant in variants:
+            command = [sys.executable, __file__, "--variants", variant, "--workloads", settings.workloads]
+            command += ["--contenders", settings.contenders, "--seeds", str(settings.seeds), "--dirty"]
+            subprocess.run(command, check=True)
+        Console().print(table(read()))
         return
     change(VARIANTS[variants[0]])
     for workload in workloads:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import alrao
 
 READS = {"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default"}
-FREE = {"aten.detach.default", "aten.promote_types.default"}
+FREE = {"aten.detach.default", "aten.promote_types.default", "aten.empty_like.default"}  # no launches
 
 
 class Operations(TorchDispatchMode):
@@ -69,12 +69,12 @@ def built(make, tensors, *, wrapped=True, **settings):
     return model, make(model, **settings)
 
 
-def counted(model, optimizer, steps, device="cpu"):
+def counted(model, optimizer, steps, device="cpu", dtype=torch.float32):
     """Return the operations of each of some steps."""
     found = []
     for _ in range(steps):
         optimizer.zero_grad()
-        x, target = torch.randn(8, 16, device=device), torch.randint(0, 5, (8,), device=device)
+        x, target = torch.randn(8, 16, device=device, dtype=dtype), torch.randint(0, 5, (8,), device=device)
         F.cross_entropy(model(x), target).backward()
         with Operations() as operations:
             optimizer.step()
@@ -124,6 +124,20 @@ def test_autos_step_on_another_device_after_the_search_is_short_and_reads_nothin
     assert sum(each["aten.baddbmm.default"] > 0 for each in found[:5]) == shapes, "each shape at its turn"
     for each in found:
         assert not READS & each.keys()
+
+
+@pytest.mark.parametrize("tensors", [18, 148])
+@pytest.mark.parametrize(("wrapped", "most"), [(True, 90), (False, 70)], ids=["copies", "plain"])
+def test_weights_of_a_narrow_type_take_no_more_operations_each(wrapped, most, tensors):
+    torch.manual_seed(0)
+    net = network(tensors).bfloat16()
+    model = alrao.Alrao(net) if wrapped else net
+    optimizer = auto(model, capturable=True)
+    counted(model, optimizer, 8, dtype=torch.bfloat16)
+    assert optimizer.search.over
+    for found in counted(model, optimizer, 4, dtype=torch.bfloat16)[1:]:
+        assert found.total() <= most, found
+        assert not READS & found.keys()
 
 
 @pytest.mark.parametrize("wrapped", [True, False], ids=["copies", "plain"])

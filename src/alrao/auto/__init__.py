@@ -27,7 +27,7 @@ from ..trainable import Trainable
 from ..warn import warn
 from .matrices import PERIOD, matrices_of
 from .search import RateSearch
-from .step import Moving, round_to_, take_step
+from .step import Moving, round_to_, take_step, widened
 from .swap import Averages, training_weights, wide_dtype
 
 __all__ = ["Auto", "AutoScheduleFree"]
@@ -325,10 +325,15 @@ class Auto(AlraoOptimizer):
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
         searching, states = not self.search.over, u.states
         whole = u.whole
-        kept = zip(u.params, states, strict=True)
-        y = [training_weights(p, state) if "rest" in state else p.detach() for p, state in kept]
-        pairs = zip(u.grads, y, strict=True)
-        g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
+        y, g = [p.detach() for p in u.params], list(u.grads)
+        narrow = [i for i, state in enumerate(states) if "rest" in state]
+        rounded, rests = [y[i] for i in narrow], [states[i]["rest"] for i in narrow]
+        if narrow:
+            wide = widened(rounded)
+            torch._foreach_add_(wide, widened(rests))
+            for i, of_weight, of_gradient in zip(narrow, wide, widened([g[i] for i in narrow]), strict=True):
+                y[i], g[i] = of_weight, of_gradient
+        g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in zip(g, y, strict=True)]
         rates: list[Any] = list(u.rates)
         weight_decay, longest = group["weight_decay"], PERIOD * group["highest"]
         if weight_decay * longest > 1:  # at most all of a weight decays
@@ -365,9 +370,8 @@ class Auto(AlraoOptimizer):
                 moving, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
                 weight_decay=weight_decay, newest=group.get("stands_for", 1),
             )  # fmt: skip
-        for p, state, wide in zip(u.params, states, y, strict=True):
-            if "rest" in state:
-                round_to_(p, state["rest"], wide)
+        if narrow:
+            round_to_(rounded, rests, [y[i] for i in narrow])
 
     def _end_step(self, on_device: bool) -> None:
         if self._seen:
@@ -465,7 +469,7 @@ class Auto(AlraoOptimizer):
         if average is not None and p.grad is not None:  # a step leaves frozen ones as they are
             p.copy_(average)
             if "rest" in state:
-                round_to_(p, state["rest"], average)
+                round_to_([p], [state["rest"]], [average.clone()])
         state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         if p in self._turns:
             state.pop("exp_avg_sq", None)

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..finite import keep_finite_, zero_nonfinite_
 from .matrices import MOMENTUM, PERIOD, orthogonal_steps
 
-__all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step"]
+__all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step", "widened"]
 
 
 @dataclass
@@ -151,10 +150,19 @@ def average_of(y: Tensor, z: Tensor, beta: float) -> Tensor:
     return torch.lerp(z, y, 1 / beta)
 
 
-def round_to_(p: Tensor, rest: Tensor, wide: Tensor) -> None:
-    """Round weights to a parameter of a narrow type, and keep what that takes from them."""
-    rounded = wide.to(p.dtype)
-    keep_finite_(rounded, p)
-    p.copy_(rounded)
-    rest.copy_(wide - rounded)
-    zero_nonfinite_(rest)
+def widened(narrow: list[Tensor]) -> list[Tensor]:
+    """Return tensors of narrow types in float32."""
+    wide = [torch.empty_like(each, dtype=torch.float32) for each in narrow]
+    torch._foreach_copy_(wide, narrow)
+    return wide
+
+
+def round_to_(params: list[Tensor], rests: list[Tensor], wide: list[Tensor]) -> None:
+    """Round weights to parameters of narrow types, and keep what that takes from them. Changes ``wide``."""
+    for dtype in {p.dtype for p in params}:
+        of_type = [x for x, p in zip(wide, params, strict=True) if p.dtype == dtype]
+        torch._foreach_clamp_max_(of_type, torch.finfo(dtype).max)
+        torch._foreach_clamp_min_(of_type, torch.finfo(dtype).min)
+    torch._foreach_copy_(params, wide)
+    torch._foreach_sub_(wide, widened(params))
+    torch._foreach_copy_(rests, wide)
