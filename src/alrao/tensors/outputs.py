@@ -157,8 +157,7 @@ def _log_sums(x: LogProbs, dim: int) -> Tensor | None:
     """
     if x.axis == dim % max(1, x.ndim) or not x.numel():
         return None
-    plain = x.as_subclass(Tensor)
-    sums = plain.logsumexp(dim, keepdim=True)
+    sums = x.logsumexp(dim, keepdim=True)  # a plain tensor: these functions are called without the subclass
     tolerance = max(1e-4, torch.finfo(x.dtype).eps * (1 + log(x.shape[dim])))  # of the sum and its terms
     other = sums.detach().abs() > tolerance
     if x.is_cpu and not torch.compiler.is_compiling() and not other.any():
@@ -173,7 +172,7 @@ def _normalised(x: LogProbs, dim: int, func: Op) -> LogProbs:
         return x
     if x.is_cpu and torch.is_grad_enabled():
         trail.record(func, sums)
-    return LogProbs.of(x.as_subclass(Tensor) - sums)
+    return LogProbs.of(x - sums)
 
 
 def _log_softmax(
