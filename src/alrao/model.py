@@ -322,8 +322,10 @@ class Alrao(Wrapper):
             self.head.adopt(state_dict, f"{name}." if name else "")
         fits = shapes_of(own) == shapes_of(state_dict)
         training_weights = self.head.training_weights
+        statistics = None if self.averages is None else self.averages.statistics
+        kept = nullcontext() if statistics is None else statistics.kept_on_error()
         try:
-            with nullcontext() if fits else unchanged_on_error(self, own):
+            with kept, nullcontext() if fits else unchanged_on_error(self, own):
                 loaded = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
             self.head.training_weights = training_weights
@@ -331,8 +333,9 @@ class Alrao(Wrapper):
                 f"The state is of another model, or of another number of copies than {self.head.copies}"
             )
             raise
-        if self.averages is not None:
-            self.averages.loaded(self.training)
+        finally:  # also where a refused load has written the weights again that were there
+            if self.averages is not None:
+                self.averages.loaded(self.training)
         return loaded
 
     def register_full_backward_hook(self, *_: Any, **__: Any) -> Any:

@@ -208,6 +208,17 @@ class AveragedStatistics:
                 self._gathered = list(state["gathered"])
                 self._write(state["values"])
 
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Keep what is known if a load of the network is refused, which puts its buffers back."""
+        before = {**self.__dict__, "_batches": deque(self._batches)}
+        before["_gathered"] = None if self._gathered is None else list(self._gathered)
+        try:
+            yield
+        except RuntimeError:
+            self.__dict__.update(before)
+            raise
+
     def take_gathered(self) -> None:
         """Take the statistics that the layers have now for those that training passes have gathered."""
         self._gathered = None

@@ -333,7 +333,8 @@ class Auto(AlraoOptimizer):
             torch._foreach_add_(wide, widened(rests))
             for i, of_weight, of_gradient in zip(narrow, wide, widened([g[i] for i in narrow]), strict=True):
                 y[i], g[i] = of_weight, of_gradient
-        g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in zip(g, y, strict=True)]
+        pairs = zip(g, y, strict=True)
+        g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
         rates: list[Any] = list(u.rates)
         weight_decay, longest = group["weight_decay"], PERIOD * group["highest"]
         if weight_decay * longest > 1:  # at most all of a weight decays
