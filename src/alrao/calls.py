@@ -15,18 +15,8 @@ PICKLING = ("__getstate__", "__reduce_ex__")
 
 
 def watch_calls(module: nn.Module, name: str, report: Callable[..., None], *, keep: bool = False) -> None:
-    """Report each call of a method of one module, after it has returned.
-
-    torch calls ``train`` of a module for its ``eval`` and for ``train`` of whatever contains it, and
-    ``_load_from_state_dict`` for a load through any of them. Hooks would be slower, and ``torch.save(net)``
-    would save them. Copies and pickles of the module are those of one that is not watched.
-
-    Args:
-        module: the module.
-        name: the name of the method.
-        report: a bound method to call with the module and the arguments, until its object is gone.
-        keep: keep its object alive as long as the module.
-    """
+    """Report each call of a method of one module, after it has returned."""
+    # Hooks would be slower, and torch.save(net) would save them.
     watched = module.__dict__.get(name)
     if not isinstance(watched, _Watched):
         _pickle_without(module)
@@ -48,12 +38,7 @@ def unwatch_calls(module: nn.Module | None, name: str, report: Callable[..., Non
 
 
 def watch_inputs(module: nn.Module, report: Callable[..., None]) -> None:
-    """Report the inputs of each forward pass of a module before it, except inside compiled code.
-
-    Args:
-        module: the module. Its copies and pickles are those of one that is not watched.
-        report: a bound method to call with the module, the arguments and the keyword arguments.
-    """
+    """Report the inputs of each forward pass of a module before it, except inside compiled code."""
     if any(hook.report == report for hook in _hooks(module.__dict__)):
         return
     _pickle_without(module)

@@ -57,15 +57,7 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
 
 
 def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module, dict[str, Tensor]]]:
-    """Return, for each module with its own parameters, the feature number of every entry, from 0 on.
-
-    Names are relative to the module; those of parametrized weights have dots.
-    A parameter that several modules share (tied weights) belongs to the first of them.
-
-    Args:
-        model: the model.
-        say: warn about layer types that have no rule.
-    """
+    """Return, for each module with its own parameters, the feature number of every entry, from 0 on."""
     seen: set[nn.Parameter] = set()
     found: list[tuple[nn.Module, dict[str, Tensor]]] = []
     for module in model.modules():

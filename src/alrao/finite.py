@@ -62,10 +62,7 @@ def fail_nonfinite(log_p: Tensor) -> Tensor:
 
 
 def moderate(logits: Tensor, weights: Tensor) -> bool:
-    """Return whether logits are so small that neither their sigmoids nor a mixture of them underflow.
-
-    The answer is no on a device that a host read would stall.
-    """
+    """Return whether logits are so small that neither their sigmoids nor a mixture of them underflow."""
     if not logits.is_cpu or torch.compiler.is_compiling() or not logits.numel():
         return False
     low, high = torch.aminmax(logits)
@@ -158,10 +155,7 @@ def mask_gradients(grads: list[Tensor]) -> list[Tensor]:
 
 
 def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one.
-
-    All gradients are 0 where the Boolean ``refused`` is true. Also returns the masks of what is 0.
-    """
+    """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one."""
     of_type: dict[torch.dtype, list[int]] = {}
     for i, grad in enumerate(grads):
         of_type.setdefault(grad.dtype, []).append(i)
@@ -242,11 +236,7 @@ class FiniteStatistics:
                 self.restore(reads=reads)
 
     def restore(self, *, reads: bool = True) -> None:
-        """Put back what was finite last, then remember what is finite now.
-
-        Args:
-            reads: look first, on the CPU, whether there is anything to put back.
-        """
+        """Put back what was finite last, then remember what is finite now."""
         running = self._running() if self._layers else []
         if not running:
             return

@@ -40,16 +40,7 @@ class OutputChangedError(ValueError):
 
 
 class FirstForward:
-    """The first forward pass, which is repeated if something follows the output layer.
-
-    Args:
-        net: the network.
-        head: the copies of what was taken for its output layer.
-        name: the name of that layer.
-        guessed: whether it is only the last one registered, which need not be the last one used.
-        args: positional arguments of the network.
-        kwargs: others.
-    """
+    """The first forward pass, which is repeated if something follows the output layer."""
 
     def __init__(
         self, net: nn.Module, head: Head, name: str, guessed: bool, args: Any, kwargs: dict[str, Any]
@@ -180,11 +171,7 @@ class FirstForward:
 
 
 class Snapshot:
-    """What a forward pass may change, so that it can be repeated.
-
-    Buffers, such as running statistics; attributes of modules, such as the state of a recurrent network; the
-    arguments, such as a cache; and random numbers.
-    """
+    """What a forward pass may change, so that it can be repeated."""
 
     def __init__(self, net: nn.Module, inputs: list[Any]) -> None:
         self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
@@ -258,10 +245,7 @@ def _differ(ours: Tensor, plain: Tensor) -> bool:
 
 
 def _are_distributions(tensor: LogProbs, known: bool) -> bool:
-    """Return whether the rows along an axis are distributions, or padding, which is constant.
-
-    Where the numbers are not ``known``, the shape decides.
-    """
+    """Return whether the rows along an axis are distributions, or padding, which is constant."""
     plain = tensor.detach().as_subclass(Tensor)
     axes = [axis for axis, size in enumerate(plain.shape) if size == tensor.classes]
     if not known or not plain.numel():

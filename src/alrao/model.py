@@ -185,11 +185,7 @@ class Alrao(Wrapper):
     # Training weights and averaged weights, under Auto.
 
     def averaged_by(self, averages: Any) -> None:
-        """Let an optimizer put its weights for the present mode into the parameters.
-
-        Args:
-            averages: an object with ``place(training)``, which the model keeps alive.
-        """
+        """Let an optimizer put its weights for the present mode into the parameters."""
         self.averages = averages
 
     def place_weights(self) -> None:

@@ -55,17 +55,7 @@ class _NoEvidence:
 
 
 class Plain:
-    """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model.
-
-    There is no wrapper, so the mode is that of the modules: training if one of them is in training mode. An
-    optimizer that averages is told of ``train()`` and ``eval()`` by :mod:`alrao.calls`. A module's
-    ``training`` that is set without a call is seen before a closure, and warned of at a step.
-
-    Args:
-        net: a module with all the parameters.
-        modules: the user's modules, whose modes count; none for bare parameters, whose mode the optimizer's
-            ``train()`` and ``eval()`` set.
-    """
+    """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model."""
 
     def __init__(self, net: nn.Module, modules: list[nn.Module]) -> None:
         self.net = net
@@ -92,11 +82,7 @@ class Plain:
         return any(module.training for module in self.modules)
 
     def averaged_by(self, averages: Any) -> None:
-        """Let an optimizer put its weights for the present mode into the parameters.
-
-        Args:
-            averages: an object with ``place(training)``, and ``retired`` once another has taken its place.
-        """
+        """Let an optimizer put its weights for the present mode into the parameters."""
         own = {p for group in averages.groups for p in group["params"]}
         self._stop()
         for module in self.modules:
@@ -135,11 +121,7 @@ class Plain:
             self._averages.loaded(self.training)
 
     def check_gradients(self, averages: bool) -> None:
-        """Warn before a step whose gradients are those at the averaged weights, though the network trains.
-
-        Args:
-            averages: whether the parameters hold averaged weights.
-        """
+        """Warn before a step whose gradients are those at the averaged weights, though the network trains."""
         late = averages and not self.training and (self._mode() or not self.modules)
         stale, self._stale = self._stale, []
         if late or any(p.grad is grad and version_of(grad) == version for p, grad, version in stale):

@@ -62,10 +62,7 @@ def note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 class ZeroWatch:
-    """Warns once of a head whose gradient is 0 in :data:`ZEROS` steps in a row.
-
-    It looks at every tenth gradient, and at each one after a 0, because a look takes time.
-    """
+    """Warns once of a head whose gradient is 0 in :data:`ZEROS` steps in a row."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -73,7 +70,7 @@ class ZeroWatch:
 
     def look(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Look at a head's parameters at the end of a step; return False after the warning."""
-        self._steps += 1
+        self._steps += 1  # a look takes time: at every tenth gradient, and at each one after a 0
         if self._zeros == 0 and self._steps % ZEROS != 1:
             return True
         trained = [p for p in parameters if type(p) is nn.Parameter and p.grad is not None]

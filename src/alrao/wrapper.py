@@ -63,11 +63,7 @@ class Wrapper(nn.Module):
 
     @property
     def __class__(self) -> Any:
-        """The class of the network, so that ``isinstance(model, Net)`` holds.
-
-        The type itself for a container, whose items Python looks for in the type, and for a network that is
-        nothing but its output layer, which is replaced.
-        """
+        """The class of the network, so that ``isinstance(model, Net)`` holds."""
         net = self.__dict__.get("net")
         if net is None or net is self.__dict__.get("head") or hasattr(net, "__getitem__"):
             return type(self)

@@ -138,10 +138,7 @@ class _Call:
         return pytree.tree_unflatten(parts, shape)
 
     def in_place(self) -> Any:
-        """Change the outputs of each copy, and the mean that is shown.
-
-        The target need not have been an output before: rows of a tensor of zeros, to which outputs are added.
-        """
+        """Change the outputs of each copy, and the mean that is shown."""
         target = self.leaves[0]
 
         def one(leaves: list[Any]) -> tuple[Tensor, ...]:
@@ -166,10 +163,7 @@ class _Call:
     def _of_copies(
         self, one: Callable[[list[Any]], tuple[Tensor, ...]], places: list[int]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what ``one``, a function of the arguments, makes of each copy: for the copies, for the body.
-
-        An argument at one of the ``places`` that has no copies is the same for all.
-        """
+        """Return what ``one`` makes of the arguments for each copy: for the copies, then for the body."""
 
         def of(which: str) -> list[Tensor]:
             # What stands beside the outputs belongs to the body, and learns from the mixture only.

@@ -31,11 +31,7 @@ def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
 
 
 class Head(nn.Module):
-    """Copies of an output layer, in its place in the network, averaged by a posterior.
-
-    Every parameter has the copies as its first axis. ``evidence`` is a leaf tensor that is no parameter of
-    the model; its gradient is the evidence (see :mod:`alrao.evidence`).
-    """
+    """Copies of an output layer, in its place in the network, averaged by a posterior."""
 
     likelihood: str
     remedy: str
@@ -102,10 +98,7 @@ class Head(nn.Module):
         self.__dict__.pop("_unusable", None)
 
     def adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Turn the state of the plain layer, if there is one under a prefix, into that of the copies.
-
-        Every copy gets the layer's values, and the posterior becomes uniform.
-        """
+        """Turn the state of the plain layer, if there is one under a prefix, into that of the copies."""
         if any(key.startswith(f"{prefix}averaging.") for key in state_dict):
             return
         found = False

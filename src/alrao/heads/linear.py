@@ -38,11 +38,7 @@ CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding"
 
 
 class _Rows(torch.autograd.Function):
-    """Some copies of a stacked parameter, without a copy of them.
-
-    The gradient has the parameter's shape, as hooks, clipping, gradient scalers and DDP expect it, and is 0
-    for the other copies.
-    """
+    """Some copies of a stacked parameter; the gradient is that of the whole parameter, 0 for the others."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, rows: slice) -> Tensor:
@@ -59,11 +55,8 @@ _gradients: Any = WeakIdKeyDictionary()
 
 
 def _with_zeros(g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
-    """Return a gradient of the whole parameter from that of some rows.
-
-    The memory of the last one is used again, so that zeros are not written at every step, unless something
-    else refers to it or it was changed in place.
-    """
+    """Return a gradient of the whole parameter from that of some rows."""
+    # In the memory of the last one unless that is in use, so that zeros are not written at every step.
     full, before, version = _gradients.get(parameter, (g, rows, 0))
     fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
     if not fits or storage_is_shared(full) or version_of(full) != version:
@@ -110,11 +103,7 @@ class Window(NamedTuple):
 
 
 class LinearHead(Head):
-    """Copies of a linear layer, or of a convolution.
-
-    ``spread`` is set by the model if its network does more with the outputs than change their shape: the head
-    then returns those of all copies, which go through the rest of the network one by one.
-    """
+    """Copies of a linear layer, or of a convolution; with ``spread`` it returns the outputs of all copies."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None

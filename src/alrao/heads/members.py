@@ -70,10 +70,7 @@ class _SharedLinear(torch.autograd.Function):
 def for_copies_and_body(
     outputs: Callable[..., Tensor], z: Tensor, *parameters: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``outputs(z, *parameters)``, copies first, as :func:`shared_linear` does that of linear layers.
-
-    The outputs of a copy with a parameter that is not finite are nan.
-    """
+    """Return ``outputs(z, *parameters)``, copies first, twice; that of a failed copy is nan."""
     failed = ~alive_copies(parameters)
     parameters = tuple(finite_gradient(zero_nonfinite(p)) for p in parameters)
     z = zero_unusable(z)
@@ -85,12 +82,7 @@ def for_copies_and_body(
 
 
 class Exchange:
-    """How processes that hold different copies of a head exchange numbers; by default one holds all of them.
-
-    Args:
-        group: the processes that hold copies.
-        weight: the stacked weights, sharded over the copies.
-    """
+    """How processes that hold different copies of a head exchange numbers; by default one holds all."""
 
     own: Any = slice(None)
     """The numbers of the copies that this process holds."""
@@ -211,10 +203,7 @@ class _Attached(torch.autograd.Function):
 
 
 def bernoulli_nll(members: Members, yes: Tensor, no: Tensor) -> Tensor:
-    """Return the negative log-likelihood of each label under its mixture of Bernoulli distributions.
-
-    It counts as present by the amount ``yes``, and as absent by ``no``.
-    """
+    """Return the negative log-likelihood of each label under its mixture of Bernoulli distributions."""
     weights = members.weights.view([-1] + [1] * (members.mixed.ndim - 1))
     return _BernoulliNLL.apply(members.own, members.mixed, weights, members.evidence, yes, no)
 

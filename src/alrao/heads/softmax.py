@@ -40,16 +40,7 @@ TRANSPOSED = 32
 def categorical_mixture(
     z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, mixing: slice | None = None
 ) -> LogProbs:
-    """Return the mixture's log-probabilities ``(rows, classes)``; the module's docstring has its gradients.
-
-    Args:
-        z: inputs of the output layer, ``(rows, d)``.
-        weight: stacked weights, ``(copies, classes, d)``.
-        bias: stacked biases, ``(copies, classes)``, or None.
-        a: weights of the copies in the mixture, ``(copies, 1)``.
-        evidence: leaf whose gradient receives the evidence.
-        mixing: the copies whose weight is not 0, to save work for the others; None: all.
-    """
+    """Return the mixture's log-probabilities; ``mixing`` are the copies whose weight is not 0, None: all."""
     if torch.compiler.is_compiling():
         return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence, mixing), 1)
     return apply_mixture(z, weight, bias, a, evidence, mixing)
@@ -217,11 +208,7 @@ def careful_mixture(log_p: Tensor, alive: Tensor, a: Tensor) -> tuple[Tensor, Te
 def careful_gradients(
     g: Tensor, total: Tensor, log_p: Tensor, alive: Tensor, shares: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each copy's own gradient by its logits, the mixture's, and the evidence.
-
-    ``g`` is the gradient by the mixture's log-probabilities, ``(rows, 1, classes)``, ``total`` its sum over
-    the classes; the others are from :func:`careful_mixture`.
-    """
+    """Return each copy's own gradient by its logits, the mixture's, and the evidence."""
     p = log_p.exp()
     mixed = own = torch.where(alive, _own_gradient(g, total, log_p, p), 0)
     if p.shape[1] > 1:

@@ -46,16 +46,7 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
 
 
 class Vocabulary:
-    """The copies with the weights that they have now; what :class:`alrao.tensors.LazyLogProbs` reads.
-
-    Args:
-        weight: stacked weights of the copies that this process holds, ``(copies, classes, d)``.
-        bias: their stacked biases, ``(copies, classes)``, or None.
-        a: weights of all copies in the mixture, ``(copies, 1)``.
-        evidence: leaf whose gradient receives the evidence.
-        mixing: the copies whose weight is not 0; None: all.
-        exchange: the way to the copies of other processes.
-    """
+    """The copies with the weights that they have now; what :class:`alrao.tensors.LazyLogProbs` reads."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
@@ -67,10 +58,7 @@ class Vocabulary:
         self._versions: list[tuple[int, int]] | None = None
 
     def log_probs(self, z: Tensor) -> LogProbs:
-        """Return the mixture's log-probabilities for rows ``z`` in the type of the matrix products.
-
-        They are computed at once where nothing is to be differentiated, and where they are read otherwise.
-        """
+        """Return the mixture's log-probabilities for rows ``z`` in the type of the matrix products."""
         trained = any(x is not None and x.requires_grad for x in (z, self.weight, self.bias))
         if not torch.is_grad_enabled() or not trained or self.weight.is_inference() or z.is_inference():
             return LogProbs.of(self.values(z), 1)
@@ -116,11 +104,7 @@ class Vocabulary:
             return out
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
-        """Return the loss of each row for a hard target, times its ``share``; with a divisor their sum by it.
-
-        The gradients of the sum are known up to a factor. They are computed in the forward pass then, which
-        saves the logits' second computation.
-        """
+        """Return the loss of each row for a hard target times its ``share``, or their sum by a divisor."""
         self._check()
         return _HardNLL.apply(rows, self.weight, self.bias, self.evidence, target, share, divisor, self)
 
@@ -164,10 +148,7 @@ class _Copies:
         return finite.zero_nonfinite(self.weight[j])
 
     def log_mixture(self, rows: slice, out: Tensor) -> Tensor | None:
-        """Fill in a chunk's log-probabilities; return the weight of the copies left in each row.
-
-        None: all are left, and no probability is below :data:`alrao.finite.TINY`.
-        """
+        """Fill in a chunk's log-probabilities; return the weight of the copies left in each row."""
         if self.reads:
             out.zero_()
             for j in range(self.number):

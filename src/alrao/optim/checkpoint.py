@@ -55,10 +55,7 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
 
 
 def settle(groups: list[dict[str, Any]], built: list[dict[str, Any]]) -> None:
-    """Let loaded groups run as the optimizer was built to: with ``lr`` as a tensor, or as a number.
-
-    A captured graph may read the memory of the ``lr`` of the groups before, ``built``.
-    """
+    """Let loaded groups run as the optimizer was built to: with ``lr`` as a tensor, or as a number."""
     for group, before in zip(groups, built, strict=True):
         group["capturable"], lr = before["capturable"], before["lr"]
         if isinstance(lr, Tensor):

@@ -80,11 +80,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class GroupRates:
-    """The rates of a parameter group: ``body`` and ``copies`` are their distributions, at first ``drawn``.
-
-    ``constant`` is the single rate of the group, if it has one; ``sharded`` says whether a process holds only
-    a part of some parameter, ``size`` is the number of weights.
-    """
+    """The rates of a parameter group: ``body`` and ``copies`` are their distributions, at first ``drawn``."""
 
     drawn: RateDistribution
     body: RateDistribution = field(init=False)
@@ -111,10 +107,7 @@ class GroupRates:
     def compute(
         self, params: list[Tensor], of_head: Container[Tensor], state: Any, number: int, *, in_place: bool
     ) -> None:
-        """Compute the rates of parameters: of the body from their places in ``state``, of ``number`` copies.
-
-        With ``in_place`` they are put into the memory of the former ones, which captured graphs read.
-        """
+        """Compute the rates of parameters; ``in_place`` in the memory that captured graphs read."""
         self.sharded, self.size = any(is_shard(p) for p in params), sum(p.numel() for p in params)
         before, self.entries, grid = {e.param: e.rate for e in self.entries}, [], None
         for p in params:

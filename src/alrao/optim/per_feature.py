@@ -304,10 +304,7 @@ class PerFeature(AlraoOptimizer):
 
 
 def _scale(entries: list[Entry], before: list[Tensor], factor: Any, accepted: Tensor | None = None) -> None:
-    """Scale displacements to each feature's rate; weights of the body that are not finite stay.
-
-    On a device, nothing is read, and without ``accepted`` all weights become what they were.
-    """
+    """Scale displacements to each feature's rate; weights of the body that are not finite stay."""
     for entry, was in zip(entries, before, strict=True):
         moved = (entry.param - was) * (entry.rate * factor) + was
         entry.param.copy_(moved if accepted is None else torch.where(accepted, moved, was))

@@ -26,10 +26,7 @@ between two passes, and the system must clear the memory of large temporary tens
 
 @dataclass
 class GroupUpdate:
-    """One update of some parameters of a group.
-
-    ``rates`` broadcast to ``params``; ``constant`` is the rate of all of them where there is only one.
-    """
+    """One update of some parameters of a group."""
 
     params: list[Tensor]
     grads: list[Tensor]
@@ -137,10 +134,8 @@ class GroupUpdate:
         return list(torch._foreach_add(self.grads, torch._foreach_mul(self.params, decay)))
 
     def decayed(self, weight_decay: float) -> list[Tensor]:
-        """Return the same, with a penalty that never overshoots zero.
-
-        At a rate above ``1 / weight_decay`` the penalty alone would make the weights diverge.
-        """
+        """Return the same, with a penalty that never overshoots zero."""
+        # At a rate above 1 / weight_decay the penalty alone would make the weights diverge.
         if self.constant is not None:
             return self.penalised(weight_decay)
         decay = self._lrs()

@@ -29,10 +29,7 @@ def one_unless(*masks: Tensor) -> Tensor:
 
 
 def in_type_of(tensors: Sequence[Tensor], number: Any) -> Any:
-    """Return a number in the type of tensors that it multiplies: else a device does so one by one.
-
-    In a type narrower than float32, or where there are several, it stays as it is, as does one on the host.
-    """
+    """Return a number in the type of tensors that it multiplies: else a device does so one by one."""
     types = {each.dtype for each in tensors}
     alike = isinstance(number, Tensor) and types in ({torch.float32}, {torch.float64})
     return number.to(types.pop()) if alike else number
@@ -50,10 +47,7 @@ COUNTS = "step", "k"
 
 
 def share_counts(params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-    """Put counters that are numbers into tensors that equal ones share: one operation counts for many.
-
-    They have the type in which parameters are updated, which saves conversions.
-    """
+    """Put counters that are numbers into tensors that equal ones share: one operation counts for many."""
     shared: dict[Any, dict[str, Tensor]] = {}
     for p, state in zip(params, states, strict=True):
         numbers = {key: state[key] for key in COUNTS}
@@ -79,10 +73,7 @@ def separate_counts(states: Sequence[dict[str, Any]], others: Sequence[dict[str,
 
 
 class Kept:
-    """The state of a torch optimizer before a step, to be put back if the step was refused.
-
-    A counter of torch's that is on the host counts refused steps too.
-    """
+    """The state of a torch optimizer on a device before a step, to be put back if the step was refused."""
 
     def __init__(self, inner: Optimizer) -> None:
         self._inner = inner
@@ -106,10 +97,7 @@ class Kept:
 
 
 class Refusals:
-    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived.
-
-    On the CPU nothing is copied.
-    """
+    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self._noted = torch.zeros((), dtype=torch.bool, device=device)

@@ -175,11 +175,7 @@ def names_of_parameters(model: Any) -> dict[Tensor, str]:
 
 
 def replaced(model: Any, names: dict[Tensor, str], groups: Iterable[dict[str, Any]]) -> dict[Tensor, Tensor]:
-    """Return the shards that have taken the place of parameters, in the model or in an optimizer's groups.
-
-    Raises a RuntimeError if the groups have parameters that are not the model's, or not any more. ``names``
-    are those of its parameters when the optimizer was built.
-    """
+    """Return the shards that have taken the place of parameters, in the model or in an optimizer's groups."""
     given = [p for group in groups for p in group["params"]]
     if all(p in names for p in given) and names.keys() == names_of_parameters(model).keys():
         return {}

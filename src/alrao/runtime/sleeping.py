@@ -60,11 +60,7 @@ HEAD_SLICES = ("awake", "part", "mixing")
 
 
 class Sleep:
-    """Decides which copies of a head sleep, and when they are looked at.
-
-    Copies may fall asleep where that is ``wanted``, or with None where it pays. It needs steps that read
-    numbers on the host.
-    """
+    """Decides which copies of a head sleep, and when they are looked at."""
 
     def __init__(self, head: Any, wanted: bool | None, *, on_host: bool = True) -> None:
         problem = ""
@@ -106,10 +102,7 @@ class Sleep:
             self._restart()
 
     def observe(self, log_likelihood: list[float], rates: Callable[[], Tensor], *, allowed: bool) -> None:
-        """Update the posterior, decide at the end of a cycle who is awake, and who is looked at next.
-
-        ``log_likelihood`` is anything for copies that did not take part; ``rates`` returns the copies' rates.
-        """
+        """Update the posterior, decide at the end of a cycle who is awake, and who is looked at next."""
         head, averaging = self.head, self.head.averaging
         if not (allowed and head.can_sleep):
             averaging.update(log_likelihood)

@@ -92,10 +92,7 @@ def changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
 def axis_after(
     op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
 ) -> int | None:
-    """Return the axis of the result that holds outputs of ``axis`` of ``source``, some of them at least.
-
-    None if they are no longer on one axis.
-    """
+    """Return the axis of the result that holds outputs of ``axis`` of ``source``, some of them at least."""
     if op in RESHAPE:
         before = prod(source.shape[:axis])
         for i, size in enumerate(result.shape):

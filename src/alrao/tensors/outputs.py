@@ -151,10 +151,7 @@ _NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
 def _log_sums(x: LogProbs, dim: int) -> Tensor | None:
-    """Return the logarithms of the sums of probabilities along ``dim``, 0 for a distribution.
-
-    None if all are distributions, where a read on the host costs nothing.
-    """
+    """Return the logarithms of the sums of probabilities along ``dim``, 0 for a distribution."""
     if x.axis == dim % max(1, x.ndim) or not x.numel():
         return None
     plain = x.as_subclass(Tensor)

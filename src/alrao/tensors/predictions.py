@@ -31,10 +31,7 @@ class Members(NamedTuple):
 
 
 class Prediction(Marked):
-    """The mixture's prediction; ``members`` holds those of the copies, in the same shape.
-
-    ``axis`` is that of the outputs, None once they are no longer on one axis.
-    """
+    """The mixture's prediction; ``members`` holds those of the copies, in the same shape."""
 
     members: Members | None = None
     routes: ClassVar[dict[Op, Op]] = {}
@@ -83,11 +80,7 @@ class Prediction(Marked):
 
 
 def members_of(prediction: Prediction) -> Members | None:
-    """Return the members behind a prediction.
-
-    Raises:
-        RuntimeError: they have lost their graph, so that a loss would train nothing.
-    """
+    """Return the members behind a prediction."""
     members = prediction.members
     if members is None or torch.compiler.is_compiling():
         return members
@@ -106,10 +99,8 @@ def members_of(prediction: Prediction) -> Members | None:
 
 
 def hook_members(source: Any, hook: Any) -> None:
-    """Call a hook by which torch gathers sharded parameters when the copies' outputs get their gradients.
-
-    A loss is computed from those, so that no gradient comes through the prediction itself.
-    """
+    """Call a hook by which torch gathers sharded parameters when the copies' outputs get their gradients."""
+    # A loss is computed from those, so that no gradient comes through the prediction itself.
     members = getattr(source, "members", None)
     if members is not None and getattr(hook, "__module__", "").startswith("torch.distributed."):
         for output in (members.own, members.mixed):
