@@ -27,11 +27,8 @@ from .finite import all_finite
 CHOICES = ("mean", "sum")
 """What one batch counts for: the mean log-likelihood of its observations, or their sum."""
 
-EXTRA = 3
-"""Numbers behind the copies' own."""
-
-ROUNDING = 1e-5
-"""The largest part of a loss's weight on log-probabilities that may be positive."""
+EXTRA = 3  # numbers behind the copies' own
+ROUNDING = 1e-5  # the largest part of a loss's weight on log-probabilities that may be positive
 
 
 def new_leaf(copies: int, like: Tensor, before: Tensor | None = None) -> Tensor:

@@ -16,24 +16,16 @@ from torch import Tensor, nn
 from .calls import watch_calls
 from .watch import version_of
 
-HUGE = 1e30
-"""The largest loss of one observation: the sum over a batch is still finite."""
-
-TINY = 1e-30
-"""Mixture probabilities in float32 below this are computed in logarithms instead."""
-
-MAX_NORM = 1e15
-"""The largest norm of a gradient that is applied without a look at its entries."""
+HUGE = 1e30  # the largest loss of one observation: the sum over a batch is still finite
+TINY = 1e-30  # mixture probabilities in float32 below this are computed in logarithms instead
+MAX_NORM = 1e15  # the largest norm of a gradient that is applied without a look at its entries
 
 
 # Masks.
 
 
-alive = torch.isfinite
-"""Where a tensor is finite."""
-
-is_finite = isfinite
-"""Whether a number is finite."""
+alive = torch.isfinite  # where a tensor is finite
+is_finite = isfinite  # whether a number is finite
 
 
 def alive_rows(log_p: Tensor) -> Tensor:

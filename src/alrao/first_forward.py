@@ -28,8 +28,7 @@ from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
 from .warn import warn
 from .watch import version_of
 
-MOST_CHECKED = 2**22
-"""The largest output whose numbers are checked: those of a large head take much memory."""
+MOST_CHECKED = 2**22  # the largest output whose numbers are checked: those of a large head take much memory
 
 
 class OutputChangedError(ValueError):

@@ -27,8 +27,7 @@ from .wrapper import Wrapper, copied_state, shapes_of, unchanged_on_error
 
 DEFAULT_COPIES = 10
 
-EVALUATION = 10
-"""Passes without gradients in training mode that count as an evaluation."""
+EVALUATION = 10  # passes without gradients in training mode that count as an evaluation
 
 
 class Alrao(Wrapper):

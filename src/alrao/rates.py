@@ -11,8 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-Interval: TypeAlias = tuple[float, float]
-"""The lowest and the highest learning rate."""
+Interval: TypeAlias = tuple[float, float]  # the lowest and the highest learning rate
 
 
 class RateDistribution(ABC):

@@ -14,19 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .warn import warn
 
-version_of = attrgetter("_version")
-"""torch's count of the changes of a tensor in place."""
-
-STEPS = 3
-"""Steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial."""
-
-ZEROS = 10
-"""Steps in a row with a gradient of 0 after which the copies of a head are said not to train."""
+version_of = attrgetter("_version")  # torch's count of the changes of a tensor in place
+STEPS = 3  # steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial
+ZEROS = 10  # steps in a row with a gradient of 0 after which the copies of a head are said not to train
 
 _steps: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 """Steps of torch's optimizers on each head that none of alrao has stepped on yet."""
-_hooks: list[Any] = []
-"""The one hook, from the first head on."""
+_hooks: list[Any] = []  # the one hook, from the first head on
 
 
 def watch_steps(head: nn.Module) -> None:

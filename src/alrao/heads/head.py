@@ -34,8 +34,7 @@ class Head(nn.Module):
     """Copies of an output layer, in its place in the network, averaged by a posterior."""
 
     likelihood: str
-    remedy: str
-    """How the loss must be computed, for the message when it was not."""
+    remedy: str  # how the loss must be computed, for the message when it was not
     underflow = inf
     """How far below the best one the log-likelihood of a batch may be; below, a copy has failed."""
     sharded = False

@@ -107,8 +107,7 @@ class LinearHead(Head):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    parallel = Exchange()
-    """The way to the copies that other processes hold, if they are on several devices."""
+    parallel = Exchange()  # the way to the copies that other processes hold, if they are on several devices
 
     def __init__(self, layer: nn.Module, averaging: Posterior, *, keep: bool = False) -> None:
         weight, bias = layer.weight, layer.bias

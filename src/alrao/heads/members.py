@@ -84,8 +84,7 @@ def for_copies_and_body(
 class Exchange:
     """How processes that hold different copies of a head exchange numbers; by default one holds all."""
 
-    own: Any = slice(None)
-    """The numbers of the copies that this process holds."""
+    own: Any = slice(None)  # the numbers of the copies that this process holds
 
     def __init__(self, group: Any = None, weight: Any = ()) -> None:
         self.group, self.alone, self.copies = group, group is None, len(weight)

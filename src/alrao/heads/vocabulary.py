@@ -30,11 +30,8 @@ from ..watch import version_of
 from .members import Exchange
 from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
 
-LARGE = 2**22
-"""How many numbers all copies' outputs have together from which on they are not held at once."""
-
-CHUNK = 2**23
-"""The most numbers of one copy's output that are held at a time."""
+LARGE = 2**22  # how many numbers all copies' outputs have together from which on they are not held at once
+CHUNK = 2**23  # the most numbers of one copy's output that are held at a time
 
 
 def is_large(z: Tensor, weight: Tensor) -> bool:

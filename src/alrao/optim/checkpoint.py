@@ -11,8 +11,7 @@ from torch import Tensor
 from ..runtime.sharding import is_shard, placements_for
 
 KEY = "alrao"
-VERSION = 5
-"""Of the format of ``state_dict()``, saved under :data:`KEY`."""
+VERSION = 5  # of the format of ``state_dict()``, saved under KEY
 
 
 def check_version(state_dict: dict[str, Any]) -> None:

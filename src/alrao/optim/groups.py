@@ -155,14 +155,12 @@ def warn_of_copies(distribution: RateDistribution, copies: int) -> None:
 HIGHEST = "highest_lr"
 """The key of a group's highest factor so far; in the group, so that a resumed run knows it."""
 
-LOW = 0.1
-"""A program whose factor never exceeds this has probably written a learning rate."""
+LOW = 0.1  # a program whose factor never exceeds this has probably written a learning rate
 
 PATIENCE = 100
 """The fewest steps before a warning; in proportion to the highest factor from 0.01 on, 1000 for 0.1."""
 
-WARMED_UP = 1e-3
-"""A warm-up of a scheduler has passed this factor after :data:`PATIENCE` steps."""
+WARMED_UP = 1e-3  # a warm-up of a scheduler has passed this factor after PATIENCE steps
 
 REMEDY = (
     "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "

@@ -48,8 +48,7 @@ class _InnerGroup(GroupRates):
     inner: Optimizer = field(init=False)
     views: list[list[nn.Parameter]] = field(init=False)
     """What the optimizer is given of each entry: a view of it or, one by one, of its copies."""
-    apart: bool = False
-    """Whether it is given the copies of the head one by one."""
+    apart: bool = False  # whether it is given the copies of the head one by one
 
     def make_views(self, kind: type[Optimizer]) -> list[nn.Parameter]:
         """Make the views that an optimizer can step on, and return all of them."""

@@ -33,11 +33,9 @@ class GroupUpdate:
     rates: list[Any]
     states: list[dict[str, Any]]
     """What is kept of each parameter: complete, and counted, before the first part of it is updated."""
-    whole: list[Tensor]
-    """What each of ``params`` is, or is a part of: of a sharded one, this process's."""
+    whole: list[Tensor]  # what each of ``params`` is, or is a part of: of a sharded one, this process's
     constant: float | None
-    factor: Any
-    """``lr`` of the group: a number, or a tensor with ``capturable``."""
+    factor: Any  # ``lr`` of the group: a number, or a tensor with ``capturable``
     stopped: list[Tensor] | None = None
     """None on the host; else masks of the gradients. Nothing may change if all of their entries are true."""
     _live: Tensor | None = field(default=None, init=False)  # dynamo does not take cached_property

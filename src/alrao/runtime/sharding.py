@@ -23,8 +23,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 FACTORS = -7046029254386353131, -4658895280553007687
 """Those of the generator SplitMix64, which turn successive numbers into ones that look random."""
 
-PIECE = 1 << 22
-"""How many entries of a tensor are multiplied at a time."""
+PIECE = 1 << 22  # how many entries of a tensor are multiplied at a time
 
 
 def is_shard(x: Any) -> bool:

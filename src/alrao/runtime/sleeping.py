@@ -37,23 +37,15 @@ from torch import Tensor
 from ..finite import without_failed
 from ..posterior import Switch
 
-CYCLE = 97
-"""Steps from one decision to the next: a prime, so that looks do not always meet the same batches."""
-
-LOOKS = 4
-"""Steps at the end of a cycle in which the next copy faster than those awake is looked at."""
-
-MAX_INTERVAL = 48
-"""The most steps between two looks at a copy slower than those awake."""
+CYCLE = 97  # steps from one decision to the next: a prime, so that looks do not always meet the same batches
+LOOKS = 4  # steps at the end of a cycle in which the next copy faster than those awake is looked at
+MAX_INTERVAL = 48  # the most steps between two looks at a copy slower than those awake
 
 NEGLIGIBLE = 0.01
 """A copy falls asleep once its posterior weight has been lower in the second half of a cycle."""
 
-WORTHWHILE = 2**20
-"""Minimum number of weights of all copies together for sleeping under ``Auto`` by default."""
-
-COUNTS = ("position", "since", "every", "peak", "behind")
-"""Attributes of :class:`Sleep` that are saved."""
+WORTHWHILE = 2**20  # minimum number of weights of all copies together for sleeping under ``Auto`` by default
+COUNTS = ("position", "since", "every", "peak", "behind")  # attributes of Sleep that are saved
 
 HEAD_SLICES = ("awake", "part", "mixing")
 """Attributes of a head: the copies that are awake, that the next pass computes, that it mixes."""

@@ -64,8 +64,7 @@ _INTERLEAVE = functions("repeat_interleave")
 PACK: Op = torch._pack_padded_sequence
 _ROWS = functions("flip", "fliplr", "flipud", "repeat", "tile", "type") | _ROLL | _INTERLEAVE | {PACK, F.pad}
 """Operations that repeat, pad, turn or pack rows: the axes of the result count from the last one."""
-SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND
-"""Operations with several results."""
+SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND  # operations with several results
 KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
 MOVE = KEEP | _ROWS | functions("gather", "take_along_dim")
 

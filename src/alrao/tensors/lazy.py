@@ -26,10 +26,8 @@ _T = torch.Tensor
 class LazyLogProbs(LogProbs):
     """Log-probabilities of the mixture that are not computed yet."""
 
-    z: Tensor
-    """The inputs of the output layer: the shape of the output, but for the features on ``axis``."""
-    source: Any
-    """What computes the numbers: a :class:`alrao.heads.vocabulary.Vocabulary`."""
+    z: Tensor  # the inputs of the output layer: the shape of the output, but for the features on ``axis``
+    source: Any  # what computes the numbers: a Vocabulary
     _node: Any
     _real: LogProbs | None
 
@@ -237,8 +235,7 @@ def _topk(x: LazyLogProbs, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> 
     return torch.return_types.topk(_by_rows(x, lambda values: values.topk(k, -1, *args, **kwargs)))
 
 
-ROWS = 128
-"""Rows whose numbers are computed at a time where only a few of the numbers are needed."""
+ROWS = 128  # rows whose numbers are computed at a time where only a few of the numbers are needed
 
 _ROUTES: dict[Op, Op] = {
     F.cross_entropy: _cross_entropy,

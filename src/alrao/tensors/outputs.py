@@ -35,8 +35,7 @@ class LogProbs(Marked):
 
     scores: bool = False
     """Whether these are functions of log-probabilities, to be differentiated; see :func:`outcome`."""
-    shifted: bool = False
-    """Whether something was added to scores."""
+    shifted: bool = False  # whether something was added to scores
     _classes: int = 0
 
     @property

@@ -12,21 +12,16 @@ from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values, joined_ax
 
 _T = torch.Tensor
 
-BASE = _T._base.__get__  # type: ignore[union-attr]
-"""The tensor that another one is a view of."""
+BASE = _T._base.__get__  # type: ignore[union-attr]  # the tensor that another one is a view of
 
 
 class Members(NamedTuple):
     """The outputs of all copies behind a prediction, copies first, and what a loss needs of the head."""
 
-    own: Tensor
-    """What flows back into these reaches only the copies."""
-    mixed: Tensor
-    """The same values; what flows back into these reaches only the body."""
-    weights: Tensor
-    """The copies' weights in the mixture."""
-    evidence: Tensor
-    """The leaf whose gradient is the evidence."""
+    own: Tensor  # what flows back into these reaches only the copies
+    mixed: Tensor  # the same values; what flows back into these reaches only the body
+    weights: Tensor  # the copies' weights in the mixture
+    evidence: Tensor  # the leaf whose gradient is the evidence
     likelihood: str
 
 
@@ -34,8 +29,7 @@ class Prediction(Marked):
     """The mixture's prediction; ``members`` holds those of the copies, in the same shape."""
 
     members: Members | None = None
-    routes: ClassVar[dict[Op, Op]] = {}
-    """Replacements for losses of torch; see :mod:`alrao.losses`."""
+    routes: ClassVar[dict[Op, Op]] = {}  # replacements for losses of torch; see :mod:`alrao.losses`
 
     @property
     def intact(self) -> bool:
