@@ -6,7 +6,7 @@ before they meet others, because ``0 * nan`` is nan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -36,11 +36,6 @@ def alive_rows(log_p: Tensor) -> Tensor:
 def alive_distributions(log_p: Tensor) -> Tensor:
     """Return where no log-probability along the last axis, which is kept, is nan; ``-inf`` is that of 0."""
     return ~log_p.isnan().any(-1, keepdim=True)
-
-
-def alive_copies(parameters: Iterable[Tensor]) -> Tensor:
-    """Return which copies have only finite entries in the stacked parameters of a head."""
-    return torch.stack([p.flatten(1).isfinite().all(1) for p in parameters]).all(0)
 
 
 def fail(log_p: Tensor, alive: Tensor) -> Tensor:

@@ -17,15 +17,24 @@ from .watch import version_of
 
 
 class NoHead:
-    """The head of a plain network: no copies, so no evidence and no posterior."""
+    """The head of a plain network: no copies, no posterior; as its own leaf it never has a gradient."""
 
     copies = 0
-    awake = part = mixing = None
-    can_sleep = False
-    training_weights = False
+    awake = part = mixing = grad = None
+    can_sleep = training_weights = False
 
     def __init__(self, params: list[nn.Parameter]) -> None:
-        self.evidence = _NoEvidence(params)
+        self.evidence, self._params = self, params
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return self._params[0].device if self._params else torch.device("cpu")
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.device.type == "cpu"
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return no parameters."""
@@ -35,23 +44,6 @@ class NoHead:
         """Do nothing: there are no copies."""
 
     wake_all = expect_shards = start_alike
-
-
-class _NoEvidence:
-    """In the place of a head's leaf: a device, and never a gradient."""
-
-    grad = None
-
-    def __init__(self, params: list[nn.Parameter]) -> None:
-        self._params = params
-
-    @property
-    def device(self) -> torch.device:
-        return self._params[0].device if self._params else torch.device("cpu")
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.device.type == "cpu"
 
 
 class Plain:

@@ -37,6 +37,7 @@ class Head(nn.Module):
     remedy: str  # how the loss must be computed, for the message when it was not
     underflow = inf
     """How far below the best one the log-likelihood of a batch may be; below, a copy has failed."""
+    can_sleep: Any = False  # whether copies of this head can be left out
     sharded = False
     """Whether each process holds a part of the parameters, and gathers them for a forward pass."""
     awake: slice | None = None
@@ -56,11 +57,6 @@ class Head(nn.Module):
         self.evidence = new_leaf(self.copies, like)
         self.training_weights = False
         """Whether the network has training weights of an optimizer that averages them for evaluation."""
-
-    @property
-    def can_sleep(self) -> bool:
-        """Whether copies of this head can be left out."""
-        return False
 
     def wake_all(self) -> None:
         """Let all copies take part in the next pass."""

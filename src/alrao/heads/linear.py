@@ -89,11 +89,8 @@ class Window(NamedTuple):
             return None
         return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
 
-    def of_all_copies(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return every copy's outputs, copies first, twice: for the copies and for the body."""
-        return for_copies_and_body(self._convolved, z, *([weight] if bias is None else [weight, bias]))
-
-    def _convolved(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def outputs(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return every copy's outputs, copies first."""
         copies, outputs, _ = weight.shape
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
         weight = weight.view(copies * outputs, -1, *self.kernel_size)
@@ -151,7 +148,8 @@ class LinearHead(Head):
             unbatched = z.ndim == self.spatial + 1
             z = z[None] if unbatched else z
             if self.window is not None:
-                out = self._output(*self.window.of_all_copies(z, weight, bias))
+                given = [weight] if bias is None else [weight, bias]
+                out = self._output(*for_copies_and_body(self.window.outputs, z, *given))
                 return out[0] if unbatched else out
             z = z.movedim(1, -1)
         if z.shape[-1] != inputs:

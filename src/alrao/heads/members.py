@@ -16,16 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from .. import evidence as reports
-from ..finite import (
-    HUGE,
-    alive,
-    alive_copies,
-    finite_gradient,
-    moderate,
-    share_among,
-    zero_nonfinite,
-    zero_unusable,
-)  # fmt: skip
+from ..finite import HUGE, alive, finite_gradient, moderate, share_among, zero_nonfinite, zero_unusable
 from ..runtime.sharding import places_along
 from ..tensors import Members
 from .softmax import refuse_second_derivative, wide
@@ -71,7 +62,7 @@ def for_copies_and_body(
     outputs: Callable[..., Tensor], z: Tensor, *parameters: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return ``outputs(z, *parameters)``, copies first, twice; that of a failed copy is nan."""
-    failed = ~alive_copies(parameters)
+    failed = ~torch.stack([alive(p).flatten(1).all(1) for p in parameters]).all(0)
     parameters = tuple(finite_gradient(zero_nonfinite(p)) for p in parameters)
     z = zero_unusable(z)
     own = mixed = outputs(z.detach(), *parameters)

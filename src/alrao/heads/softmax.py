@@ -127,13 +127,13 @@ class _CategoricalMixture(torch.autograd.Function):
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             if careful:
-                grad_z = torch.where(healthy, torch.mm(_flat(mixed, z.dtype), zero_nonfinite(flat)), 0)
+                grad_z = torch.where(healthy, torch.mm(mixed.flatten(1).to(z.dtype), zero_nonfinite(flat)), 0)
             else:
                 if mixing is not None:
                     flat = flat[mixing.start * classes : mixing.stop * classes]
-                grad_z = torch.mm(_flat(mixed, z.dtype), flat)
+                grad_z = torch.mm(mixed.flatten(1).to(z.dtype), flat)
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, z.shape[1])
+            grad_weight = torch.mm(own.flatten(1).to(z.dtype).t(), z).view(copies, classes, z.shape[1])
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
         return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total), None
@@ -175,11 +175,6 @@ def _mixed_gradient(u: Tensor, p: Tensor) -> Tensor:
         return torch._softmax_backward_data(u, p, -1, p.dtype)
     pu = p * u
     return torch.addcmul(pu, p, pu.sum(-1, keepdim=True), value=-1)
-
-
-def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
-    flat = of_copies.flatten(1)
-    return flat if flat.dtype is dtype else flat.to(dtype)
 
 
 def _careful_layers(z: Tensor, flat: Tensor, bias: Tensor | None, a: Tensor) -> tuple[Tensor, ...]:

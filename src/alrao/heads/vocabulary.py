@@ -140,10 +140,6 @@ class _Copies:
             out = F.linear(z, weight, bias).log_softmax(-1, dtype=self._room.dtype)
         return finite.fail(out, finite.alive_rows(out)) if careful else out
 
-    def finite_weight(self, j: int) -> Tensor:
-        """Return a copy's weights with 0 where they are not finite."""
-        return finite.zero_nonfinite(self.weight[j])
-
     def log_mixture(self, rows: slice, out: Tensor) -> Tensor | None:
         """Fill in a chunk's log-probabilities; return the weight of the copies left in each row."""
         if self.reads:
@@ -273,7 +269,8 @@ def _hard_pass(
                         own.mul_(s)
                     own = own.to(z.dtype)
                     if j in mixed_copies:
-                        check = own @ (copies.finite_weight(j) if careful else copies.weight[j])
+                        w = copies.weight[j]
+                        check = own @ (finite.zero_nonfinite(w) if careful else w)
                         back[j - mixed_copies.start] = check
                 if careful or finite.all_finite((check.sum().item(), of_target.sum().item())):
                     break
@@ -395,5 +392,5 @@ class _Chunk:
         mixed = (log_p - log_m).add_(share.log()).exp_().mul_(g)
         p = log_p.exp_()
         mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
-        back = mixed.masked_fill_(~alive, 0).to(copies.weight.dtype) @ copies.finite_weight(j)
+        back = mixed.masked_fill_(~alive, 0).to(copies.weight.dtype) @ finite.zero_nonfinite(copies.weight[j])
         return score, p.mul_(-self.total).add_(g).masked_fill_(~alive, 0), back

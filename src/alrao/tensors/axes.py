@@ -107,14 +107,8 @@ def axis_after(
     if op in _SELECT or op in _UNBIND:
         dim = _dim(op, source, args, kwargs)
         return axis - (dim < axis) if dim != axis else None
-    if op in _ROWS:
-        return _after_rows(op, source, axis, args, kwargs, result)
-    return axis if result.ndim == source.ndim else None
-
-
-def _after_rows(
-    op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
-) -> int | None:
+    if op not in _ROWS:
+        return axis if result.ndim == source.ndim else None
     if op in _ROLL and _argument(1, "dims", args, kwargs) in (None, (), []):
         return None  # they are rolled as one row
     if op in _INTERLEAVE and _argument(1, "dim", args, kwargs) is None:
@@ -146,11 +140,6 @@ def axis_of_written(target: Tensor, index: Any, value: Tensor, axis: int) -> int
         if new is not None and part.ndim - new == value.ndim - axis and part.shape[new] == size:
             return candidate if size == value.shape[axis] else None
     return None
-
-
-def joined_axis(func: Op, result: Tensor, dim: int, axis: int) -> int:
-    """Return the axis of the outputs after ``cat`` or ``stack`` along ``dim``."""
-    return axis + (func is torch.stack and dim % result.ndim <= axis)
 
 
 def _argument(position: int, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:

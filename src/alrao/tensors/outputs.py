@@ -85,15 +85,6 @@ class LogProbs(Marked):
         return marked
 
 
-def _as_scores(result: Tensor, *, shifted: bool) -> Tensor:
-    """Mark a function of log-probabilities, if it is to be differentiated; see :func:`outcome`."""
-    if not (result.is_floating_point() and result.requires_grad and torch.is_grad_enabled()):
-        return result
-    marked = LogProbs.of(result)
-    marked.scores, marked.shifted = True, shifted
-    return marked
-
-
 def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation that does more than move the numbers of one output."""
     if func in _JOINS and args and all(isinstance(part, LogProbs) and part.intact for part in args[0]):
@@ -122,10 +113,15 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         whole = isinstance(result, Tensor) and result.ndim == 0 and scores[0].ndim > 0
         if whole or new in (Outcome.PLAIN, Outcome.REFUSED):
             return result  # a sum over all is no score of an observation any more
-        shifted = new is Outcome.SHIFTED
-        parts, structure = pytree.tree_flatten(result)
-        parts = [_as_scores(part, shifted=shifted) if isinstance(part, Tensor) else part for part in parts]
-        return pytree.tree_unflatten(parts, structure)
+
+        def mark(part: Any) -> Any:
+            if not (isinstance(part, Tensor) and part.is_floating_point() and part.requires_grad):
+                return part
+            marked = LogProbs.of(part)
+            marked.scores, marked.shifted = True, new is Outcome.SHIFTED
+            return marked
+
+        return pytree.tree_map(mark, result) if torch.is_grad_enabled() else result
     if target is not leaves[0]:
         target.copy_(leaves[0])
     # As in outputs[t] = out, where the other numbers are moved log-probabilities or none at all yet.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import trail
-from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values, joined_axis
+from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values
 
 _T = torch.Tensor
 
@@ -139,7 +139,8 @@ def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **
         func([getattr(part, which) for part in parts], dim % result.ndim + 1) for which in ("own", "mixed")
     )
     axis = axes.pop()
-    axis = None if axis is None else joined_axis(func, result, dim, axis)
+    if axis is not None:
+        axis += func is torch.stack and dim % result.ndim <= axis
     return Prediction.of(result, axis, first._replace(own=own, mixed=mixed))
 
 
