@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-PICKLING = ("__getstate__", "__reduce_ex__")
-"""What :mod:`copy` and :mod:`pickle` call; they look for both in the object first."""
+PICKLING = "__reduce_ex__"  # what copy and pickle call; they look for it in the object first
 
 
 def watch_calls(module: nn.Module, name: str, report: Callable[..., None], *, keep: bool = False) -> None:
@@ -57,16 +56,15 @@ def unwatch_inputs(module: nn.Module, report: Callable[..., None]) -> None:
 
 def _pickle_without(module: nn.Module) -> None:
     """Let copies and pickles of a module be without what this file puts into it."""
-    for each in PICKLING:
-        if not isinstance(module.__dict__.get(each), _Pickled):
-            _Pickled(module, each)
+    if not isinstance(module.__dict__.get(PICKLING), _Pickled):
+        _Pickled(module, PICKLING)
 
 
 def _pickle_as_before(module: nn.Module | None) -> None:
     own = {} if module is None else module.__dict__
-    if not any(isinstance(each, _Watched) for each in own.values()) and not _hooks(own):
-        for each in [each for each in own.values() if isinstance(each, _Pickled)]:
-            each.remove()
+    watched = bool(_hooks(own)) or any(isinstance(each, _Watched) for each in own.values())
+    if not watched and isinstance(pickled := own.get(PICKLING), _Pickled):
+        pickled.remove()
 
 
 class _Hook:
