@@ -138,11 +138,10 @@ class LinearHead(Head):
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
         part = self.taking_part()
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
+        weight: Any = self.weight
+        bias: Any = self.bias
         if part is not None:
-            weight = _Rows.apply(weight, part)
-            bias = None if bias is None else _Rows.apply(bias, part)
+            weight, bias = (None if x is None else _Rows.apply(x, part) for x in (weight, bias))
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1

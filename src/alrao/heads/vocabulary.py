@@ -63,8 +63,7 @@ class Vocabulary:
         return self.output(z, 1)
 
     def _present(self) -> list[tuple[int, int]]:
-        tensors = [tensor for tensor in (self.weight, self.bias) if tensor is not None]
-        return [(version_of(tensor), tensor.data_ptr()) for tensor in tensors]
+        return [(version_of(x), x.data_ptr()) for x in (self.weight, self.bias) if x is not None]
 
     def _check(self) -> None:
         if self._versions is not None and self._present() != self._versions:
@@ -332,11 +331,9 @@ def _backward_pass(layer: Vocabulary, z: Tensor, g: Tensor, gradients: _Gradient
     scores = torch.zeros(copies.number, dtype=wide(z.dtype), device=z.device)
     positive, seen = scores.new_zeros(()), scores.new_zeros(())
     for rows in copies.chunks():
-        x, of_rows = z[rows], g[rows]
-        total = of_rows.sum(-1, keepdim=True)
-        positive += of_rows.relu().sum()
-        seen += total.count_nonzero()
-        chunk = _Chunk(copies, rows, of_rows, total)
+        x, chunk = z[rows], _Chunk(copies, rows, g[rows])
+        positive += chunk.g.relu().sum()
+        seen += chunk.total.count_nonzero()
         grad_z = torch.zeros_like(x, dtype=scores.dtype)
         for j in range(copies.number):
             score, own, back = chunk.gradients_of(j)
@@ -354,16 +351,16 @@ def _backward_pass(layer: Vocabulary, z: Tensor, g: Tensor, gradients: _Gradient
 class _Chunk:
     """Rows whose gradient ``g`` by the mixture's log-probabilities is given."""
 
-    def __init__(self, copies: _Copies, rows: slice, g: Tensor, total: Tensor) -> None:
-        self.copies, self.rows, self.g, self.total = copies, rows, g, total
+    def __init__(self, copies: _Copies, rows: slice, g: Tensor) -> None:
+        self.copies, self.rows, self.g, self.total = copies, rows, g, g.sum(-1, keepdim=True)
         self._log_m = torch.empty_like(g, memory_format=torch.contiguous_format)
         self._left = copies.log_mixture(rows, self._log_m)
-        self._g_over_m = None if self._left is not None else self._log_m.neg().exp_().mul_(g)
-        self._room = torch.empty_like(g) if self._left is None else None
+        if self._left is None:
+            self._g_over_m, self._room = self._log_m.neg().exp_().mul_(g), torch.empty_like(g)
 
     def gradients_of(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a copy's score, its own gradient by its logits, and its part of the gradient by ``z``."""
-        if self._g_over_m is not None:
+        if self._left is None:
             score, own, back = self._plainly(j)
             if finite.all_finite((score.item(), 0.0 if back is None else back.sum().item())):
                 return score, own, back

@@ -244,13 +244,11 @@ class PerFeature(AlraoOptimizer):
         """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
         found: list[tuple[Tensor, dict[str, Any], Tensor, Any]] = []
         if isinstance(rates.inner, torch.optim.ASGD):
-            for (p, *_), view in zip(rates.entries, rates.views, strict=True):
+            for (p, *_), (view, *_) in zip(rates.entries, rates.views, strict=True):
                 if p.grad is not None:
-                    state = rates.inner.state[view[0]]
-                    average, mu = (
-                        state["ax"].clone() if state else torch.zeros_like(view[0]),
-                        state.get("mu", 1.0),
-                    )
+                    state = rates.inner.state[view]
+                    average = state["ax"].clone() if state else torch.zeros_like(view)
+                    mu = state.get("mu", 1.0)
                     reads = not (self.on_device and isinstance(mu, Tensor))
                     found.append((local(p), state, average, float(mu) if reads else mu.clone()))
         return found

@@ -42,8 +42,7 @@ def counter(parameter: Tensor, on_device: bool) -> Tensor:
     return torch.tensor(0.0)
 
 
-COUNTS = "step", "k"
-"""Auto's counters: of steps, and of those since its search or the last restart of an average."""
+COUNTS = "step", "k"  # Auto's: of steps, and of those since its search or the last restart of an average
 
 
 def share_counts(params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
@@ -53,13 +52,8 @@ def share_counts(params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> 
         numbers = {key: state[key] for key in COUNTS}
         if isinstance(numbers["step"], int):
             dtype = torch.promote_types(p.dtype, torch.float32)
-            kind = (*numbers.values(), dtype, p.device)
-            if kind not in shared:
-                shared[kind] = {
-                    key: torch.full((), number, dtype=dtype, device=p.device)
-                    for key, number in numbers.items()
-                }
-            state |= shared[kind]
+            counts = {key: torch.full((), n, dtype=dtype, device=p.device) for key, n in numbers.items()}
+            state |= shared.setdefault((*numbers.values(), dtype, p.device), counts)
 
 
 def separate_counts(states: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> None:

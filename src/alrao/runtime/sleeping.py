@@ -45,7 +45,7 @@ NEGLIGIBLE = 0.01
 """A copy falls asleep once its posterior weight has been lower in the second half of a cycle."""
 
 WORTHWHILE = 2**20  # minimum number of weights of all copies together for sleeping under ``Auto`` by default
-COUNTS = ("position", "since", "every", "peak", "behind")  # attributes of Sleep that are saved
+SAVED = ("position", "since", "every", "peak", "behind")  # attributes of Sleep
 
 HEAD_SLICES = ("awake", "part", "mixing")
 """Attributes of a head: the copies that are awake, that the next pass computes, that it mixes."""
@@ -181,7 +181,7 @@ class Sleep:
 
     def packed_into(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the state of an optimizer with who sleeps, if copies may."""
-        packed: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        packed: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         if not self.wanted:
             return state_dict
         for name in HEAD_SLICES:
@@ -194,7 +194,7 @@ class Sleep:
         packed, *_ = [group.pop("sleep", None) for group in groups]
         self._restart()
         if packed is not None and self.wanted:
-            for name in COUNTS:
+            for name in SAVED:
                 setattr(self, name, packed[name])
             for name in HEAD_SLICES:
                 setattr(self.head, name, None if packed[name] is None else slice(*packed[name]))

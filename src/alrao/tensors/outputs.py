@@ -104,7 +104,9 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             new = outcome(func, scores, any(score.shifted for score in scores), leaves)
     if new is Outcome.REFUSED:
         for i in places:
-            leaves[i] = _Refused.apply(leaves[i].as_subclass(Tensor))
+            leaves[i] = leaves[i].as_subclass(Tensor).clone()
+            if leaves[i].requires_grad:
+                leaves[i].register_hook(_refused)
         args, kwargs = pytree.tree_unflatten(leaves, structure)
     result = func(*args, **kwargs)
     if target is None:
@@ -312,23 +314,16 @@ def outcome(func: Op, scores: Sequence[Any], shifted: bool, leaves: Sequence[Any
     return kept if alone and (func in _LINEAR or not shifted) else Outcome.REFUSED
 
 
-class _Refused(torch.autograd.Function):
-    """The identity, for a loss that must not train: its gradient has both signs, which a step refuses."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        if g.numel() == 1:  # which cannot have both signs
-            raise RuntimeError(
-                "the loss is not a negative log-likelihood of the model's output: use cross_entropy or "
-                "nll_loss, or train the plain network, alrao.Auto(net)"
-            )
-        signs = torch.ones_like(g)
-        signs.view(-1)[1::2] = -1
-        return (g.abs() + g.abs().mean()) * signs  # none is 0, so that both signs are there
+def _refused(g: Tensor) -> Tensor:
+    """Return the gradient of a loss that must not train: it has both signs, which a step refuses."""
+    if g.numel() == 1:  # which cannot have both signs
+        raise RuntimeError(
+            "the loss is not a negative log-likelihood of the model's output: use cross_entropy or "
+            "nll_loss, or train the plain network, alrao.Auto(net)"
+        )
+    signs = torch.ones_like(g)
+    signs.view(-1)[1::2] = -1
+    return (g.abs() + g.abs().mean()) * signs  # none is 0, so that both signs are there
 
 
 _ROUTES: dict[Op, Op] = {
