@@ -7,8 +7,7 @@ them, each copy goes through the rest of the network, where that can be followed
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -61,7 +60,7 @@ class FirstForward:
             try:
                 start.restore()
                 head.spread = True
-                with alike(head):
+                with head.register_forward_hook(_alike, prepend=True):
                     self._check_copies(self._pass(), refusal.output)
                 start.restore()
                 head.spread = True
@@ -200,23 +199,11 @@ class Snapshot:
         self._numbers.restore()
 
 
-@contextmanager
-def alike(head: nn.Module) -> Iterator[None]:
-    """Let all copies of a head whose outputs are spread return the outputs of their mixture."""
-
-    def same(module: nn.Module, args: Any, out: Spread) -> Spread:
-        members, axis = out.members, out.axis
-        assert members is not None
-        assert axis is not None
-        mixture: Tensor = out.log_softmax(axis) if members.likelihood == "categorical" else out
-        copies = mixture.as_subclass(Tensor).expand_as(members.own)
-        return Spread.showing(members._replace(own=copies, mixed=copies), axis)
-
-    handle = head.register_forward_hook(same, prepend=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _alike(module: nn.Module, args: Any, out: Any) -> Spread:
+    """Return the spread outputs of a head with those of the mixture for every copy."""
+    mixture = out.log_softmax(out.axis) if out.members.likelihood == "categorical" else out
+    copies = mixture.as_subclass(Tensor).expand_as(out.members.own)
+    return Spread.showing(out.members._replace(own=copies, mixed=copies), out.axis)
 
 
 def _tensors(out: Any) -> list[Tensor]:

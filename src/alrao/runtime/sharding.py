@@ -146,10 +146,8 @@ def sharded_modules(model: Any) -> list[Any]:
     return [m for m in root.modules() if dist.is_available() and isinstance(m, FSDPModule)]
 
 
-def refuse_flattened(model: Any) -> None:
+def refuse_flattened(model: nn.Module) -> None:
     """Raise a TypeError for the older FSDP, whose parameters have no features."""
-    if not isinstance(model, nn.Module):
-        return
     wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
     if wrapped or any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
         raise TypeError(
