@@ -113,7 +113,7 @@ def no_likelihood(copies: int, amount: Tensor) -> Tensor:
 
 
 class Evidence(NamedTuple):
-    """The evidence of the backward passes since the last step."""
+    """The evidence since the last step: numbers and a list on the host, tensors on a device."""
 
     scores: Any
     weight: Any

@@ -6,7 +6,7 @@ before they meet others, because ``0 * nan`` is nan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -50,7 +50,7 @@ def fail_nonfinite(log_p: Tensor) -> Tensor:
 
 def moderate(logits: Tensor, weights: Tensor) -> bool:
     """Return whether logits are so small that neither their sigmoids nor a mixture of them underflow."""
-    if not logits.is_cpu or torch.compiler.is_compiling() or not logits.numel():
+    if not logits.numel():
         return False
     low, high = torch.aminmax(logits)
     return -60 < low.item() <= high.item() < 60 and weights.sum().item() > TINY
@@ -99,10 +99,8 @@ def all_finite(numbers: Sequence[float]) -> bool:
     return isfinite(sum(numbers))
 
 
-def without_failed(numbers: Sequence[float]) -> Sequence[float]:
+def without_failed(numbers: Iterable[float]) -> list[float]:
     """Return log-likelihoods with ``-inf`` for those that are not finite: ``+inf`` is a failure too."""
-    if all_finite(numbers):
-        return numbers
     return [number if isfinite(number) else -inf for number in numbers]
 
 
@@ -163,11 +161,6 @@ def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], 
     return masked, masks
 
 
-def finite_gradient(x: Tensor) -> Tensor:
-    """Return ``x``; what flows back is 0 where it is not finite."""
-    return _FiniteGradient.apply(x)
-
-
 class _FiniteGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -177,6 +170,8 @@ class _FiniteGradient(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return zero_nonfinite(g)
 
+
+finite_gradient = _FiniteGradient.apply  # the identity; what flows back is 0 where it is not finite
 
 # Running statistics.
 

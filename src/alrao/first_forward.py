@@ -231,7 +231,7 @@ def _differ(ours: Tensor, plain: Tensor) -> bool:
 
 
 def _are_distributions(tensor: LogProbs, known: bool) -> bool:
-    """Return whether the rows along an axis are distributions, or padding, which is constant."""
+    """Return whether rows are distributions or constant, as padding is; by their shape if not ``known``."""
     plain = tensor.detach().as_subclass(Tensor)
     axes = [axis for axis, size in enumerate(plain.shape) if size == tensor.classes]
     if not known or not plain.numel():

@@ -151,7 +151,7 @@ def declare_untied(net: nn.Module, output: str) -> bool:
         nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a multimodal model
         for each in (config, nested):
             if getattr(each, "tie_word_embeddings", None) is True:
-                each.tie_word_embeddings = False
+                each.tie_word_embeddings = False  # or a load would tie them again
                 found = True
     return found
 

@@ -14,13 +14,7 @@ from .model import Alrao, converted
 from .plain import Plain
 from .runtime.sharding import refuse_flattened
 
-Trainable = (
-    nn.Module
-    | Iterable[nn.Module]
-    | Iterable[Tensor]
-    | Iterable[tuple[str, Tensor]]
-    | Iterable[dict[str, Any]]
-)
+Trainable = nn.Module | Iterable[nn.Module | Tensor | tuple[str, Tensor] | dict[str, Any]]
 """An Alrao model or a network, several networks, parameters, maybe with names, or groups of parameters."""
 
 logger = logging.getLogger("alrao")

@@ -147,7 +147,7 @@ class _Call:
         (own,), (mixed,) = self._of_copies(one)
         axis = self._axis(target)
         self._plain(self.leaves)
-        if not isinstance(target, Spread):
+        if not isinstance(target, Spread):  # zeros, to which outputs are added
             target.__class__ = Spread
         target.axis, target.members = axis, self.members._replace(own=own, mixed=mixed)
         with torch.no_grad():

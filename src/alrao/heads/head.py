@@ -31,7 +31,7 @@ def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
 
 
 class Head(nn.Module):
-    """Copies of an output layer, in its place in the network, averaged by a posterior."""
+    """Copies of an output layer, on the first axis of every parameter, averaged by a posterior."""
 
     likelihood: str
     remedy: str  # how the loss must be computed, for the message when it was not

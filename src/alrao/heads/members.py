@@ -140,12 +140,9 @@ class _Gathered(torch.autograd.Function):
         return g[ctx.own], None
 
 
-def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
-    """Return a prediction to look at: a loss computed from it would train nothing, and a step refuses it."""
-    return _Watched.apply(prediction, copies, evidence)
-
-
 class _Watched(torch.autograd.Function):
+    """A prediction to look at: a loss computed from it would train nothing, and a step refuses it."""
+
     @staticmethod
     def forward(ctx: Any, prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
         ctx.copies = copies
@@ -154,6 +151,9 @@ class _Watched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
         return None, None, reports.no_likelihood(ctx.copies, g.abs().sum())
+
+
+watched = _Watched.apply
 
 
 def mixture_nll(own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float) -> Tensor:

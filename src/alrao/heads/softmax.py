@@ -40,7 +40,7 @@ TRANSPOSED = 32
 def categorical_mixture(
     z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, mixing: slice | None = None
 ) -> LogProbs:
-    """Return the mixture's log-probabilities; ``mixing`` are the copies whose weight is not 0, None: all."""
+    """Return log-probabilities for ``z`` (rows, d), ``weight`` (copies, classes, d), ``a`` (copies, 1)."""
     if torch.compiler.is_compiling():
         return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence, mixing), 1)
     return apply_mixture(z, weight, bias, a, evidence, mixing)

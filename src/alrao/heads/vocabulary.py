@@ -43,7 +43,7 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
 
 
 class Vocabulary:
-    """The copies with the weights that they have now; what :class:`alrao.tensors.LazyLogProbs` reads."""
+    """This process's copies with the weights that they have now, for LazyLogProbs; ``a`` is that of all."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
@@ -140,7 +140,7 @@ class _Copies:
         return finite.fail(out, finite.alive_rows(out)) if careful else out
 
     def log_mixture(self, rows: slice, out: Tensor) -> Tensor | None:
-        """Fill in a chunk's log-probabilities; return the weight of the copies left in each row."""
+        """Fill in a chunk's log-probabilities; return the weight of copies left in each row, None: all."""
         if self.reads:
             out.zero_()
             for j in range(self.number):

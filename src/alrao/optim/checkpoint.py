@@ -58,7 +58,7 @@ def settle(groups: list[dict[str, Any]], built: list[dict[str, Any]]) -> None:
     for group, before in zip(groups, built, strict=True):
         group["capturable"], lr = before["capturable"], before["lr"]
         if isinstance(lr, Tensor):
-            group["lr"] = lr.fill_(group["lr"])
+            group["lr"] = lr.fill_(group["lr"])  # whose memory a captured graph may read
         elif isinstance(group["lr"], Tensor):
             group["lr"] = group["lr"].item()
 

@@ -26,7 +26,7 @@ between two passes, and the system must clear the memory of large temporary tens
 
 @dataclass
 class GroupUpdate:
-    """One update of some parameters of a group."""
+    """One update of some parameters of a group; ``constant`` is the rate of all where there is only one."""
 
     params: list[Tensor]
     grads: list[Tensor]

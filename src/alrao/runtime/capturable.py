@@ -46,7 +46,7 @@ COUNTS = "step", "k"  # Auto's: of steps, and of those since its search or the l
 
 
 def share_counts(params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-    """Put counters that are numbers into tensors that equal ones share: one operation counts for many."""
+    """Put counters that are numbers into tensors, one for equal ones: one operation counts for many."""
     shared: dict[Any, dict[str, Tensor]] = {}
     for p, state in zip(params, states, strict=True):
         numbers = {key: state[key] for key in COUNTS}
@@ -112,7 +112,8 @@ class Refusals:
 
     def arrived(self) -> bool:
         """Return whether a refusal is known on the host by now, after which it is forgotten."""
-        if not self._can_arrive or _capturing() or not (self._event is None or self._event.query()):
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if not self._can_arrive or capturing or not (self._event is None or self._event.query()):
             return False
         # In the memory of the host, by no operation that could wait.
         refused = bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
@@ -125,7 +126,3 @@ class Refusals:
 def _is_accelerator(device: torch.device) -> bool:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found is not None and device.type == found.type
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

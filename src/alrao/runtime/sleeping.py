@@ -1,29 +1,13 @@
 r"""Sleeping copies: those whose posterior weight is negligible are left out of most steps.
 
-Copies are ordered by their rates :math:`\eta_j`. At the end of each cycle of :data:`CYCLE` steps, those
-whose weight has been below :data:`NEGLIGIBLE` fall asleep, and those at or above it wake. The copies awake
-are neighbours, and the next slower one is always among them: it wins once noise decides, which only a copy
-shows that learns from every batch. A sleeping copy is *looked at* now and then: only then it takes part in
-forward and backward, is compared with the others, and is trained.
-
-**The weights.** A copy slower than those awake is looked at every
-:math:`k_j = \min(\eta / 2 \eta_j, 48)` steps, where :math:`\eta` is the highest rate awake. A look stands
-for the :math:`s \le k_j` steps since the last one: the step is taken at the rate :math:`s\,\eta_j < \eta`,
-and averages over time forget as much as in :math:`s` steps. So what it learns is an unbiased, if noisier,
-estimate of what it would have learnt awake, at rates that are known to be stable. This is impossible for
-copies faster than those awake, but they depend less on where they come from: in the last :data:`LOOKS` steps
-of a cycle, the slowest of them is trained at its own rate, from the weights of the fastest copy awake. If it
-wakes, the next one has its turn.
-
-**The posterior.** With the log-likelihoods :math:`\ell_j` that the copies awake give to a batch, that of
-their mixture is :math:`\bar\ell = \log \sum_j a_j e^{\ell_j} - \log \sum_j a_j`. A copy that is looked at
-is given its :math:`\ell_j`, and :math:`d_j = \ell_j - \bar\ell` is kept. A copy that is not is given
-:math:`\bar\ell + d_j`, but no more than makes its weight that of the best copy awake. The recursion itself is
-unchanged, so the weights of those awake are exact given those of the others.
-
-**The mixture** of a training pass is that of the copies awake from the first to the last whose weight is at
-least :data:`NEGLIGIBLE`, with their weights scaled to sum to 1. The others that take part are compared and
-trained, and cost the body nothing. In evaluation all copies take part, and all are in the mixture.
+``docs/how-it-works.md`` has the method and its reasons. Who is awake, neighbours in the order of the rates
+:math:`\eta_j`, is decided every :data:`CYCLE` steps. A slower copy is *looked at* every
+:math:`k_j = \min(\eta / 2 \eta_j, 48)` steps, with the highest rate awake :math:`\eta`: it is compared and
+trained, at :math:`s\,\eta_j` for the :math:`s` steps since the last look. The next faster one is looked at in
+the last :data:`LOOKS` steps of a cycle. Copies awake give a batch the log-likelihood :math:`\bar\ell =
+\log \sum_j a_j e^{\ell_j} - \log \sum_j a_j`. One that takes part is given its :math:`\ell_j`; another
+:math:`\bar\ell + d_j`, with :math:`d_j = \ell_j - \bar\ell` of its last look, but no more than makes its
+weight that of the best copy awake.
 """
 
 from __future__ import annotations
@@ -120,7 +104,7 @@ class Sleep:
         """Return the log-likelihoods, with what is known of sleeping copies that did not take part."""
         head, copies = self.head, range(self.head.copies)
         awake, part = copies[head.awake or slice(None)], copies[head.part or slice(None)]
-        given = list(without_failed([x if j in part else 0.0 for j, x in enumerate(log_likelihood)]))
+        given = without_failed(x if j in part else 0.0 for j, x in enumerate(log_likelihood))
         joint = [_log(weights[j]) + given[j] for j in awake]
         best = max(joint)
         if best == -inf:  # those awake have failed: the others take over, all alike

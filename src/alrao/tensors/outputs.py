@@ -148,7 +148,7 @@ _NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
 def _log_sums(x: LogProbs, dim: int) -> Tensor | None:
-    """Return the logarithms of the sums of probabilities along ``dim``, 0 for a distribution."""
+    """Return the log-sums of probabilities along ``dim``, 0 for distributions; None if all are, and known."""
     if x.axis == dim % max(1, x.ndim) or not x.numel():
         return None
     plain = x.as_subclass(Tensor)
