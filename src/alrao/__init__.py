@@ -55,22 +55,21 @@ __all__ = [
 ]
 
 FORMER = {
-    "Averaging": ("posterior", "Posterior"),
-    "BayesianAverage": ("paper", "BayesianAverage"),
-    "Bernoulli": ("paper", "Bernoulli"),
-    "CopyParallel": ("contrib.copy_parallel", "CopyParallel"),
-    "PerWeight": ("paper", "PerWeight"),
-    "Redrawn": ("paper", "Redrawn"),
-    "Zoom": ("contrib.zoom", "Zoom"),
+    "Averaging": "alrao.Posterior",
+    "BayesianAverage": "alrao.paper.BayesianAverage",
+    "Bernoulli": "alrao.paper.Bernoulli",
+    "CopyParallel": "alrao.contrib.copy_parallel.CopyParallel",
+    "PerWeight": "alrao.paper.PerWeight",
+    "Redrawn": "alrao.paper.Redrawn",
+    "Zoom": "alrao.contrib.zoom.Zoom",
 }
-"""Names that have moved, with the module and the name that they have now; they work for one more release."""
+"""Names that have moved, and what they are now; they work for one more release."""
 
 if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name not in FORMER:
             raise AttributeError(f"module 'alrao' has no attribute {name!r}")
-        module, new = FORMER[name]
-        place = f"alrao.{new}" if new in __all__ else f"alrao.{module}.{new}"
-        warnings.warn(f"alrao.{name} is {place} now", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(f"alrao.{module}"), new)
+        warnings.warn(f"alrao.{name} is {FORMER[name]} now", DeprecationWarning, stacklevel=2)
+        module, _, new = FORMER[name].rpartition(".")
+        return getattr(importlib.import_module(module), new)

@@ -10,23 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-PICKLING = ("__getstate__", "__reduce_ex__")
-"""What :mod:`copy` and :mod:`pickle` call; they look for both in the object first."""
+PICKLING = "__reduce_ex__"  # what copy and pickle call; they look for it in the object first
 
 
 def watch_calls(module: nn.Module, name: str, report: Callable[..., None], *, keep: bool = False) -> None:
-    """Report each call of a method of one module, after it has returned.
-
-    torch calls ``train`` of a module for its ``eval`` and for ``train`` of whatever contains it, and
-    ``_load_from_state_dict`` for a load through any of them. Hooks would be slower, and ``torch.save(net)``
-    would save them. Copies and pickles of the module are those of one that is not watched.
-
-    Args:
-        module: the module.
-        name: the name of the method.
-        report: a bound method to call with the module and the arguments, until its object is gone.
-        keep: keep its object alive as long as the module.
-    """
+    """Report each call of a method of one module, after it has returned."""
+    # Hooks would be slower, and torch.save(net) would save them.
     watched = module.__dict__.get(name)
     if not isinstance(watched, _Watched):
         _pickle_without(module)
@@ -48,12 +37,7 @@ def unwatch_calls(module: nn.Module | None, name: str, report: Callable[..., Non
 
 
 def watch_inputs(module: nn.Module, report: Callable[..., None]) -> None:
-    """Report the inputs of each forward pass of a module before it, except inside compiled code.
-
-    Args:
-        module: the module. Its copies and pickles are those of one that is not watched.
-        report: a bound method to call with the module, the arguments and the keyword arguments.
-    """
+    """Report the inputs of each forward pass of a module before it, except inside compiled code."""
     if any(hook.report == report for hook in _hooks(module.__dict__)):
         return
     _pickle_without(module)
@@ -72,16 +56,15 @@ def unwatch_inputs(module: nn.Module, report: Callable[..., None]) -> None:
 
 def _pickle_without(module: nn.Module) -> None:
     """Let copies and pickles of a module be without what this file puts into it."""
-    for each in PICKLING:
-        if not isinstance(module.__dict__.get(each), _Pickled):
-            _Pickled(module, each)
+    if not isinstance(module.__dict__.get(PICKLING), _Pickled):
+        _Pickled(module, PICKLING)
 
 
 def _pickle_as_before(module: nn.Module | None) -> None:
     own = {} if module is None else module.__dict__
-    if not any(isinstance(each, _Watched) for each in own.values()) and not _hooks(own):
-        for each in [each for each in own.values() if isinstance(each, _Pickled)]:
-            each.remove()
+    watched = bool(_hooks(own)) or any(isinstance(each, _Watched) for each in own.values())
+    if not watched and isinstance(pickled := own.get(PICKLING), _Pickled):
+        pickled.remove()
 
 
 class _Hook:

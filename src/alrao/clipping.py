@@ -16,11 +16,7 @@ from .runtime.sharding import is_shard, local, over_shards, places_along
 def clip_grads_(
     body: Sequence[Tensor], of_copies: Sequence[Tensor], max_norm: float, norm_type: float, *, reads: bool
 ) -> Tensor:
-    """Clip the gradients of the body together, and those of each copy together; return the body's norm.
-
-    Norms are those of whole parameters, also where each process has a part. With ``reads``, the host looks
-    first whether there is anything that is not finite.
-    """
+    """Clip the gradients of the body together, and those of each copy together; return the body's norm."""
     if not max_norm > 0:
         raise ValueError(f"max_norm must be positive, got {max_norm!r}")
     body, of_copies = ([p for p in params if p.grad is not None] for params in (body, of_copies))

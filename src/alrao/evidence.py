@@ -27,11 +27,8 @@ from .finite import all_finite
 CHOICES = ("mean", "sum")
 """What one batch counts for: the mean log-likelihood of its observations, or their sum."""
 
-EXTRA = 3
-"""Numbers behind the copies' own."""
-
-ROUNDING = 1e-5
-"""The largest part of a loss's weight on log-probabilities that may be positive."""
+EXTRA = 3  # numbers behind the copies' own
+ROUNDING = 1e-5  # the largest part of a loss's weight on log-probabilities that may be positive
 
 
 def new_leaf(copies: int, like: Tensor, before: Tensor | None = None) -> Tensor:
@@ -77,11 +74,7 @@ def pack(scores: Tensor, weight: Tensor, positive: Tensor, rows: Tensor) -> Tens
 
 
 def of_rows(scores: Tensor, g: Tensor, totals: Tensor) -> Tensor:
-    """Return the leaf's gradient for a softmax over classes.
-
-    ``scores`` are the log-probabilities of each copy, ``(rows, copies, classes)``, times ``g``, the gradient
-    by those of the mixture, ``(rows, 1, classes)``; ``totals`` are its sums over the classes.
-    """
+    """Return the leaf's gradient for a softmax over classes."""
     sums = torch.cat([scores, g, g.relu()], 1).sum((0, 2))
     rows = torch.linalg.vector_norm(totals, 0, (0, 1))  # count_nonzero, in the type and shape for cat
     return torch.cat([sums, rows])
@@ -98,10 +91,7 @@ def of_rows_on_host(scores: Tensor, g: Tensor, totals: Tensor) -> tuple[Tensor, 
 
 
 def count_once(ctx: Any, evidence: Tensor, weights: Tensor) -> Tensor:
-    """Return the leaf's gradient without observations that an earlier pass back through the graph counted.
-
-    ``weights`` are those of the observations in this pass, 0 for one that was not seen.
-    """
+    """Return the leaf's gradient without observations that an earlier pass back through the graph counted."""
     if torch.compiler.is_compiling():
         return evidence
     before = getattr(ctx, "counted", None)
@@ -123,10 +113,7 @@ def no_likelihood(copies: int, amount: Tensor) -> Tensor:
 
 
 class Evidence(NamedTuple):
-    """The evidence of the backward passes since the last step.
-
-    On the host it is numbers and a list; on a device tensors, none of which is read.
-    """
+    """The evidence since the last step: numbers and a list on the host, tensors on a device."""
 
     scores: Any
     weight: Any
@@ -134,19 +121,13 @@ class Evidence(NamedTuple):
     rows: Any
 
     def refused(self, *, maximize: bool) -> Any:
-        """Return whether the loss was no negative log-likelihood, or no log-likelihood to maximize.
-
-        The positive part of its weight is wrong, or the negative one to maximize: more of it than
-        :data:`ROUNDING` of both parts' sizes, which add up to 2 * positive - weight.
-        """
+        """Return whether the loss was no negative log-likelihood, or no log-likelihood to maximize."""
+        # At most ROUNDING of both parts' sizes, which add up to 2 * positive - weight, may be wrong.
         tolerated = (ROUNDING - maximize) / (1 - 2 * ROUNDING)
         return self.positive > -tolerated * self.weight
 
     def log_likelihood(self, of: str) -> Any:
-        """Return the mean or the sum of the observations' log-likelihoods, for each copy.
-
-        Without an observation no copy has a finite one.
-        """
+        """Return the mean or the sum of the observations' log-likelihoods, for each copy."""
         if isinstance(self.scores, Tensor):
             return self.scores * (self.rows / self.weight) if of == "sum" else self.scores / self.weight
         factor = (self.rows if of == "sum" else 1.0) / self.weight

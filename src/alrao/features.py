@@ -57,15 +57,7 @@ def register_features(*layer_types: type[nn.Module]) -> Callable[[RuleT], RuleT]
 
 
 def features_of(model: nn.Module, *, say: bool = False) -> list[tuple[nn.Module, dict[str, Tensor]]]:
-    """Return, for each module with its own parameters, the feature number of every entry, from 0 on.
-
-    Names are relative to the module; those of parametrized weights have dots.
-    A parameter that several modules share (tied weights) belongs to the first of them.
-
-    Args:
-        model: the model.
-        say: warn about layer types that have no rule.
-    """
+    """Return, for each module with its own parameters, the feature number of every entry, from 0 on."""
     seen: set[nn.Parameter] = set()
     found: list[tuple[nn.Module, dict[str, Tensor]]] = []
     for module in model.modules():
@@ -174,9 +166,7 @@ def _guessed(layer: nn.Module) -> dict[str, int | Tensor]:
     return {name: guess_axis(name, p) for name, p in layer.named_parameters(recurse=False)}
 
 
-@register_features(nn.ParameterList, nn.ParameterDict)
-def _container(layer: nn.Module) -> dict[str, int | Tensor]:
-    return _guessed(layer)
+register_features(nn.ParameterList, nn.ParameterDict)(lambda layer: _guessed(layer))  # without a warning
 
 
 @register_features(
@@ -246,11 +236,7 @@ def _rule_by_name(kind: type[nn.Module]) -> Rule | None:
         return None
     if kind.__name__.endswith("Experts"):
         return _experts
-    return _transposed_linear if kind.__name__ == "Conv1D" else None
-
-
-def _transposed_linear(layer: nn.Module) -> dict[str, int | Tensor]:
-    return {"weight": 1, "bias": 0}
+    return (lambda layer: {"weight": 1, "bias": 0}) if kind.__name__ == "Conv1D" else None
 
 
 def _experts(layer: nn.Module) -> dict[str, int | Tensor]:

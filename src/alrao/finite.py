@@ -16,24 +16,16 @@ from torch import Tensor, nn
 from .calls import watch_calls
 from .watch import version_of
 
-HUGE = 1e30
-"""The largest loss of one observation: the sum over a batch is still finite."""
-
-TINY = 1e-30
-"""Mixture probabilities in float32 below this are computed in logarithms instead."""
-
-MAX_NORM = 1e15
-"""The largest norm of a gradient that is applied without a look at its entries."""
+HUGE = 1e30  # the largest loss of one observation: the sum over a batch is still finite
+TINY = 1e-30  # mixture probabilities in float32 below this are computed in logarithms instead
+MAX_NORM = 1e15  # the largest norm of a gradient that is applied without a look at its entries
 
 
 # Masks.
 
 
-alive = torch.isfinite
-"""Where a tensor is finite."""
-
-is_finite = isfinite
-"""Whether a number is finite."""
+alive = torch.isfinite  # where a tensor is finite
+is_finite = isfinite  # whether a number is finite
 
 
 def alive_rows(log_p: Tensor) -> Tensor:
@@ -44,11 +36,6 @@ def alive_rows(log_p: Tensor) -> Tensor:
 def alive_distributions(log_p: Tensor) -> Tensor:
     """Return where no log-probability along the last axis, which is kept, is nan; ``-inf`` is that of 0."""
     return ~log_p.isnan().any(-1, keepdim=True)
-
-
-def alive_copies(parameters: Iterable[Tensor]) -> Tensor:
-    """Return which copies have only finite entries in the stacked parameters of a head."""
-    return torch.stack([p.flatten(1).isfinite().all(1) for p in parameters]).all(0)
 
 
 def fail(log_p: Tensor, alive: Tensor) -> Tensor:
@@ -62,11 +49,8 @@ def fail_nonfinite(log_p: Tensor) -> Tensor:
 
 
 def moderate(logits: Tensor, weights: Tensor) -> bool:
-    """Return whether logits are so small that neither their sigmoids nor a mixture of them underflow.
-
-    The answer is no on a device that a host read would stall.
-    """
-    if not logits.is_cpu or torch.compiler.is_compiling() or not logits.numel():
+    """Return whether logits are so small that neither their sigmoids nor a mixture of them underflow."""
+    if not logits.numel():
         return False
     low, high = torch.aminmax(logits)
     return -60 < low.item() <= high.item() < 60 and weights.sum().item() > TINY
@@ -115,10 +99,8 @@ def all_finite(numbers: Sequence[float]) -> bool:
     return isfinite(sum(numbers))
 
 
-def without_failed(numbers: Sequence[float]) -> Sequence[float]:
+def without_failed(numbers: Iterable[float]) -> list[float]:
     """Return log-likelihoods with ``-inf`` for those that are not finite: ``+inf`` is a failure too."""
-    if all_finite(numbers):
-        return numbers
     return [number if isfinite(number) else -inf for number in numbers]
 
 
@@ -158,10 +140,7 @@ def mask_gradients(grads: list[Tensor]) -> list[Tensor]:
 
 
 def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one.
-
-    All gradients are 0 where the Boolean ``refused`` is true. Also returns the masks of what is 0.
-    """
+    """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one."""
     of_type: dict[torch.dtype, list[int]] = {}
     for i, grad in enumerate(grads):
         of_type.setdefault(grad.dtype, []).append(i)
@@ -182,11 +161,6 @@ def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], 
     return masked, masks
 
 
-def finite_gradient(x: Tensor) -> Tensor:
-    """Return ``x``; what flows back is 0 where it is not finite."""
-    return _FiniteGradient.apply(x)
-
-
 class _FiniteGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -196,6 +170,8 @@ class _FiniteGradient(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         return zero_nonfinite(g)
 
+
+finite_gradient = _FiniteGradient.apply  # the identity; what flows back is 0 where it is not finite
 
 # Running statistics.
 
@@ -242,11 +218,7 @@ class FiniteStatistics:
                 self.restore(reads=reads)
 
     def restore(self, *, reads: bool = True) -> None:
-        """Put back what was finite last, then remember what is finite now.
-
-        Args:
-            reads: look first, on the CPU, whether there is anything to put back.
-        """
+        """Put back what was finite last, then remember what is finite now."""
         running = self._running() if self._layers else []
         if not running:
             return

@@ -7,8 +7,7 @@ them, each copy goes through the rest of the network, where that can be followed
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,8 +27,7 @@ from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
 from .warn import warn
 from .watch import version_of
 
-MOST_CHECKED = 2**22
-"""The largest output whose numbers are checked: those of a large head take much memory."""
+MOST_CHECKED = 2**22  # the largest output whose numbers are checked: those of a large head take much memory
 
 
 class OutputChangedError(ValueError):
@@ -40,16 +38,7 @@ class OutputChangedError(ValueError):
 
 
 class FirstForward:
-    """The first forward pass, which is repeated if something follows the output layer.
-
-    Args:
-        net: the network.
-        head: the copies of what was taken for its output layer.
-        name: the name of that layer.
-        guessed: whether it is only the last one registered, which need not be the last one used.
-        args: positional arguments of the network.
-        kwargs: others.
-    """
+    """The first forward pass, which is repeated if something follows the output layer."""
 
     def __init__(
         self, net: nn.Module, head: Head, name: str, guessed: bool, args: Any, kwargs: dict[str, Any]
@@ -71,7 +60,7 @@ class FirstForward:
             try:
                 start.restore()
                 head.spread = True
-                with alike(head):
+                with head.register_forward_hook(_alike, prepend=True):
                     self._check_copies(self._pass(), refusal.output)
                 start.restore()
                 head.spread = True
@@ -180,11 +169,7 @@ class FirstForward:
 
 
 class Snapshot:
-    """What a forward pass may change, so that it can be repeated.
-
-    Buffers, such as running statistics; attributes of modules, such as the state of a recurrent network; the
-    arguments, such as a cache; and random numbers.
-    """
+    """What a forward pass may change, so that it can be repeated."""
 
     def __init__(self, net: nn.Module, inputs: list[Any]) -> None:
         self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
@@ -214,23 +199,11 @@ class Snapshot:
         self._numbers.restore()
 
 
-@contextmanager
-def alike(head: nn.Module) -> Iterator[None]:
-    """Let all copies of a head whose outputs are spread return the outputs of their mixture."""
-
-    def same(module: nn.Module, args: Any, out: Spread) -> Spread:
-        members, axis = out.members, out.axis
-        assert members is not None
-        assert axis is not None
-        mixture: Tensor = out.log_softmax(axis) if members.likelihood == "categorical" else out
-        copies = mixture.as_subclass(Tensor).expand_as(members.own)
-        return Spread.showing(members._replace(own=copies, mixed=copies), axis)
-
-    handle = head.register_forward_hook(same, prepend=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _alike(module: nn.Module, args: Any, out: Any) -> Spread:
+    """Return the spread outputs of a head with those of the mixture for every copy."""
+    mixture = out.log_softmax(out.axis) if out.members.likelihood == "categorical" else out
+    copies = mixture.as_subclass(Tensor).expand_as(out.members.own)
+    return Spread.showing(out.members._replace(own=copies, mixed=copies), out.axis)
 
 
 def _tensors(out: Any) -> list[Tensor]:
@@ -258,10 +231,7 @@ def _differ(ours: Tensor, plain: Tensor) -> bool:
 
 
 def _are_distributions(tensor: LogProbs, known: bool) -> bool:
-    """Return whether the rows along an axis are distributions, or padding, which is constant.
-
-    Where the numbers are not ``known``, the shape decides.
-    """
+    """Return whether rows are distributions or constant, as padding is; by their shape if not ``known``."""
     plain = tensor.detach().as_subclass(Tensor)
     axes = [axis for axis, size in enumerate(plain.shape) if size == tensor.classes]
     if not known or not plain.numel():

@@ -7,7 +7,6 @@ gradient, each copy its own, and the leaf the evidence. All three scale with any
 from __future__ import annotations
 
 from math import log, pi
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,8 +98,8 @@ class MixtureMSELoss(_MixtureLoss):
         if self.full:
             return loss
         outputs = 1 if axis is None or self.reduction == "sum" else prediction.shape[axis]
-        shown: Tensor = _Shown.apply(loss, 2 * self.variance / outputs)
-        return shown
+        shown = (loss * (2 * self.variance / outputs)).detach()
+        return shown + (loss - loss.detach())  # with the gradient of the loss
 
     def _log_likelihood(self, mean: Tensor, target: Tensor, axis: int | None) -> Tensor:
         scores = (mean - target).square() / (-2 * self.variance)
@@ -111,18 +110,6 @@ class MixtureMSELoss(_MixtureLoss):
     def extra_repr(self) -> str:
         """Return the arguments, as in the constructor."""
         return f"variance={self.variance}, full={self.full}, reduction={self.reduction!r}"
-
-
-class _Shown(torch.autograd.Function):
-    """A multiple of a loss, with the gradient of the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, factor: float) -> Tensor:
-        return loss * factor
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g, None
 
 
 class MixtureBCELoss(_MixtureLoss):

@@ -27,8 +27,7 @@ from .wrapper import Wrapper, copied_state, shapes_of, unchanged_on_error
 
 DEFAULT_COPIES = 10
 
-EVALUATION = 10
-"""Passes without gradients in training mode that count as an evaluation."""
+EVALUATION = 10  # passes without gradients in training mode that count as an evaluation
 
 
 class Alrao(Wrapper):
@@ -185,11 +184,7 @@ class Alrao(Wrapper):
     # Training weights and averaged weights, under Auto.
 
     def averaged_by(self, averages: Any) -> None:
-        """Let an optimizer put its weights for the present mode into the parameters.
-
-        Args:
-            averages: an object with ``place(training)``, which the model keeps alive.
-        """
+        """Let an optimizer put its weights for the present mode into the parameters."""
         self.averages = averages
 
     def place_weights(self) -> None:

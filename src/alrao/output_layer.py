@@ -39,10 +39,7 @@ def can_be_output(module: nn.Module) -> bool:
 
 
 def _computes_a_linear_layer(module: nn.Module) -> bool:
-    """Return whether a layer of another package computes what :class:`torch.nn.Linear` does.
-
-    Others keep a weight of that shape and normalise it, or add noise: copies of the weight would not.
-    """
+    """Return whether a layer of another package computes what :class:`torch.nn.Linear` does."""
     parameters = dict(module.named_parameters())
     weight = parameters.get("weight")
     if plain_class(module).__module__.startswith("torch.nn.") or weight is None or weight.ndim != 2:
@@ -73,10 +70,7 @@ def qualified(module: nn.Module) -> str:
 
 
 def candidates(net: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers that could be the output, by dotted name, in order of registration.
-
-    A convolution that looks further than one place is one only in a network without linear layers.
-    """
+    """Return the layers that could be the output, by dotted name, in order of registration."""
     found: dict[str, nn.Module] = {}
     inside_adaptive: set[nn.Module] = set()
     for name, module in net.named_modules():
@@ -149,10 +143,7 @@ def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
 
 
 def declare_untied(net: nn.Module, output: str) -> bool:
-    """Set the configuration of a Hugging Face model to untied; return whether there is one.
-
-    Otherwise the embedding's weights would replace those of the output layer when the model is loaded.
-    """
+    """Set the configuration of a Hugging Face model to untied; return whether there is one."""
     found = False
     parts = output.split(".")
     for depth in range(len(parts)):
@@ -160,17 +151,13 @@ def declare_untied(net: nn.Module, output: str) -> bool:
         nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a multimodal model
         for each in (config, nested):
             if getattr(each, "tie_word_embeddings", None) is True:
-                each.tie_word_embeddings = False
+                each.tie_word_embeddings = False  # or a load would tie them again
                 found = True
     return found
 
 
 def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) -> None:
-    """Warn of a collapsed network that would be wrong without an error.
-
-    Its output layer may be ``untied`` from weights, and its copies have ``masked`` features that a plain
-    layer would not.
-    """
+    """Warn of a collapsed network that would be wrong without an error."""
     if untied and not declare_untied(plain, name):
         warn(
             f"the output layer {name!r} of the collapsed network has its own weights, and that of the "

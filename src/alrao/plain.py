@@ -17,15 +17,24 @@ from .watch import version_of
 
 
 class NoHead:
-    """The head of a plain network: no copies, so no evidence and no posterior."""
+    """The head of a plain network: no copies, no posterior; as its own leaf it never has a gradient."""
 
     copies = 0
-    awake = part = mixing = None
-    can_sleep = False
-    training_weights = False
+    awake = part = mixing = grad = None
+    can_sleep = training_weights = False
 
     def __init__(self, params: list[nn.Parameter]) -> None:
-        self.evidence = _NoEvidence(params)
+        self.evidence, self._params = self, params
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return self._params[0].device if self._params else torch.device("cpu")
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.device.type == "cpu"
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return no parameters."""
@@ -37,35 +46,8 @@ class NoHead:
     wake_all = expect_shards = start_alike
 
 
-class _NoEvidence:
-    """In the place of a head's leaf: a device, and never a gradient."""
-
-    grad = None
-
-    def __init__(self, params: list[nn.Parameter]) -> None:
-        self._params = params
-
-    @property
-    def device(self) -> torch.device:
-        return self._params[0].device if self._params else torch.device("cpu")
-
-    @property
-    def is_cpu(self) -> bool:
-        return self.device.type == "cpu"
-
-
 class Plain:
-    """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model.
-
-    There is no wrapper, so the mode is that of the modules: training if one of them is in training mode. An
-    optimizer that averages is told of ``train()`` and ``eval()`` by :mod:`alrao.calls`. A module's
-    ``training`` that is set without a call is seen before a closure, and warned of at a step.
-
-    Args:
-        net: a module with all the parameters.
-        modules: the user's modules, whose modes count; none for bare parameters, whose mode the optimizer's
-            ``train()`` and ``eval()`` set.
-    """
+    """A network without copies, as the optimizers see it, in the place of an :class:`Alrao` model."""
 
     def __init__(self, net: nn.Module, modules: list[nn.Module]) -> None:
         self.net = net
@@ -92,11 +74,7 @@ class Plain:
         return any(module.training for module in self.modules)
 
     def averaged_by(self, averages: Any) -> None:
-        """Let an optimizer put its weights for the present mode into the parameters.
-
-        Args:
-            averages: an object with ``place(training)``, and ``retired`` once another has taken its place.
-        """
+        """Let an optimizer put its weights for the present mode into the parameters."""
         own = {p for group in averages.groups for p in group["params"]}
         self._stop()
         for module in self.modules:
@@ -135,11 +113,7 @@ class Plain:
             self._averages.loaded(self.training)
 
     def check_gradients(self, averages: bool) -> None:
-        """Warn before a step whose gradients are those at the averaged weights, though the network trains.
-
-        Args:
-            averages: whether the parameters hold averaged weights.
-        """
+        """Warn before a step whose gradients are those at the averaged weights, though the network trains."""
         late = averages and not self.training and (self._mode() or not self.modules)
         stale, self._stale = self._stale, []
         if late or any(p.grad is grad and version_of(grad) == version for p, grad, version in stale):

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-Interval: TypeAlias = tuple[float, float]
-"""The lowest and the highest learning rate."""
+Interval: TypeAlias = tuple[float, float]  # the lowest and the highest learning rate
 
 
 class RateDistribution(ABC):
@@ -173,7 +172,7 @@ class Bernoulli(RateDistribution):
 class _Variant(RateDistribution):
     """Another distribution, drawn in another way."""
 
-    distribution: RateDistribution | Interval
+    distribution: Any  # a distribution; an interval is accepted
 
     def __post_init__(self) -> None:
         if isinstance(self.distribution, _Variant):
@@ -182,18 +181,13 @@ class _Variant(RateDistribution):
             )
         object.__setattr__(self, "distribution", as_distribution(self.distribution))
 
-    @property
-    def inner(self) -> RateDistribution:
-        """The distribution inside."""
-        return as_distribution(self.distribution)
-
     def quantile(self, u: Tensor) -> Tensor:
         """Return the quantiles of the distribution inside."""
-        return self.inner.quantile(u)
+        return self.distribution.quantile(u)
 
     def grid(self, copies: int) -> Tensor:
         """Return the grid of the distribution inside."""
-        return self.inner.grid(copies)
+        return self.distribution.grid(copies)
 
 
 class PerWeight(_Variant):
@@ -211,11 +205,11 @@ class PerWeight(_Variant):
     @property
     def interval(self) -> Interval | None:
         """The interval of the distribution inside."""
-        return self.inner.interval
+        return self.distribution.interval
 
     def on(self, interval: Interval) -> PerWeight:
         """Return the same on another interval."""
-        return PerWeight(self.inner.on(interval))
+        return PerWeight(self.distribution.on(interval))
 
 
 class Redrawn(_Variant):
@@ -256,7 +250,7 @@ def scaled(distribution: RateDistribution, factor: float) -> RateDistribution:
         return distribution
     _check_rate("lr_scale", factor)
     if isinstance(distribution, _Variant):
-        return type(distribution)(scaled(distribution.inner, factor))
+        return type(distribution)(scaled(distribution.distribution, factor))
     if isinstance(distribution, Constant | Bernoulli):
         return dataclasses.replace(distribution, lr=distribution.lr * factor)
     if (interval := distribution.interval) is not None:
@@ -281,12 +275,11 @@ def describe(distribution: RateDistribution) -> dict[str, Any]:
 def rebuild(description: dict[str, Any]) -> RateDistribution:
     """Return the distribution that :func:`describe` was given, unless its class is a user's."""
     values = {k: rebuild(v) if isinstance(v, dict) else v for k, v in description.items() if k != "kind"}
-    kinds: list[Any] = [Bernoulli, Constant, LogUniform, PerWeight, Redrawn]
-    for kind in kinds:
-        if kind.__name__ == description["kind"]:
-            distribution: RateDistribution = kind(**values)
-            return distribution
-    raise ValueError(
-        f"the rates were drawn from {description['kind']}, which is not a distribution of alrao: build "
-        "the optimizer with the same lr before loading its state"
-    )
+    kinds: tuple[Any, ...] = (Bernoulli, Constant, LogUniform, PerWeight, Redrawn)
+    kind = {each.__name__: each for each in kinds}.get(description["kind"])
+    if kind is None:
+        raise ValueError(
+            f"the rates were drawn from {description['kind']}, which is not a distribution of alrao: build "
+            "the optimizer with the same lr before loading its state"
+        )
+    return kind(**values)

@@ -70,10 +70,7 @@ def step_inside(optimizer: Optimizer) -> None:
 
 @contextmanager
 def capturable_anywhere(kind: type[Optimizer]) -> Iterator[None]:
-    """Let an optimizer of torch be ``capturable`` on every device.
-
-    The arithmetic works on all of them; torch only refuses to start it where there is nothing to capture.
-    """
+    """Let an optimizer of torch be ``capturable`` on every device."""
     name = "_get_capturable_supported_devices"
     modules = [sys.modules[each.__module__] for each in kind.__mro__ if each not in (Optimizer, object)]
     known = [] if torch.compiler.is_compiling() else [m for m in modules if hasattr(m, name)]

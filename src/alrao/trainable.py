@@ -14,13 +14,7 @@ from .model import Alrao, converted
 from .plain import Plain
 from .runtime.sharding import refuse_flattened
 
-Trainable = (
-    nn.Module
-    | Iterable[nn.Module]
-    | Iterable[Tensor]
-    | Iterable[tuple[str, Tensor]]
-    | Iterable[dict[str, Any]]
-)
+Trainable = nn.Module | Iterable[nn.Module | Tensor | tuple[str, Tensor] | dict[str, Any]]
 """An Alrao model or a network, several networks, parameters, maybe with names, or groups of parameters."""
 
 logger = logging.getLogger("alrao")
@@ -46,14 +40,7 @@ def unwrap(model: nn.Module) -> Alrao:
 
 
 def trained(model: Trainable | None, params: Iterable[Any] | None = None) -> tuple[Alrao | Plain, Any]:
-    """Return the model that an optimizer is to train, or a view of what is no Alrao model, and the groups.
-
-    Args:
-        model: an Alrao model or a network, possibly wrapped by DDP or ``torch.compile``; several networks; or
-            parameters or parameter groups, as torch's optimizers take them. Those of an Alrao model stand for
-            the model.
-        params: the parameters or groups to train, or None for all; with no model, what is known of it.
-    """
+    """Return the model that an optimizer is to train, or a view of what is no Alrao model, and the groups."""
     if model is None:
         model, params = params, None
     if isinstance(model, nn.Module):
@@ -170,12 +157,7 @@ def _check(net: nn.Module) -> None:
 
 
 class LooseParameters(nn.Module):
-    """Parameters that share their features, without the layer that they belong to; any leaf tensors.
-
-    Args:
-        own: the parameters, by the ends of their names.
-        axes: the axis of the features of each.
-    """
+    """Parameters that share their features, without the layer that they belong to; any leaf tensors."""
 
     def __init__(self, own: dict[str, Tensor], axes: dict[str, int]) -> None:
         super().__init__()
@@ -193,10 +175,7 @@ def _axes(layer: LooseParameters) -> dict[str, int]:
 
 
 def _unnamed(params: list[Tensor]) -> nn.ModuleList:
-    """Return a module with parameters, whose features are on axis 0.
-
-    A vector behind a matrix with as many rows shares its features, as the bias.
-    """
+    """Return a module with parameters, whose features are on axis 0."""
     layers: list[dict[str, Tensor]] = []
     before = None
     for p in params:

@@ -14,19 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .warn import warn
 
-version_of = attrgetter("_version")
-"""torch's count of the changes of a tensor in place."""
-
-STEPS = 3
-"""Steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial."""
-
-ZEROS = 10
-"""Steps in a row with a gradient of 0 after which the copies of a head are said not to train."""
+version_of = attrgetter("_version")  # torch's count of the changes of a tensor in place
+STEPS = 3  # steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial
+ZEROS = 10  # steps in a row with a gradient of 0 after which the copies of a head are said not to train
 
 _steps: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 """Steps of torch's optimizers on each head that none of alrao has stepped on yet."""
-_hooks: list[Any] = []
-"""The one hook, from the first head on."""
+_hooks: list[Any] = []  # the one hook, from the first head on
 
 
 def watch_steps(head: nn.Module) -> None:
@@ -62,10 +56,7 @@ def note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 class ZeroWatch:
-    """Warns once of a head whose gradient is 0 in :data:`ZEROS` steps in a row.
-
-    It looks at every tenth gradient, and at each one after a 0, because a look takes time.
-    """
+    """Warns once of a head whose gradient is 0 in :data:`ZEROS` steps in a row."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -73,7 +64,7 @@ class ZeroWatch:
 
     def look(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Look at a head's parameters at the end of a step; return False after the warning."""
-        self._steps += 1
+        self._steps += 1  # a look takes time: at every tenth gradient, and at each one after a 0
         if self._zeros == 0 and self._steps % ZEROS != 1:
             return True
         trained = [p for p in parameters if type(p) is nn.Parameter and p.grad is not None]

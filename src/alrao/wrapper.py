@@ -43,31 +43,24 @@ class Wrapper(nn.Module):
         for name in SHARED:
             self.__dict__[name] = net.__dict__[name]
         self.__dict__["_version"] = net._version  # by which the network tells its older checkpoints
-        self._show_signature()
-
-    def _show_signature(self) -> None:
         # Tools read forward's signature to learn what the network takes: show them the network's.
         plain = type(self).forward
         forward = FunctionType(plain.__code__, plain.__globals__, "forward", None, plain.__closure__)
         try:
-            inner = inspect.signature(self.net.forward)
+            inner = inspect.signature(net.forward)
         except (TypeError, ValueError):  # compiled code has none
             return
         this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if "self" not in inner.parameters:
             forward.__signature__ = inner.replace(parameters=[this, *inner.parameters.values()])  # type: ignore[attr-defined]
-        forward.__doc__ = self.net.forward.__doc__
+        forward.__doc__ = net.forward.__doc__
         self.__dict__["forward"] = MethodType(forward, self)
 
     # The class: isinstance() asks for the type of an object, and for its ``__class__`` if that does not fit.
 
     @property
     def __class__(self) -> Any:
-        """The class of the network, so that ``isinstance(model, Net)`` holds.
-
-        The type itself for a container, whose items Python looks for in the type, and for a network that is
-        nothing but its output layer, which is replaced.
-        """
+        """The class of the network, so that ``isinstance(model, Net)`` holds."""
         net = self.__dict__.get("net")
         if net is None or net is self.__dict__.get("head") or hasattr(net, "__getitem__"):
             return type(self)

@@ -17,8 +17,6 @@ from ..posterior import Posterior
 from ..shortcuts import without_fallback_warning
 from ..tensors import Members
 
-__all__ = ["AdaptiveHead", "AdaptiveOutput"]
-
 
 class AdaptiveOutput(NamedTuple):
     """The log-probabilities of the targets, and the loss, as in torch."""

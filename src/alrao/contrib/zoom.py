@@ -145,10 +145,7 @@ class Zoom(LRScheduler):
             self._move()
 
     def _ends(self, group: int, ratio: float) -> Interval:
-        """Return the ends, on the logarithmic scale, of a group's interval that shrinks to this ratio.
-
-        A group with another interval than the copies has its centre at the same relative place.
-        """
+        """Return the ends, on the logarithmic scale, of a group's interval that shrinks to this ratio."""
         (low, high), (least, most) = (
             map(log, _initial(self.optimizer, i) or (1.0, 1.0)) for i in (group, self.optimizer.group_of_head)
         )

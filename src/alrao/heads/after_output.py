@@ -98,9 +98,9 @@ class Spread(Prediction):
                     "a BatchNorm layer follows the output layer, which would see every copy's outputs: name "
                     'a later layer with Alrao(net, output="its.dotted.name"), or remove it'
                 )
-            call = _Call(func, leaves, structure, found)
             in_place = changes_values(func, kwargs) and isinstance(leaves[0], Tensor)
-            return call.in_place() if in_place else call.result()
+            call = _Call(func, leaves, structure, sorted({0, *found}) if in_place else found)
+            return call.in_place(leaves[0]) if in_place else call.result()
 
 
 def _shown(members: Members) -> Tensor:
@@ -110,12 +110,11 @@ def _shown(members: Members) -> Tensor:
 
 
 class _Call:
-    """A call of an operation on outputs of copies, which stand at the places ``found`` of its arguments."""
+    """A call of an operation on outputs of copies, with which its arguments at some ``places`` vary."""
 
-    def __init__(self, func: Op, leaves: list[Any], structure: Any, found: list[int]) -> None:
-        self.func, self.leaves, self.structure, self.found = func, leaves, structure, found
-        self.source: Spread = leaves[found[0]]
-        assert self.source.members is not None
+    def __init__(self, func: Op, leaves: list[Any], structure: Any, places: list[int]) -> None:
+        self.func, self.leaves, self.structure, self.places = func, leaves, structure, places
+        self.source: Any = next(leaves[i] for i in places if isinstance(leaves[i], Spread))
         self.members: Members = self.source.members
         # All copies drop the same outputs.
         self._numbers = Randomness(leaf for leaf in leaves if isinstance(leaf, Tensor))
@@ -132,27 +131,23 @@ class _Call:
             results = pytree.tree_leaves(self._plain(leaves))
             return tuple(results[i] for i in real)
 
-        for i, own, mixed in zip(real, *self._of_copies(one, self.found), strict=True):
+        for i, own, mixed in zip(real, *self._of_copies(one), strict=True):
             members = self.members._replace(own=own, mixed=mixed)
             parts[i] = Spread.showing(members, self._axis(parts[i]))
         return pytree.tree_unflatten(parts, shape)
 
-    def in_place(self) -> Any:
-        """Change the outputs of each copy, and the mean that is shown.
-
-        The target need not have been an output before: rows of a tensor of zeros, to which outputs are added.
-        """
-        target = self.leaves[0]
+    def in_place(self, target: Any) -> Any:
+        """Change the outputs of each copy, and the mean that is shown."""
 
         def one(leaves: list[Any]) -> tuple[Tensor, ...]:
             changed = leaves[0].clone()
             self._plain([changed, *leaves[1:]])
             return (changed,)
 
-        (own,), (mixed,) = self._of_copies(one, sorted({0, *self.found}))
+        (own,), (mixed,) = self._of_copies(one)
         axis = self._axis(target)
         self._plain(self.leaves)
-        if not isinstance(target, Spread):
+        if not isinstance(target, Spread):  # zeros, to which outputs are added
             target.__class__ = Spread
         target.axis, target.members = axis, self.members._replace(own=own, mixed=mixed)
         with torch.no_grad():
@@ -163,45 +158,35 @@ class _Call:
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return self.func(*args, **kwargs)
 
-    def _of_copies(
-        self, one: Callable[[list[Any]], tuple[Tensor, ...]], places: list[int]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what ``one``, a function of the arguments, makes of each copy: for the copies, for the body.
-
-        An argument at one of the ``places`` that has no copies is the same for all.
-        """
+    def _of_copies(self, one: Callable[[list[Any]], tuple[Tensor, ...]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what ``one`` makes of the arguments for each copy: for the copies, then for the body."""
+        copies = len(self.members.own)
 
         def of(which: str) -> list[Tensor]:
             # What stands beside the outputs belongs to the body, and learns from the mixture only.
             fixed = [x.detach() if which == "own" and isinstance(x, Tensor) else x for x in self.leaves]
-            outputs = []
-            for i in places:
-                x = self.leaves[i]
-                same = None if isinstance(x, Spread) else fixed[i].expand(len(self.members.own), *x.shape)
-                outputs.append(getattr(x.members, which) if same is None else same)
+            outputs = [
+                getattr(x.members, which) if isinstance(x, Spread) else fixed[i].expand(copies, *x.shape)
+                for i, x in ((i, self.leaves[i]) for i in self.places)
+            ]
 
             def filled(*of_copy: Tensor) -> tuple[Tensor, ...]:
-                complete = list(fixed)
-                for i, output in zip(places, of_copy, strict=True):
-                    complete[i] = output
-                return one(complete)
+                varying = dict(zip(self.places, of_copy, strict=True))
+                return one([varying.get(i, x) for i, x in enumerate(fixed)])
 
             self._numbers.restore()
-            return self._for_each_copy(filled, outputs)
+            try:
+                with without_fallback_warning():
+                    return list(torch.vmap(filled, randomness="same")(*outputs))
+            except RuntimeError:  # an operation that cannot be batched
+                rows = []
+                for of_copy in zip(*outputs, strict=True):
+                    self._numbers.restore()
+                    rows.append(filled(*of_copy))
+                return [torch.stack(results) for results in zip(*rows, strict=True)]
 
         own = of("own")
         return own, of("mixed") if torch.is_grad_enabled() else own
-
-    def _for_each_copy(self, one: Callable[..., tuple[Tensor, ...]], outputs: list[Tensor]) -> list[Tensor]:
-        try:
-            with without_fallback_warning():
-                return list(torch.vmap(one, randomness="same")(*outputs))
-        except RuntimeError:  # an operation that cannot be batched
-            rows = []
-            for of_copy in zip(*outputs, strict=True):
-                self._numbers.restore()
-                rows.append(one(*of_copy))
-            return [torch.stack(results) for results in zip(*rows, strict=True)]
 
     def _axis(self, result: Tensor) -> int | None:
         """Return the axis of the outputs, for losses of several outputs; None if they are not on one axis."""

@@ -31,17 +31,13 @@ def stacked(parameter: Tensor, copies: int, keep: bool) -> nn.Parameter:
 
 
 class Head(nn.Module):
-    """Copies of an output layer, in its place in the network, averaged by a posterior.
-
-    Every parameter has the copies as its first axis. ``evidence`` is a leaf tensor that is no parameter of
-    the model; its gradient is the evidence (see :mod:`alrao.evidence`).
-    """
+    """Copies of an output layer, on the first axis of every parameter, averaged by a posterior."""
 
     likelihood: str
-    remedy: str
-    """How the loss must be computed, for the message when it was not."""
+    remedy: str  # how the loss must be computed, for the message when it was not
     underflow = inf
     """How far below the best one the log-likelihood of a batch may be; below, a copy has failed."""
+    can_sleep: Any = False  # whether copies of this head can be left out
     sharded = False
     """Whether each process holds a part of the parameters, and gathers them for a forward pass."""
     awake: slice | None = None
@@ -61,11 +57,6 @@ class Head(nn.Module):
         self.evidence = new_leaf(self.copies, like)
         self.training_weights = False
         """Whether the network has training weights of an optimizer that averages them for evaluation."""
-
-    @property
-    def can_sleep(self) -> bool:
-        """Whether copies of this head can be left out."""
-        return False
 
     def wake_all(self) -> None:
         """Let all copies take part in the next pass."""
@@ -102,10 +93,7 @@ class Head(nn.Module):
         self.__dict__.pop("_unusable", None)
 
     def adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Turn the state of the plain layer, if there is one under a prefix, into that of the copies.
-
-        Every copy gets the layer's values, and the posterior becomes uniform.
-        """
+        """Turn the state of the plain layer, if there is one under a prefix, into that of the copies."""
         if any(key.startswith(f"{prefix}averaging.") for key in state_dict):
             return
         found = False

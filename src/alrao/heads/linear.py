@@ -38,11 +38,7 @@ CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding"
 
 
 class _Rows(torch.autograd.Function):
-    """Some copies of a stacked parameter, without a copy of them.
-
-    The gradient has the parameter's shape, as hooks, clipping, gradient scalers and DDP expect it, and is 0
-    for the other copies.
-    """
+    """Some copies of a stacked parameter; the gradient is that of the whole parameter, 0 for the others."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, rows: slice) -> Tensor:
@@ -59,11 +55,8 @@ _gradients: Any = WeakIdKeyDictionary()
 
 
 def _with_zeros(g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
-    """Return a gradient of the whole parameter from that of some rows.
-
-    The memory of the last one is used again, so that zeros are not written at every step, unless something
-    else refers to it or it was changed in place.
-    """
+    """Return a gradient of the whole parameter from that of some rows."""
+    # In the memory of the last one unless that is in use, so that zeros are not written at every step.
     full, before, version = _gradients.get(parameter, (g, rows, 0))
     fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
     if not fits or storage_is_shared(full) or version_of(full) != version:
@@ -96,11 +89,8 @@ class Window(NamedTuple):
             return None
         return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
 
-    def of_all_copies(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return every copy's outputs, copies first, twice: for the copies and for the body."""
-        return for_copies_and_body(self._convolved, z, *([weight] if bias is None else [weight, bias]))
-
-    def _convolved(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def outputs(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return every copy's outputs, copies first."""
         copies, outputs, _ = weight.shape
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
         weight = weight.view(copies * outputs, -1, *self.kernel_size)
@@ -110,16 +100,11 @@ class Window(NamedTuple):
 
 
 class LinearHead(Head):
-    """Copies of a linear layer, or of a convolution.
-
-    ``spread`` is set by the model if its network does more with the outputs than change their shape: the head
-    then returns those of all copies, which go through the rest of the network one by one.
-    """
+    """Copies of a linear layer, or of a convolution; with ``spread`` it returns the outputs of all copies."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    parallel = Exchange()
-    """The way to the copies that other processes hold, if they are on several devices."""
+    parallel = Exchange()  # the way to the copies that other processes hold, if they are on several devices
 
     def __init__(self, layer: nn.Module, averaging: Posterior, *, keep: bool = False) -> None:
         weight, bias = layer.weight, layer.bias
@@ -153,17 +138,17 @@ class LinearHead(Head):
                 "is not the derivative of its value: call loss.backward(), or use model.collapse()"
             )
         part = self.taking_part()
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
+        weight: Any = self.weight
+        bias: Any = self.bias
         if part is not None:
-            weight = _Rows.apply(weight, part)
-            bias = None if bias is None else _Rows.apply(bias, part)
+            weight, bias = (None if x is None else _Rows.apply(x, part) for x in (weight, bias))
         _, outputs, inputs = weight.shape
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
             z = z[None] if unbatched else z
             if self.window is not None:
-                out = self._output(*self.window.of_all_copies(z, weight, bias))
+                given = [weight] if bias is None else [weight, bias]
+                out = self._output(*for_copies_and_body(self.window.outputs, z, *given))
                 return out[0] if unbatched else out
             z = z.movedim(1, -1)
         if z.shape[-1] != inputs:

@@ -16,16 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from .. import evidence as reports
-from ..finite import (
-    HUGE,
-    alive,
-    alive_copies,
-    finite_gradient,
-    moderate,
-    share_among,
-    zero_nonfinite,
-    zero_unusable,
-)  # fmt: skip
+from ..finite import HUGE, alive, finite_gradient, moderate, share_among, zero_nonfinite, zero_unusable
 from ..runtime.sharding import places_along
 from ..tensors import Members
 from .softmax import refuse_second_derivative, wide
@@ -70,11 +61,8 @@ class _SharedLinear(torch.autograd.Function):
 def for_copies_and_body(
     outputs: Callable[..., Tensor], z: Tensor, *parameters: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``outputs(z, *parameters)``, copies first, as :func:`shared_linear` does that of linear layers.
-
-    The outputs of a copy with a parameter that is not finite are nan.
-    """
-    failed = ~alive_copies(parameters)
+    """Return ``outputs(z, *parameters)``, copies first, twice; that of a failed copy is nan."""
+    failed = ~torch.stack([alive(p).flatten(1).all(1) for p in parameters]).all(0)
     parameters = tuple(finite_gradient(zero_nonfinite(p)) for p in parameters)
     z = zero_unusable(z)
     own = mixed = outputs(z.detach(), *parameters)
@@ -85,15 +73,9 @@ def for_copies_and_body(
 
 
 class Exchange:
-    """How processes that hold different copies of a head exchange numbers; by default one holds all of them.
+    """How processes that hold different copies of a head exchange numbers; by default one holds all."""
 
-    Args:
-        group: the processes that hold copies.
-        weight: the stacked weights, sharded over the copies.
-    """
-
-    own: Any = slice(None)
-    """The numbers of the copies that this process holds."""
+    own: Any = slice(None)  # the numbers of the copies that this process holds
 
     def __init__(self, group: Any = None, weight: Any = ()) -> None:
         self.group, self.alone, self.copies = group, group is None, len(weight)
@@ -158,12 +140,9 @@ class _Gathered(torch.autograd.Function):
         return g[ctx.own], None
 
 
-def watched(prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
-    """Return a prediction to look at: a loss computed from it would train nothing, and a step refuses it."""
-    return _Watched.apply(prediction, copies, evidence)
-
-
 class _Watched(torch.autograd.Function):
+    """A prediction to look at: a loss computed from it would train nothing, and a step refuses it."""
+
     @staticmethod
     def forward(ctx: Any, prediction: Tensor, copies: int, evidence: Tensor) -> Tensor:
         ctx.copies = copies
@@ -172,6 +151,9 @@ class _Watched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor]:
         return None, None, reports.no_likelihood(ctx.copies, g.abs().sum())
+
+
+watched = _Watched.apply
 
 
 def mixture_nll(own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float) -> Tensor:
@@ -211,10 +193,7 @@ class _Attached(torch.autograd.Function):
 
 
 def bernoulli_nll(members: Members, yes: Tensor, no: Tensor) -> Tensor:
-    """Return the negative log-likelihood of each label under its mixture of Bernoulli distributions.
-
-    It counts as present by the amount ``yes``, and as absent by ``no``.
-    """
+    """Return the negative log-likelihood of each label under its mixture of Bernoulli distributions."""
     weights = members.weights.view([-1] + [1] * (members.mixed.ndim - 1))
     return _BernoulliNLL.apply(members.own, members.mixed, weights, members.evidence, yes, no)
 

@@ -40,16 +40,7 @@ TRANSPOSED = 32
 def categorical_mixture(
     z: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor, mixing: slice | None = None
 ) -> LogProbs:
-    """Return the mixture's log-probabilities ``(rows, classes)``; the module's docstring has its gradients.
-
-    Args:
-        z: inputs of the output layer, ``(rows, d)``.
-        weight: stacked weights, ``(copies, classes, d)``.
-        bias: stacked biases, ``(copies, classes)``, or None.
-        a: weights of the copies in the mixture, ``(copies, 1)``.
-        evidence: leaf whose gradient receives the evidence.
-        mixing: the copies whose weight is not 0, to save work for the others; None: all.
-    """
+    """Return log-probabilities for ``z`` (rows, d), ``weight`` (copies, classes, d), ``a`` (copies, 1)."""
     if torch.compiler.is_compiling():
         return LogProbs.of(_CategoricalMixture.apply(z, weight, bias, a, evidence, mixing), 1)
     return apply_mixture(z, weight, bias, a, evidence, mixing)
@@ -136,13 +127,13 @@ class _CategoricalMixture(torch.autograd.Function):
         grad_z = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             if careful:
-                grad_z = torch.where(healthy, torch.mm(_flat(mixed, z.dtype), zero_nonfinite(flat)), 0)
+                grad_z = torch.where(healthy, torch.mm(mixed.flatten(1).to(z.dtype), zero_nonfinite(flat)), 0)
             else:
                 if mixing is not None:
                     flat = flat[mixing.start * classes : mixing.stop * classes]
-                grad_z = torch.mm(_flat(mixed, z.dtype), flat)
+                grad_z = torch.mm(mixed.flatten(1).to(z.dtype), flat)
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.mm(_flat(own, z.dtype).t(), z).view(copies, classes, z.shape[1])
+            grad_weight = torch.mm(own.flatten(1).to(z.dtype).t(), z).view(copies, classes, z.shape[1])
         if ctx.needs_input_grad[2]:
             grad_bias = own.sum(0)
         return grad_z, grad_weight, grad_bias, None, reports.count_once(ctx, evidence, total), None
@@ -186,11 +177,6 @@ def _mixed_gradient(u: Tensor, p: Tensor) -> Tensor:
     return torch.addcmul(pu, p, pu.sum(-1, keepdim=True), value=-1)
 
 
-def _flat(of_copies: Tensor, dtype: torch.dtype) -> Tensor:
-    flat = of_copies.flatten(1)
-    return flat if flat.dtype is dtype else flat.to(dtype)
-
-
 def _careful_layers(z: Tensor, flat: Tensor, bias: Tensor | None, a: Tensor) -> tuple[Tensor, ...]:
     """Return :func:`careful_mixture` of linear layers; a copy with other than finite outputs has failed."""
     log_p = _log_softmax_of_copies(zero_unusable(z), flat, bias, a.shape[0])
@@ -217,11 +203,7 @@ def careful_mixture(log_p: Tensor, alive: Tensor, a: Tensor) -> tuple[Tensor, Te
 def careful_gradients(
     g: Tensor, total: Tensor, log_p: Tensor, alive: Tensor, shares: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each copy's own gradient by its logits, the mixture's, and the evidence.
-
-    ``g`` is the gradient by the mixture's log-probabilities, ``(rows, 1, classes)``, ``total`` its sum over
-    the classes; the others are from :func:`careful_mixture`.
-    """
+    """Return each copy's own gradient by its logits, the mixture's, and the evidence."""
     p = log_p.exp()
     mixed = own = torch.where(alive, _own_gradient(g, total, log_p, p), 0)
     if p.shape[1] > 1:

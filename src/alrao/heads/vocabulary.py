@@ -30,11 +30,8 @@ from ..watch import version_of
 from .members import Exchange
 from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
 
-LARGE = 2**22
-"""How many numbers all copies' outputs have together from which on they are not held at once."""
-
-CHUNK = 2**23
-"""The most numbers of one copy's output that are held at a time."""
+LARGE = 2**22  # how many numbers all copies' outputs have together from which on they are not held at once
+CHUNK = 2**23  # the most numbers of one copy's output that are held at a time
 
 
 def is_large(z: Tensor, weight: Tensor) -> bool:
@@ -46,16 +43,7 @@ def is_large(z: Tensor, weight: Tensor) -> bool:
 
 
 class Vocabulary:
-    """The copies with the weights that they have now; what :class:`alrao.tensors.LazyLogProbs` reads.
-
-    Args:
-        weight: stacked weights of the copies that this process holds, ``(copies, classes, d)``.
-        bias: their stacked biases, ``(copies, classes)``, or None.
-        a: weights of all copies in the mixture, ``(copies, 1)``.
-        evidence: leaf whose gradient receives the evidence.
-        mixing: the copies whose weight is not 0; None: all.
-        exchange: the way to the copies of other processes.
-    """
+    """This process's copies with the weights that they have now, for LazyLogProbs; ``a`` is that of all."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, a: Tensor, evidence: Tensor,
@@ -67,10 +55,7 @@ class Vocabulary:
         self._versions: list[tuple[int, int]] | None = None
 
     def log_probs(self, z: Tensor) -> LogProbs:
-        """Return the mixture's log-probabilities for rows ``z`` in the type of the matrix products.
-
-        They are computed at once where nothing is to be differentiated, and where they are read otherwise.
-        """
+        """Return the mixture's log-probabilities for rows ``z`` in the type of the matrix products."""
         trained = any(x is not None and x.requires_grad for x in (z, self.weight, self.bias))
         if not torch.is_grad_enabled() or not trained or self.weight.is_inference() or z.is_inference():
             return LogProbs.of(self.values(z), 1)
@@ -78,8 +63,7 @@ class Vocabulary:
         return self.output(z, 1)
 
     def _present(self) -> list[tuple[int, int]]:
-        tensors = [tensor for tensor in (self.weight, self.bias) if tensor is not None]
-        return [(version_of(tensor), tensor.data_ptr()) for tensor in tensors]
+        return [(version_of(x), x.data_ptr()) for x in (self.weight, self.bias) if x is not None]
 
     def _check(self) -> None:
         if self._versions is not None and self._present() != self._versions:
@@ -116,11 +100,7 @@ class Vocabulary:
             return out
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
-        """Return the loss of each row for a hard target, times its ``share``; with a divisor their sum by it.
-
-        The gradients of the sum are known up to a factor. They are computed in the forward pass then, which
-        saves the logits' second computation.
-        """
+        """Return the loss of each row for a hard target times its ``share``, or their sum by a divisor."""
         self._check()
         return _HardNLL.apply(rows, self.weight, self.bias, self.evidence, target, share, divisor, self)
 
@@ -159,15 +139,8 @@ class _Copies:
             out = F.linear(z, weight, bias).log_softmax(-1, dtype=self._room.dtype)
         return finite.fail(out, finite.alive_rows(out)) if careful else out
 
-    def finite_weight(self, j: int) -> Tensor:
-        """Return a copy's weights with 0 where they are not finite."""
-        return finite.zero_nonfinite(self.weight[j])
-
     def log_mixture(self, rows: slice, out: Tensor) -> Tensor | None:
-        """Fill in a chunk's log-probabilities; return the weight of the copies left in each row.
-
-        None: all are left, and no probability is below :data:`alrao.finite.TINY`.
-        """
+        """Fill in a chunk's log-probabilities; return the weight of copies left in each row, None: all."""
         if self.reads:
             out.zero_()
             for j in range(self.number):
@@ -295,7 +268,8 @@ def _hard_pass(
                         own.mul_(s)
                     own = own.to(z.dtype)
                     if j in mixed_copies:
-                        check = own @ (copies.finite_weight(j) if careful else copies.weight[j])
+                        w = copies.weight[j]
+                        check = own @ (finite.zero_nonfinite(w) if careful else w)
                         back[j - mixed_copies.start] = check
                 if careful or finite.all_finite((check.sum().item(), of_target.sum().item())):
                     break
@@ -357,11 +331,9 @@ def _backward_pass(layer: Vocabulary, z: Tensor, g: Tensor, gradients: _Gradient
     scores = torch.zeros(copies.number, dtype=wide(z.dtype), device=z.device)
     positive, seen = scores.new_zeros(()), scores.new_zeros(())
     for rows in copies.chunks():
-        x, of_rows = z[rows], g[rows]
-        total = of_rows.sum(-1, keepdim=True)
-        positive += of_rows.relu().sum()
-        seen += total.count_nonzero()
-        chunk = _Chunk(copies, rows, of_rows, total)
+        x, chunk = z[rows], _Chunk(copies, rows, g[rows])
+        positive += chunk.g.relu().sum()
+        seen += chunk.total.count_nonzero()
         grad_z = torch.zeros_like(x, dtype=scores.dtype)
         for j in range(copies.number):
             score, own, back = chunk.gradients_of(j)
@@ -379,16 +351,16 @@ def _backward_pass(layer: Vocabulary, z: Tensor, g: Tensor, gradients: _Gradient
 class _Chunk:
     """Rows whose gradient ``g`` by the mixture's log-probabilities is given."""
 
-    def __init__(self, copies: _Copies, rows: slice, g: Tensor, total: Tensor) -> None:
-        self.copies, self.rows, self.g, self.total = copies, rows, g, total
+    def __init__(self, copies: _Copies, rows: slice, g: Tensor) -> None:
+        self.copies, self.rows, self.g, self.total = copies, rows, g, g.sum(-1, keepdim=True)
         self._log_m = torch.empty_like(g, memory_format=torch.contiguous_format)
         self._left = copies.log_mixture(rows, self._log_m)
-        self._g_over_m = None if self._left is not None else self._log_m.neg().exp_().mul_(g)
-        self._room = torch.empty_like(g) if self._left is None else None
+        if self._left is None:
+            self._g_over_m, self._room = self._log_m.neg().exp_().mul_(g), torch.empty_like(g)
 
     def gradients_of(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a copy's score, its own gradient by its logits, and its part of the gradient by ``z``."""
-        if self._g_over_m is not None:
+        if self._left is None:
             score, own, back = self._plainly(j)
             if finite.all_finite((score.item(), 0.0 if back is None else back.sum().item())):
                 return score, own, back
@@ -417,5 +389,5 @@ class _Chunk:
         mixed = (log_p - log_m).add_(share.log()).exp_().mul_(g)
         p = log_p.exp_()
         mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
-        back = mixed.masked_fill_(~alive, 0).to(copies.weight.dtype) @ copies.finite_weight(j)
+        back = mixed.masked_fill_(~alive, 0).to(copies.weight.dtype) @ finite.zero_nonfinite(copies.weight[j])
         return score, p.mul_(-self.total).add_(g).masked_fill_(~alive, 0), back

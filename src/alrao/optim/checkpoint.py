@@ -11,8 +11,7 @@ from torch import Tensor
 from ..runtime.sharding import is_shard, placements_for
 
 KEY = "alrao"
-VERSION = 5
-"""Of the format of ``state_dict()``, saved under :data:`KEY`."""
+VERSION = 5  # of the format of ``state_dict()``, saved under KEY
 
 
 def check_version(state_dict: dict[str, Any]) -> None:
@@ -55,14 +54,11 @@ def check_shapes(params: dict[int, Tensor], state: dict[int, dict[str, Any]]) ->
 
 
 def settle(groups: list[dict[str, Any]], built: list[dict[str, Any]]) -> None:
-    """Let loaded groups run as the optimizer was built to: with ``lr`` as a tensor, or as a number.
-
-    A captured graph may read the memory of the ``lr`` of the groups before, ``built``.
-    """
+    """Let loaded groups run as the optimizer was built to: with ``lr`` as a tensor, or as a number."""
     for group, before in zip(groups, built, strict=True):
         group["capturable"], lr = before["capturable"], before["lr"]
         if isinstance(lr, Tensor):
-            group["lr"] = lr.fill_(group["lr"])
+            group["lr"] = lr.fill_(group["lr"])  # whose memory a captured graph may read
         elif isinstance(group["lr"], Tensor):
             group["lr"] = group["lr"].item()
 

@@ -80,11 +80,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class GroupRates:
-    """The rates of a parameter group: ``body`` and ``copies`` are their distributions, at first ``drawn``.
-
-    ``constant`` is the single rate of the group, if it has one; ``sharded`` says whether a process holds only
-    a part of some parameter, ``size`` is the number of weights.
-    """
+    """The rates of a parameter group: ``body`` and ``copies`` are their distributions, at first ``drawn``."""
 
     drawn: RateDistribution
     body: RateDistribution = field(init=False)
@@ -111,10 +107,7 @@ class GroupRates:
     def compute(
         self, params: list[Tensor], of_head: Container[Tensor], state: Any, number: int, *, in_place: bool
     ) -> None:
-        """Compute the rates of parameters: of the body from their places in ``state``, of ``number`` copies.
-
-        With ``in_place`` they are put into the memory of the former ones, which captured graphs read.
-        """
+        """Compute the rates of parameters; ``in_place`` in the memory that captured graphs read."""
         self.sharded, self.size = any(is_shard(p) for p in params), sum(p.numel() for p in params)
         before, self.entries, grid = {e.param: e.rate for e in self.entries}, [], None
         for p in params:
@@ -162,14 +155,12 @@ def warn_of_copies(distribution: RateDistribution, copies: int) -> None:
 HIGHEST = "highest_lr"
 """The key of a group's highest factor so far; in the group, so that a resumed run knows it."""
 
-LOW = 0.1
-"""A program whose factor never exceeds this has probably written a learning rate."""
+LOW = 0.1  # a program whose factor never exceeds this has probably written a learning rate
 
 PATIENCE = 100
 """The fewest steps before a warning; in proportion to the highest factor from 0.01 on, 1000 for 0.1."""
 
-WARMED_UP = 1e-3
-"""A warm-up of a scheduler has passed this factor after :data:`PATIENCE` steps."""
+WARMED_UP = 1e-3  # a warm-up of a scheduler has passed this factor after PATIENCE steps
 
 REMEDY = (
     "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "

@@ -48,8 +48,7 @@ class _InnerGroup(GroupRates):
     inner: Optimizer = field(init=False)
     views: list[list[nn.Parameter]] = field(init=False)
     """What the optimizer is given of each entry: a view of it or, one by one, of its copies."""
-    apart: bool = False
-    """Whether it is given the copies of the head one by one."""
+    apart: bool = False  # whether it is given the copies of the head one by one
 
     def make_views(self, kind: type[Optimizer]) -> list[nn.Parameter]:
         """Make the views that an optimizer can step on, and return all of them."""
@@ -245,13 +244,11 @@ class PerFeature(AlraoOptimizer):
         """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
         found: list[tuple[Tensor, dict[str, Any], Tensor, Any]] = []
         if isinstance(rates.inner, torch.optim.ASGD):
-            for (p, *_), view in zip(rates.entries, rates.views, strict=True):
+            for (p, *_), (view, *_) in zip(rates.entries, rates.views, strict=True):
                 if p.grad is not None:
-                    state = rates.inner.state[view[0]]
-                    average, mu = (
-                        state["ax"].clone() if state else torch.zeros_like(view[0]),
-                        state.get("mu", 1.0),
-                    )
+                    state = rates.inner.state[view]
+                    average = state["ax"].clone() if state else torch.zeros_like(view)
+                    mu = state.get("mu", 1.0)
                     reads = not (self.on_device and isinstance(mu, Tensor))
                     found.append((local(p), state, average, float(mu) if reads else mu.clone()))
         return found
@@ -304,10 +301,7 @@ class PerFeature(AlraoOptimizer):
 
 
 def _scale(entries: list[Entry], before: list[Tensor], factor: Any, accepted: Tensor | None = None) -> None:
-    """Scale displacements to each feature's rate; weights of the body that are not finite stay.
-
-    On a device, nothing is read, and without ``accepted`` all weights become what they were.
-    """
+    """Scale displacements to each feature's rate; weights of the body that are not finite stay."""
     for entry, was in zip(entries, before, strict=True):
         moved = (entry.param - was) * (entry.rate * factor) + was
         entry.param.copy_(moved if accepted is None else torch.where(accepted, moved, was))

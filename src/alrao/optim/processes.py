@@ -35,19 +35,13 @@ def add_up(gradient: Tensor | None, like: Tensor, group: Any) -> Tensor | None:
 
 
 def check_copies(group: Any, copies: int, params: Iterable[Tensor]) -> None:
-    """Raise a ValueError if the processes have heads of different sizes, and parameters are sharded.
-
-    A forward pass with shards of different sizes would fail in the midst of an exchange, or wait for ever.
-    """
+    """Raise a ValueError for heads of different sizes with shards, whose exchange would wait for ever."""
     if count(group) > 1 and any(is_shard(p) for p in params):
         _compare([("copies", copies)], group)
 
 
 def check_alike(group: Any, seed: int, copies: int, groups: Iterable[dict[str, Any]]) -> None:
-    """Raise a ValueError if the processes train different models, or at different rates.
-
-    They compare the ``seed`` of their rates, the copies of their heads, and parameters that are not sharded.
-    """
+    """Raise a ValueError if the processes train different models, or at different rates."""
     if count(group) > 1:
         params: list[Tensor] = [p for each in groups for p in each["params"]]
         marks = [fingerprint(p) for p in params if not is_shard(p) and not p.is_meta]

@@ -26,21 +26,16 @@ between two passes, and the system must clear the memory of large temporary tens
 
 @dataclass
 class GroupUpdate:
-    """One update of some parameters of a group.
-
-    ``rates`` broadcast to ``params``; ``constant`` is the rate of all of them where there is only one.
-    """
+    """One update of some parameters of a group; ``constant`` is the rate of all where there is only one."""
 
     params: list[Tensor]
     grads: list[Tensor]
     rates: list[Any]
     states: list[dict[str, Any]]
     """What is kept of each parameter: complete, and counted, before the first part of it is updated."""
-    whole: list[Tensor]
-    """What each of ``params`` is, or is a part of: of a sharded one, this process's."""
+    whole: list[Tensor]  # what each of ``params`` is, or is a part of: of a sharded one, this process's
     constant: float | None
-    factor: Any
-    """``lr`` of the group: a number, or a tensor with ``capturable``."""
+    factor: Any  # ``lr`` of the group: a number, or a tensor with ``capturable``
     stopped: list[Tensor] | None = None
     """None on the host; else masks of the gradients. Nothing may change if all of their entries are true."""
     _live: Tensor | None = field(default=None, init=False)  # dynamo does not take cached_property
@@ -137,10 +132,8 @@ class GroupUpdate:
         return list(torch._foreach_add(self.grads, torch._foreach_mul(self.params, decay)))
 
     def decayed(self, weight_decay: float) -> list[Tensor]:
-        """Return the same, with a penalty that never overshoots zero.
-
-        At a rate above ``1 / weight_decay`` the penalty alone would make the weights diverge.
-        """
+        """Return the same, with a penalty that never overshoots zero."""
+        # At a rate above 1 / weight_decay the penalty alone would make the weights diverge.
         if self.constant is not None:
             return self.penalised(weight_decay)
         decay = self._lrs()

@@ -29,10 +29,7 @@ def one_unless(*masks: Tensor) -> Tensor:
 
 
 def in_type_of(tensors: Sequence[Tensor], number: Any) -> Any:
-    """Return a number in the type of tensors that it multiplies: else a device does so one by one.
-
-    In a type narrower than float32, or where there are several, it stays as it is, as does one on the host.
-    """
+    """Return a number in the type of tensors that it multiplies: else a device does so one by one."""
     types = {each.dtype for each in tensors}
     alike = isinstance(number, Tensor) and types in ({torch.float32}, {torch.float64})
     return number.to(types.pop()) if alike else number
@@ -45,27 +42,18 @@ def counter(parameter: Tensor, on_device: bool) -> Tensor:
     return torch.tensor(0.0)
 
 
-COUNTS = "step", "k"
-"""Auto's counters: of steps, and of those since its search or the last restart of an average."""
+COUNTS = "step", "k"  # Auto's: of steps, and of those since its search or the last restart of an average
 
 
 def share_counts(params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-    """Put counters that are numbers into tensors that equal ones share: one operation counts for many.
-
-    They have the type in which parameters are updated, which saves conversions.
-    """
+    """Put counters that are numbers into tensors, one for equal ones: one operation counts for many."""
     shared: dict[Any, dict[str, Tensor]] = {}
     for p, state in zip(params, states, strict=True):
         numbers = {key: state[key] for key in COUNTS}
         if isinstance(numbers["step"], int):
             dtype = torch.promote_types(p.dtype, torch.float32)
-            kind = (*numbers.values(), dtype, p.device)
-            if kind not in shared:
-                shared[kind] = {
-                    key: torch.full((), number, dtype=dtype, device=p.device)
-                    for key, number in numbers.items()
-                }
-            state |= shared[kind]
+            counts = {key: torch.full((), n, dtype=dtype, device=p.device) for key, n in numbers.items()}
+            state |= shared.setdefault((*numbers.values(), dtype, p.device), counts)
 
 
 def separate_counts(states: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> None:
@@ -79,10 +67,7 @@ def separate_counts(states: Sequence[dict[str, Any]], others: Sequence[dict[str,
 
 
 class Kept:
-    """The state of a torch optimizer before a step, to be put back if the step was refused.
-
-    A counter of torch's that is on the host counts refused steps too.
-    """
+    """The state of a torch optimizer on a device before a step, to be put back if the step was refused."""
 
     def __init__(self, inner: Optimizer) -> None:
         self._inner = inner
@@ -106,10 +91,7 @@ class Kept:
 
 
 class Refusals:
-    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived.
-
-    On the CPU nothing is copied.
-    """
+    """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self._noted = torch.zeros((), dtype=torch.bool, device=device)
@@ -130,7 +112,8 @@ class Refusals:
 
     def arrived(self) -> bool:
         """Return whether a refusal is known on the host by now, after which it is forgotten."""
-        if not self._can_arrive or _capturing() or not (self._event is None or self._event.query()):
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if not self._can_arrive or capturing or not (self._event is None or self._event.query()):
             return False
         # In the memory of the host, by no operation that could wait.
         refused = bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
@@ -143,7 +126,3 @@ class Refusals:
 def _is_accelerator(device: torch.device) -> bool:
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found is not None and device.type == found.type
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -23,8 +23,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 FACTORS = -7046029254386353131, -4658895280553007687
 """Those of the generator SplitMix64, which turn successive numbers into ones that look random."""
 
-PIECE = 1 << 22
-"""How many entries of a tensor are multiplied at a time."""
+PIECE = 1 << 22  # how many entries of a tensor are multiplied at a time
 
 
 def is_shard(x: Any) -> bool:
@@ -147,10 +146,8 @@ def sharded_modules(model: Any) -> list[Any]:
     return [m for m in root.modules() if dist.is_available() and isinstance(m, FSDPModule)]
 
 
-def refuse_flattened(model: Any) -> None:
+def refuse_flattened(model: nn.Module) -> None:
     """Raise a TypeError for the older FSDP, whose parameters have no features."""
-    if not isinstance(model, nn.Module):
-        return
     wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
     if wrapped or any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
         raise TypeError(
@@ -175,11 +172,7 @@ def names_of_parameters(model: Any) -> dict[Tensor, str]:
 
 
 def replaced(model: Any, names: dict[Tensor, str], groups: Iterable[dict[str, Any]]) -> dict[Tensor, Tensor]:
-    """Return the shards that have taken the place of parameters, in the model or in an optimizer's groups.
-
-    Raises a RuntimeError if the groups have parameters that are not the model's, or not any more. ``names``
-    are those of its parameters when the optimizer was built.
-    """
+    """Return the shards that have taken the place of parameters, in the model or in an optimizer's groups."""
     given = [p for group in groups for p in group["params"]]
     if all(p in names for p in given) and names.keys() == names_of_parameters(model).keys():
         return {}

@@ -1,29 +1,13 @@
 r"""Sleeping copies: those whose posterior weight is negligible are left out of most steps.
 
-Copies are ordered by their rates :math:`\eta_j`. At the end of each cycle of :data:`CYCLE` steps, those
-whose weight has been below :data:`NEGLIGIBLE` fall asleep, and those at or above it wake. The copies awake
-are neighbours, and the next slower one is always among them: it wins once noise decides, which only a copy
-shows that learns from every batch. A sleeping copy is *looked at* now and then: only then it takes part in
-forward and backward, is compared with the others, and is trained.
-
-**The weights.** A copy slower than those awake is looked at every
-:math:`k_j = \min(\eta / 2 \eta_j, 48)` steps, where :math:`\eta` is the highest rate awake. A look stands
-for the :math:`s \le k_j` steps since the last one: the step is taken at the rate :math:`s\,\eta_j < \eta`,
-and averages over time forget as much as in :math:`s` steps. So what it learns is an unbiased, if noisier,
-estimate of what it would have learnt awake, at rates that are known to be stable. This is impossible for
-copies faster than those awake, but they depend less on where they come from: in the last :data:`LOOKS` steps
-of a cycle, the slowest of them is trained at its own rate, from the weights of the fastest copy awake. If it
-wakes, the next one has its turn.
-
-**The posterior.** With the log-likelihoods :math:`\ell_j` that the copies awake give to a batch, that of
-their mixture is :math:`\bar\ell = \log \sum_j a_j e^{\ell_j} - \log \sum_j a_j`. A copy that is looked at
-is given its :math:`\ell_j`, and :math:`d_j = \ell_j - \bar\ell` is kept. A copy that is not is given
-:math:`\bar\ell + d_j`, but no more than makes its weight that of the best copy awake. The recursion itself is
-unchanged, so the weights of those awake are exact given those of the others.
-
-**The mixture** of a training pass is that of the copies awake from the first to the last whose weight is at
-least :data:`NEGLIGIBLE`, with their weights scaled to sum to 1. The others that take part are compared and
-trained, and cost the body nothing. In evaluation all copies take part, and all are in the mixture.
+``docs/how-it-works.md`` has the method and its reasons. Who is awake, neighbours in the order of the rates
+:math:`\eta_j`, is decided every :data:`CYCLE` steps. A slower copy is *looked at* every
+:math:`k_j = \min(\eta / 2 \eta_j, 48)` steps, with the highest rate awake :math:`\eta`: it is compared and
+trained, at :math:`s\,\eta_j` for the :math:`s` steps since the last look. The next faster one is looked at in
+the last :data:`LOOKS` steps of a cycle. Copies awake give a batch the log-likelihood :math:`\bar\ell =
+\log \sum_j a_j e^{\ell_j} - \log \sum_j a_j`. One that takes part is given its :math:`\ell_j`; another
+:math:`\bar\ell + d_j`, with :math:`d_j = \ell_j - \bar\ell` of its last look, but no more than makes its
+weight that of the best copy awake.
 """
 
 from __future__ import annotations
@@ -37,34 +21,22 @@ from torch import Tensor
 from ..finite import without_failed
 from ..posterior import Switch
 
-CYCLE = 97
-"""Steps from one decision to the next: a prime, so that looks do not always meet the same batches."""
-
-LOOKS = 4
-"""Steps at the end of a cycle in which the next copy faster than those awake is looked at."""
-
-MAX_INTERVAL = 48
-"""The most steps between two looks at a copy slower than those awake."""
+CYCLE = 97  # steps from one decision to the next: a prime, so that looks do not always meet the same batches
+LOOKS = 4  # steps at the end of a cycle in which the next copy faster than those awake is looked at
+MAX_INTERVAL = 48  # the most steps between two looks at a copy slower than those awake
 
 NEGLIGIBLE = 0.01
 """A copy falls asleep once its posterior weight has been lower in the second half of a cycle."""
 
-WORTHWHILE = 2**20
-"""Minimum number of weights of all copies together for sleeping under ``Auto`` by default."""
-
-COUNTS = ("position", "since", "every", "peak", "behind")
-"""Attributes of :class:`Sleep` that are saved."""
+WORTHWHILE = 2**20  # minimum number of weights of all copies together for sleeping under ``Auto`` by default
+SAVED = ("position", "since", "every", "peak", "behind")  # attributes of Sleep
 
 HEAD_SLICES = ("awake", "part", "mixing")
 """Attributes of a head: the copies that are awake, that the next pass computes, that it mixes."""
 
 
 class Sleep:
-    """Decides which copies of a head sleep, and when they are looked at.
-
-    Copies may fall asleep where that is ``wanted``, or with None where it pays. It needs steps that read
-    numbers on the host.
-    """
+    """Decides which copies of a head sleep, and when they are looked at."""
 
     def __init__(self, head: Any, wanted: bool | None, *, on_host: bool = True) -> None:
         problem = ""
@@ -106,10 +78,7 @@ class Sleep:
             self._restart()
 
     def observe(self, log_likelihood: list[float], rates: Callable[[], Tensor], *, allowed: bool) -> None:
-        """Update the posterior, decide at the end of a cycle who is awake, and who is looked at next.
-
-        ``log_likelihood`` is anything for copies that did not take part; ``rates`` returns the copies' rates.
-        """
+        """Update the posterior, decide at the end of a cycle who is awake, and who is looked at next."""
         head, averaging = self.head, self.head.averaging
         if not (allowed and head.can_sleep):
             averaging.update(log_likelihood)
@@ -135,7 +104,7 @@ class Sleep:
         """Return the log-likelihoods, with what is known of sleeping copies that did not take part."""
         head, copies = self.head, range(self.head.copies)
         awake, part = copies[head.awake or slice(None)], copies[head.part or slice(None)]
-        given = list(without_failed([x if j in part else 0.0 for j, x in enumerate(log_likelihood)]))
+        given = without_failed(x if j in part else 0.0 for j, x in enumerate(log_likelihood))
         joint = [_log(weights[j]) + given[j] for j in awake]
         best = max(joint)
         if best == -inf:  # those awake have failed: the others take over, all alike
@@ -196,7 +165,7 @@ class Sleep:
 
     def packed_into(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the state of an optimizer with who sleeps, if copies may."""
-        packed: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        packed: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         if not self.wanted:
             return state_dict
         for name in HEAD_SLICES:
@@ -209,7 +178,7 @@ class Sleep:
         packed, *_ = [group.pop("sleep", None) for group in groups]
         self._restart()
         if packed is not None and self.wanted:
-            for name in COUNTS:
+            for name in SAVED:
                 setattr(self, name, packed[name])
             for name in HEAD_SLICES:
                 setattr(self.head, name, None if packed[name] is None else slice(*packed[name]))

@@ -64,8 +64,7 @@ _INTERLEAVE = functions("repeat_interleave")
 PACK: Op = torch._pack_padded_sequence
 _ROWS = functions("flip", "fliplr", "flipud", "repeat", "tile", "type") | _ROLL | _INTERLEAVE | {PACK, F.pad}
 """Operations that repeat, pad, turn or pack rows: the axes of the result count from the last one."""
-SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND
-"""Operations with several results."""
+SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND  # operations with several results
 KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
 MOVE = KEEP | _ROWS | functions("gather", "take_along_dim")
 
@@ -92,10 +91,7 @@ def changes_values(op: Op, kwargs: dict[str, Any]) -> bool:
 def axis_after(
     op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
 ) -> int | None:
-    """Return the axis of the result that holds outputs of ``axis`` of ``source``, some of them at least.
-
-    None if they are no longer on one axis.
-    """
+    """Return the axis of the result that holds outputs of ``axis`` of ``source``, some of them at least."""
     if op in RESHAPE:
         before = prod(source.shape[:axis])
         for i, size in enumerate(result.shape):
@@ -111,14 +107,8 @@ def axis_after(
     if op in _SELECT or op in _UNBIND:
         dim = _dim(op, source, args, kwargs)
         return axis - (dim < axis) if dim != axis else None
-    if op in _ROWS:
-        return _after_rows(op, source, axis, args, kwargs, result)
-    return axis if result.ndim == source.ndim else None
-
-
-def _after_rows(
-    op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any, result: Tensor
-) -> int | None:
+    if op not in _ROWS:
+        return axis if result.ndim == source.ndim else None
     if op in _ROLL and _argument(1, "dims", args, kwargs) in (None, (), []):
         return None  # they are rolled as one row
     if op in _INTERLEAVE and _argument(1, "dim", args, kwargs) is None:
@@ -150,11 +140,6 @@ def axis_of_written(target: Tensor, index: Any, value: Tensor, axis: int) -> int
         if new is not None and part.ndim - new == value.ndim - axis and part.shape[new] == size:
             return candidate if size == value.shape[axis] else None
     return None
-
-
-def joined_axis(func: Op, result: Tensor, dim: int, axis: int) -> int:
-    """Return the axis of the outputs after ``cat`` or ``stack`` along ``dim``."""
-    return axis + (func is torch.stack and dim % result.ndim <= axis)
 
 
 def _argument(position: int, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:

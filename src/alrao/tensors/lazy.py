@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import _reduction as _Reduction
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..watch import version_of
@@ -26,10 +25,8 @@ _T = torch.Tensor
 class LazyLogProbs(LogProbs):
     """Log-probabilities of the mixture that are not computed yet."""
 
-    z: Tensor
-    """The inputs of the output layer: the shape of the output, but for the features on ``axis``."""
-    source: Any
-    """What computes the numbers: a :class:`alrao.heads.vocabulary.Vocabulary`."""
+    z: Tensor  # the inputs of the output layer: the shape of the output, but for the features on ``axis``
+    source: Any  # what computes the numbers: a Vocabulary
     _node: Any
     _real: LogProbs | None
 
@@ -46,10 +43,6 @@ class LazyLogProbs(LogProbs):
         with torch._C.DisableTorchFunctionSubclass():
             self._node = self.grad_fn
         return self
-
-    def values(self) -> Tensor:
-        """Return the numbers, without a graph; they are kept."""
-        return self.computed().detach().as_subclass(Tensor)
 
     def computed(self) -> LogProbs:
         """Return the output as ordinary log-probabilities, with its place in the graph."""
@@ -110,7 +103,9 @@ class LazyLogProbs(LogProbs):
                 f"{func} would change the output of a large Alrao head in place: clone it first, with clone()"
             )
         given = (args, kwargs or {})
-        args, kwargs = tree_map(lambda x: x.values() if isinstance(x, LazyLogProbs) else x, given)
+        args, kwargs = tree_map(
+            lambda x: x.computed().detach().as_subclass(Tensor) if isinstance(x, LazyLogProbs) else x, given
+        )
         return func(*args, **kwargs)
 
 
@@ -172,11 +167,10 @@ def _nll_loss(
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean",
 ) -> Any:  # fmt: skip
     """Return ``F.nll_loss`` of hard targets; whatever torch would refuse is left to torch."""
-    if size_average is not None or reduce is not None:
-        reduction = _Reduction.legacy_get_string(size_average, reduce)
     classes = x.shape[x.axis or 0]
     fits = x.axis == min(1, x.ndim - 1) and target.dtype is torch.int64 and target.shape == x.shape_of_rows()
-    if not fits or target.device != x.device or reduction not in ("mean", "sum", "none"):
+    former = size_average is not None or reduce is not None
+    if former or not fits or target.device != x.device or reduction not in ("mean", "sum", "none"):
         return NotImplemented
     if weight is not None and (weight.shape != (classes,) or weight.dtype != x.dtype or weight.requires_grad):
         return NotImplemented
@@ -237,8 +231,7 @@ def _topk(x: LazyLogProbs, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> 
     return torch.return_types.topk(_by_rows(x, lambda values: values.topk(k, -1, *args, **kwargs)))
 
 
-ROWS = 128
-"""Rows whose numbers are computed at a time where only a few of the numbers are needed."""
+ROWS = 128  # rows whose numbers are computed at a time where only a few of the numbers are needed
 
 _ROUTES: dict[Op, Op] = {
     F.cross_entropy: _cross_entropy,

@@ -35,8 +35,7 @@ class LogProbs(Marked):
 
     scores: bool = False
     """Whether these are functions of log-probabilities, to be differentiated; see :func:`outcome`."""
-    shifted: bool = False
-    """Whether something was added to scores."""
+    shifted: bool = False  # whether something was added to scores
     _classes: int = 0
 
     @property
@@ -86,15 +85,6 @@ class LogProbs(Marked):
         return marked
 
 
-def _as_scores(result: Tensor, *, shifted: bool) -> Tensor:
-    """Mark a function of log-probabilities, if it is to be differentiated; see :func:`outcome`."""
-    if not (result.is_floating_point() and result.requires_grad and torch.is_grad_enabled()):
-        return result
-    marked = LogProbs.of(result)
-    marked.scores, marked.shifted = True, shifted
-    return marked
-
-
 def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation that does more than move the numbers of one output."""
     if func in _JOINS and args and all(isinstance(part, LogProbs) and part.intact for part in args[0]):
@@ -114,7 +104,9 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             new = outcome(func, scores, any(score.shifted for score in scores), leaves)
     if new is Outcome.REFUSED:
         for i in places:
-            leaves[i] = _Refused.apply(leaves[i].as_subclass(Tensor))
+            leaves[i] = leaves[i].as_subclass(Tensor).clone()
+            if leaves[i].requires_grad:
+                leaves[i].register_hook(_refused)
         args, kwargs = pytree.tree_unflatten(leaves, structure)
     result = func(*args, **kwargs)
     if target is None:
@@ -123,10 +115,15 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         whole = isinstance(result, Tensor) and result.ndim == 0 and scores[0].ndim > 0
         if whole or new in (Outcome.PLAIN, Outcome.REFUSED):
             return result  # a sum over all is no score of an observation any more
-        shifted = new is Outcome.SHIFTED
-        parts, structure = pytree.tree_flatten(result)
-        parts = [_as_scores(part, shifted=shifted) if isinstance(part, Tensor) else part for part in parts]
-        return pytree.tree_unflatten(parts, structure)
+
+        def mark(part: Any) -> Any:
+            if not (isinstance(part, Tensor) and part.is_floating_point() and part.requires_grad):
+                return part
+            marked = LogProbs.of(part)
+            marked.scores, marked.shifted = True, new is Outcome.SHIFTED
+            return marked
+
+        return pytree.tree_map(mark, result) if torch.is_grad_enabled() else result
     if target is not leaves[0]:
         target.copy_(leaves[0])
     # As in outputs[t] = out, where the other numbers are moved log-probabilities or none at all yet.
@@ -151,10 +148,7 @@ _NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
 def _log_sums(x: LogProbs, dim: int) -> Tensor | None:
-    """Return the logarithms of the sums of probabilities along ``dim``, 0 for a distribution.
-
-    None if all are distributions, where a read on the host costs nothing.
-    """
+    """Return the log-sums of probabilities along ``dim``, 0 for distributions; None if all are, and known."""
     if x.axis == dim % max(1, x.ndim) or not x.numel():
         return None
     sums = x.logsumexp(dim, keepdim=True)  # a plain tensor: these functions are called without the subclass
@@ -319,23 +313,16 @@ def outcome(func: Op, scores: Sequence[Any], shifted: bool, leaves: Sequence[Any
     return kept if alone and (func in _LINEAR or not shifted) else Outcome.REFUSED
 
 
-class _Refused(torch.autograd.Function):
-    """The identity, for a loss that must not train: its gradient has both signs, which a step refuses."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        if g.numel() == 1:  # which cannot have both signs
-            raise RuntimeError(
-                "the loss is not a negative log-likelihood of the model's output: use cross_entropy or "
-                "nll_loss, or train the plain network, alrao.Auto(net)"
-            )
-        signs = torch.ones_like(g)
-        signs.view(-1)[1::2] = -1
-        return (g.abs() + g.abs().mean()) * signs  # none is 0, so that both signs are there
+def _refused(g: Tensor) -> Tensor:
+    """Return the gradient of a loss that must not train: it has both signs, which a step refuses."""
+    if g.numel() == 1:  # which cannot have both signs
+        raise RuntimeError(
+            "the loss is not a negative log-likelihood of the model's output: use cross_entropy or "
+            "nll_loss, or train the plain network, alrao.Auto(net)"
+        )
+    signs = torch.ones_like(g)
+    signs.view(-1)[1::2] = -1
+    return (g.abs() + g.abs().mean()) * signs  # none is 0, so that both signs are there
 
 
 _ROUTES: dict[Op, Op] = {

@@ -8,37 +8,28 @@ import torch
 from torch import Tensor
 
 from . import trail
-from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values, joined_axis
+from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values
 
 _T = torch.Tensor
 
-BASE = _T._base.__get__  # type: ignore[union-attr]
-"""The tensor that another one is a view of."""
+BASE = _T._base.__get__  # type: ignore[union-attr]  # the tensor that another one is a view of
 
 
 class Members(NamedTuple):
     """The outputs of all copies behind a prediction, copies first, and what a loss needs of the head."""
 
-    own: Tensor
-    """What flows back into these reaches only the copies."""
-    mixed: Tensor
-    """The same values; what flows back into these reaches only the body."""
-    weights: Tensor
-    """The copies' weights in the mixture."""
-    evidence: Tensor
-    """The leaf whose gradient is the evidence."""
+    own: Tensor  # what flows back into these reaches only the copies
+    mixed: Tensor  # the same values; what flows back into these reaches only the body
+    weights: Tensor  # the copies' weights in the mixture
+    evidence: Tensor  # the leaf whose gradient is the evidence
     likelihood: str
 
 
 class Prediction(Marked):
-    """The mixture's prediction; ``members`` holds those of the copies, in the same shape.
-
-    ``axis`` is that of the outputs, None once they are no longer on one axis.
-    """
+    """The mixture's prediction; ``members`` holds those of the copies, in the same shape."""
 
     members: Members | None = None
-    routes: ClassVar[dict[Op, Op]] = {}
-    """Replacements for losses of torch; see :mod:`alrao.losses`."""
+    routes: ClassVar[dict[Op, Op]] = {}  # replacements for losses of torch; see :mod:`alrao.losses`
 
     @property
     def intact(self) -> bool:
@@ -83,11 +74,7 @@ class Prediction(Marked):
 
 
 def members_of(prediction: Prediction) -> Members | None:
-    """Return the members behind a prediction.
-
-    Raises:
-        RuntimeError: they have lost their graph, so that a loss would train nothing.
-    """
+    """Return the members behind a prediction."""
     members = prediction.members
     if members is None or torch.compiler.is_compiling():
         return members
@@ -106,10 +93,8 @@ def members_of(prediction: Prediction) -> Members | None:
 
 
 def hook_members(source: Any, hook: Any) -> None:
-    """Call a hook by which torch gathers sharded parameters when the copies' outputs get their gradients.
-
-    A loss is computed from those, so that no gradient comes through the prediction itself.
-    """
+    """Call a hook by which torch gathers sharded parameters when the copies' outputs get their gradients."""
+    # A loss is computed from those, so that no gradient comes through the prediction itself.
     members = getattr(source, "members", None)
     if members is not None and getattr(hook, "__module__", "").startswith("torch.distributed."):
         for output in (members.own, members.mixed):
@@ -154,7 +139,8 @@ def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **
         func([getattr(part, which) for part in parts], dim % result.ndim + 1) for which in ("own", "mixed")
     )
     axis = axes.pop()
-    axis = None if axis is None else joined_axis(func, result, dim, axis)
+    if axis is not None:
+        axis += func is torch.stack and dim % result.ndim <= axis
     return Prediction.of(result, axis, first._replace(own=own, mixed=mixed))
 
 

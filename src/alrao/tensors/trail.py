@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from typing import Any
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from ..warn import user_frame
 
-_MOST = 4
-_PLACES: dict[str, None] = {}
+_PLACES: deque[str] = deque(maxlen=4)
 
 
 def record(op: Any, result: Any) -> None:
@@ -21,10 +21,9 @@ def record(op: Any, result: Any) -> None:
     frame, _ = user_frame()
     name = f"{'Tensor.' if hasattr(op, '__objclass__') else ''}{getattr(op, '__name__', op)}"
     place = f"{name} at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-    _PLACES.pop(place, None)
-    _PLACES[place] = None
-    if len(_PLACES) > _MOST:
-        del _PLACES[next(iter(_PLACES))]
+    if place in _PLACES:
+        _PLACES.remove(place)
+    _PLACES.append(place)
 
 
 def places() -> list[str]:
