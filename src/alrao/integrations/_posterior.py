@@ -31,14 +31,18 @@ def unprepared(optimizer: Any) -> Any:
 def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> dict[str, float]:
     """Return the posterior, the effective number of copies, the mean rate under it (geometric), the interval.
 
-    The ends of the body's interval are of the first group that has one. With the optimizer, the copies are named after their rates at the start: the
-    names stay the same while :class:`alrao.contrib.zoom.Zoom` moves the rates.
+X :class:`alrao.contrib.zoom.Zoom` moves the rates.
     """
     posterior = model.head.averaging.weights.double().cpu()
-    names = None if optimizer is None else optimizer.copy_rates(initial=True).tolist()
+    names = [""] * len(posterior)
+    if isinstance(optimizer, Auto):
+        highest = optimizer.copy_rates(initial=True)[-1]
+        names = [f" at {rate / highest:.2g} lr" for rate in optimizer.copy_rates(initial=True)]
+    elif optimizer is not None:
+        names = [f" at {rate:.3g}" for rate in optimizer.copy_rates(initial=True)]
     scalars = {}
     for copy, weight in enumerate(posterior.tolist()):
-        name = f"{copy}" if names is None else f"{copy} at {names[copy]:.3g}"
+        name = f"{copy}{names[copy]}"
         scalars[f"alrao/posterior/{name}"] = weight
     scalars["alrao/copies"] = torch.special.entr(posterior).sum().exp().item()
     if optimizer is not None:
