@@ -2,9 +2,9 @@
 
     ALRAO_DATA=… python benchmarks/calm.py [--seeds 5] [--every 5] [--beyond 50] [--plain] [--only cora]
 
-Ten of the suite's choosing workloads, each evaluated at every few steps until some steps after the search, on at
-most 500 validation rows. An evaluation that is more than 10 % above the best one before it is a *jump*. The
-last line has the share of jumps among all evaluations of the search and among those after it, where a
+Ten of the suite's choosing workloads, each evaluated at every few steps until some steps after the search,
+on at most 500 validation rows. An evaluation that is more than 10 % above the best one before it is a *jump*.
+The last line has the share of jumps among all evaluations of the search and among those after it, where a
 loss that rises because the network overfits counts as well.
 """
 

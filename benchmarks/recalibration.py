@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="workloads whose names start like this")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| workload | gathered in training | eval() | recalibrated | eval() against it, % | eval(), steps |")
+    print(
+        "| workload | gathered in training | eval() | recalibrated | eval() against it, % | eval(), steps |"
+    )
     print("|---|--:|--:|--:|--:|--:|")
     for name in (each for each in NAMES if each.startswith(args.only)):
         method = "auto-plain" if args.plain else "auto"

@@ -30,8 +30,8 @@ ROWS = 1024
 within 1 % of that with all training data; with 512 rows it is 1 % higher, with 128 rows 5 %."""
 
 LASTING = 8
-"""Training passes after which earlier statistics do not count, however few rows have come since: weights move
-fast in a search, and statistics of 100 steps ago made the loss of a small residual network 200 times as high."""
+"""Training passes after which earlier statistics do not count, however few rows have come since. Weights move
+fast in a search: a share of statistics of 50 steps ago gave a small ResNet a loss of 5.7 instead of 0.03."""
 
 MEMORY = 2**26
 """Bytes of inputs that are kept, beside the newest batch: large images have many places to each row."""
@@ -53,8 +53,8 @@ class AveragedStatistics:
     """Keeps the inputs of the last training passes, and computes statistics from them at other weights.
 
     Statistics of earlier batches, at the weights of then, stand for the rows that are missing, for a few
-    steps: after a checkpoint, which has no inputs, and where evaluations follow each other closely. Where none can be
-    computed, those that training passes have gathered are shown.
+    steps: after a checkpoint, which has no inputs, and where evaluations follow each other closely. Where
+    none can be computed, those that training passes have gathered are shown.
 
     Args:
         net: the network. Where a program does not call it in a step, its children take its place: a

@@ -78,7 +78,9 @@ def test_the_log_has_the_rate_and_files_have_the_averages(kind, tmp_path):
     model = alrao.Alrao(classifier(), COPIES) if kind == "converted" else classifier()
     optimizer = alrao.Auto(model.parameters() if kind == "parameters" else model, steps=40)
     options = {"lr_scheduler_type": "constant", "max_grad_norm": 1.0, "save_strategy": "steps"}
-    fit = trainer(tmp_path, model, optimizer, callbacks=[AlraoCallback()], max_steps=30, save_steps=20, **options)
+    fit = trainer(
+        tmp_path, model, optimizer, callbacks=[AlraoCallback()], max_steps=30, save_steps=20, **options
+    )
     fit.train()
     rates = [line["learning_rate"] for line in fit.state.log_history if "learning_rate" in line]
     assert rates[0] < 1e-5 < 1e-3 < rates[-1] == optimizer.param_groups[0]["d"] < 0.1
@@ -93,7 +95,9 @@ def test_the_log_has_the_rate_and_files_have_the_averages(kind, tmp_path):
 def test_the_log_has_the_middle_of_an_interval(tmp_path):
     torch.manual_seed(0)
     model = alrao.Alrao(classifier(), COPIES)
-    fit = trainer(tmp_path, model, alrao.AdamW(model, lr=(1e-4, 1e-2)), callbacks=[AlraoCallback()], max_steps=4)
+    fit = trainer(
+        tmp_path, model, alrao.AdamW(model, lr=(1e-4, 1e-2)), callbacks=[AlraoCallback()], max_steps=4
+    )
     fit.train()
     rates = [line["learning_rate"] for line in fit.state.log_history if "learning_rate" in line]
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])  # the default is linear
@@ -102,7 +106,9 @@ def test_the_log_has_the_middle_of_an_interval(tmp_path):
 def test_a_schedule_on_top_of_auto_is_warned_of(tmp_path):
     model = alrao.Alrao(classifier(), COPIES)
     fit = trainer(tmp_path, model, alrao.Auto(model), callbacks=[AlraoCallback()], max_steps=2)
-    with pytest.warns(UserWarning, match=r"needs no schedule: set TrainingArguments\(lr_scheduler_type='const"):
+    with pytest.warns(
+        UserWarning, match=r"needs no schedule: set TrainingArguments\(lr_scheduler_type='const"
+    ):
         fit.train()
 
 

@@ -389,14 +389,14 @@ def test_pyro_builds_an_optimizer_for_each_parameter():
 @pytest.mark.parametrize(
     "build",
     [
-        lambda net: alrao.Auto(net.parameters(), **{"lr": 1.0}),  # TabNet
-        lambda net: alrao.Auto(params=net.parameters(), **{"lr": 1.0}),  # neuralforecast
+        lambda net: alrao.Auto(net.parameters(), lr=1.0),  # TabNet
+        lambda net: alrao.Auto(params=net.parameters(), lr=1.0),  # neuralforecast
         lambda net: alrao.Auto(  # sentence-transformers
             [
                 {"params": [p for p in net.parameters() if p.ndim > 1], "weight_decay": 0.3},
                 {"params": [p for p in net.parameters() if p.ndim == 1], "weight_decay": 0.0},
             ],
-            **{"lr": 1.0},
+            lr=1.0,
         ),
     ],
     ids=["tabnet", "neuralforecast", "sentence-transformers"],

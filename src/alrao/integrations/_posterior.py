@@ -31,7 +31,9 @@ def unprepared(optimizer: Any) -> Any:
 def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> dict[str, float]:
     """Return the posterior, the effective number of copies, the mean rate under it (geometric), the interval.
 
-X :class:`alrao.contrib.zoom.Zoom` moves the rates.
+    The ends of the body's interval are of the first group that has one. With the optimizer, the copies are
+    named after their rates at the start, under :class:`alrao.Auto` in units of the learning rate: the names
+    stay the same while the rates move.
     """
     posterior = model.head.averaging.weights.double().cpu()
     names = [""] * len(posterior)

@@ -25,7 +25,6 @@ except ModuleNotFoundError as error:
 from ..auto import Auto
 from ..features import register_features
 from ..finite import zero_unusable
-from ..model import Alrao
 from ..optim import AlraoOptimizer
 from ..trainable import find_alrao
 from ..warn import warn
@@ -44,8 +43,8 @@ class AlraoCallback(TrainerCallback):
     """Log the learning rate, save the weights to evaluate, clip each copy, and check the settings.
 
     ``learning_rate`` in the ``Trainer``'s log is the rate that :class:`alrao.Auto` uses, or the middle of
-    another optimizer's interval, times the schedule's factor; without the callback it is the factor. The model
-    may be an :class:`alrao.Alrao` model, or a plain network under :class:`alrao.Auto`.
+    another optimizer's interval, times the schedule's factor; without the callback it is the factor. The
+    model may be an :class:`alrao.Alrao` model, or a plain network under :class:`alrao.Auto`.
 
     ``TrainingArguments(max_grad_norm=1.0)``, the default, clips one norm over all gradients. The steps of
     :class:`alrao.Auto` do not depend on the scale of the gradients, so with it the default may stay, and the
