@@ -117,7 +117,7 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
         "Auto, plain network": plain(alrao.Auto),
     }
     if batch_norms(found["SGD"][0]):  # what their statistics at the averaged weights cost
-        found["Auto, recalibrate=False"] = with_alrao(lambda model: alrao.Auto(model, recalibrate=False))
+        found["Auto, as gathered"] = with_alrao(lambda model: alrao.Auto(model, recalibrate=False))
     try:
         from dadaptation import DAdaptSGD
         from dog import DoG
