@@ -88,7 +88,7 @@ class AlraoCallback(TrainerCallback):
         """Check the settings and register the hooks."""
         model = find_alrao(kwargs.get("model"))
         optimizer = unprepared(kwargs.get("optimizer"))
-        if not isinstance(optimizer, AlraoOptimizer) or (model or optimizer.model) is not optimizer.model:
+        if not isinstance(optimizer, AlraoOptimizer) or model not in (None, optimizer.model):
             raise ValueError(
                 f"the Trainer needs an optimizer of alrao, built for this model, got "
                 f"{type(optimizer).__name__}: pass Trainer(model, args, optimizers=(alrao.Auto(model), None))"
