@@ -28,6 +28,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import alrao
+from alrao.statistics import batch_norms
 
 BLOCK = 10
 """Steps that a method takes before it is the next one's turn."""
@@ -115,6 +116,8 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
         "Auto": with_alrao(alrao.Auto),
         "Auto, plain network": plain(alrao.Auto),
     }
+    if batch_norms(found["SGD"][0]):  # what their statistics at the averaged weights cost
+        found["Auto, as gathered"] = with_alrao(lambda model: alrao.Auto(model, recalibrate=False))
     try:
         from dadaptation import DAdaptSGD
         from dog import DoG
@@ -188,25 +191,22 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.processor else time.perf_counter
-    table: Table | None = None
+    found = {}
     for key in args.workloads.split(","):
         workload = WORKLOADS[key]
         rounds = args.rounds if key in ("mlp", "lstm") else max(20, args.rounds // 4)
-        seconds = measure(workload, rounds, args.warmup, clock, middle if args.mean else statistics.median)
-        if table is None:
-            title = f"Step time in units of plain SGD; {args.threads} thread(s) of {os.cpu_count()} cores"
-            caption = f"{date.today()}, torch {torch.__version__}, Python {platform.python_version()}"
-            table = Table(title=title, caption=caption)
-            table.add_column("workload")
-            for name in seconds:
-                table.add_column(f"{name}", justify="right")
-            table.add_column("Alrao / limit", justify="right")
-            table.add_column("goal", justify="right")
-        base = seconds["SGD"]
-        cells = [f"{base * 1e3:.2f} ms"] + [f"{s / base:.2f}" for name, s in seconds.items() if name != "SGD"]
+        found[key] = measure(workload, rounds, args.warmup, clock, middle if args.mean else statistics.median)
+    title = f"Step time in units of plain SGD; {args.threads} thread(s) of {os.cpu_count()} cores"
+    caption = f"{date.today()}, torch {torch.__version__}, Python {platform.python_version()}"
+    table = Table(title=title, caption=caption)
+    names = dict.fromkeys(name for seconds in found.values() for name in seconds)
+    for name in ("workload", *names, "Alrao / limit", "goal"):
+        table.add_column(name, justify="left" if name == "workload" else "right")
+    for key, seconds in found.items():
+        base, goal = seconds["SGD"], WORKLOADS[key].goal
+        cells = [f"{seconds[name] / base:.2f}" if name in seconds else "" for name in names if name != "SGD"]
         ratio = seconds["Alrao"] / seconds["limit"]
-        table.add_row(workload.title, *cells, f"{ratio:.2f}", f"{workload.goal:.2f}")
-    assert table is not None
+        table.add_row(WORKLOADS[key].title, f"{base * 1e3:.2f} ms", *cells, f"{ratio:.2f}", f"{goal:.2f}")
     Console(width=160).print(table)
 
 

@@ -37,7 +37,6 @@ def main():
         args.folder,
         num_train_epochs=args.epochs,
         per_device_train_batch_size=32,
-        label_names=["labels"],  # the Trainer cannot detect them
         lr_scheduler_type="constant",  # Auto needs no schedule
         eval_strategy="epoch",
         save_strategy="epoch",  # resume with trainer.train(resume_from_checkpoint=True)

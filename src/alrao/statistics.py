@@ -29,6 +29,10 @@ ROWS = 1024
 """Rows of the last batches that statistics are computed from. On a CNN with batches of 32 digits, the loss is
 within 1 % of that with all training data; with 512 rows it is 1 % higher, with 128 rows 5 %."""
 
+LASTING = 8
+"""Training passes after which earlier statistics do not count, however few rows have come since. Weights move
+fast in a search: a share of statistics of 50 steps ago gave a small ResNet a loss of 5.7 instead of 0.03."""
+
 MEMORY = 2**26
 """Bytes of inputs that are kept, beside the newest batch: large images have many places to each row."""
 
@@ -48,9 +52,9 @@ def take_statistics(layers: Sequence[nn.Module]) -> None:
 class AveragedStatistics:
     """Keeps the inputs of the last training passes, and computes statistics from them at other weights.
 
-    Statistics of earlier batches, at the weights of then, stand for the rows that are missing: after a
-    checkpoint, which has no inputs, and where evaluations follow each other closely. Where none can be
-    computed, those that training passes have gathered are shown.
+    Statistics of earlier batches, at the weights of then, stand for the rows that are missing, for a few
+    steps: after a checkpoint, which has no inputs, and where evaluations follow each other closely. Where
+    none can be computed, those that training passes have gathered are shown.
 
     Args:
         net: the network. Where a program does not call it in a step, its children take its place: a
@@ -267,7 +271,7 @@ class AveragedStatistics:
         if earlier is None or self._full:
             earlier, share = running, 1.0
         else:
-            share = min(1.0, sum(batch.rows for batch in batches) / ROWS)
+            share = min(1.0, max(sum(batch.rows for batch in batches) / ROWS, len(batches) / LASTING))
         self._known, self._full, self._before = [], False, None
         for layer, old, now in zip(self._layers, earlier, running, strict=True):
             total, passes = sums[layer]
@@ -288,9 +292,10 @@ class AveragedStatistics:
             x = args[0] if args else kwargs["input"]
             x = x.to(torch.promote_types(x.dtype, layer.running_mean.dtype))
             n = x.numel() // x.shape[1]
-            var, mean = torch.var_mean(x, [axis for axis in range(x.ndim) if axis != 1], correction=0)
-            layer._buffers |= {"running_mean": mean, "running_var": var}
-            found = torch.stack([mean, var * (n / max(1, n - 1))])
+            found = x.new_zeros(2, x.shape[1])  # mean and unbiased variance, three times as fast as var_mean
+            torch.batch_norm(x, None, None, found[0], found[1], True, 1.0, layer.eps, False)
+            var = found[1] * ((n - 1) / n) if n > 1 else torch.zeros_like(found[1])
+            layer._buffers |= {"running_mean": found[0], "running_var": var}
             if n > 1 and in_range([found]):
                 total, passes = sums[layer]
                 sums[layer] = total + found, passes + 1

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.checkpoint import checkpoint
 
 import alrao
-from alrao.statistics import ROWS
+from alrao.statistics import LASTING, ROWS
 
 BATCH = 64
 WINDOW = ROWS // BATCH
@@ -74,6 +74,20 @@ def test_they_are_those_of_the_last_batches_at_the_averaged_weights(wrapped):
     model.eval()
     torch.testing.assert_close(running(model), expected(model, data()[-WINDOW:]))
     assert not torch.allclose(gathered[0], running(model)[0], atol=1e-3)
+
+
+@both
+@pytest.mark.parametrize("saves", [True, False])
+def test_frequent_evaluations_show_those_of_the_present_weights(wrapped, saves):
+    model, optimizer = trained(wrapped, 0)
+    batches = data()
+    for start in range(0, 56, LASTING):
+        model.train()
+        train(model, optimizer, batches[start : start + LASTING])
+        model.eval()
+        if saves:
+            optimizer.state_dict()
+        torch.testing.assert_close(running(model), expected(model, batches[start : start + LASTING]))
 
 
 @both

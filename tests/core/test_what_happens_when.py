@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -145,6 +146,26 @@ def two_optimizers():
     train(net, older, 1)
 
 
+def trainer_of_hugging_face(**options):
+    from support import hf_models  # skips where transformers is missing
+
+    model = alrao.Alrao(hf_models.classifier())
+    optimizer = alrao.Auto(model)
+    with TemporaryDirectory() as folder:
+        made = hf_models.trainer(folder, model, optimizer, label_names=None, **options)
+        made.train()
+        return made.evaluate()
+
+
+def evaluation_without_label_names():
+    found = trainer_of_hugging_face(max_steps=4, lr_scheduler_type="constant")
+    assert found["eval_loss"] > 0
+
+
+def default_schedule_of_hugging_face():
+    trainer_of_hugging_face(max_steps=60)
+
+
 ANSWERS = {
     optimizer_before_conversion: (RuntimeError, r"alrao\.Alrao\(net\).*Build the optimizer after that"),
     training_in_evaluation_mode: (UserWarning, r"in evaluation mode.*call model\.train\(\)"),
@@ -160,6 +181,8 @@ ANSWERS = {
     state_of_copies_in_a_plain_network: (RuntimeError, r"averaging"),  # torch's own; see troubleshooting
     training_weights_without_their_average: (UserWarning, r"training weights.*call model\.eval\(\) before"),
     optimizer_of_torch: (UserWarning, r"AdamW of torch.*build alrao\.Auto\(model\) in its place"),
+    evaluation_without_label_names: None,
+    default_schedule_of_hugging_face: (UserWarning, r"at the end of Auto's search.*leave the scheduler out"),
     two_optimizers: (RuntimeError, r"step the newer one, or build one Auto for all parameters"),
 }
 

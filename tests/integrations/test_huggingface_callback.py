@@ -72,11 +72,44 @@ def test_smoothed_labels_that_the_trainer_would_not_shift_are_refused(tmp_path):
     trainer(tmp_path, model, callbacks=[AlraoCallback()], max_steps=1, label_smoothing_factor=0.1).train()
 
 
-def test_a_plain_model_is_refused(tmp_path):
-    net = classifier()
-    optimizer = torch.optim.AdamW(net.parameters())
-    with pytest.raises(ValueError, match="needs an Alrao model, got BertForSequenceClassification"):
-        trainer(tmp_path, net, optimizer, callbacks=[AlraoCallback()]).train()
+@pytest.mark.parametrize("kind", ["converted", "plain", "parameters"])
+def test_the_log_has_the_rate_and_files_have_the_averages(kind, tmp_path):
+    torch.manual_seed(0)
+    model = alrao.Alrao(classifier(), COPIES) if kind == "converted" else classifier()
+    optimizer = alrao.Auto(model.parameters() if kind == "parameters" else model, steps=40)
+    options = {"lr_scheduler_type": "constant", "max_grad_norm": 1.0, "save_strategy": "steps"}
+    fit = trainer(
+        tmp_path, model, optimizer, callbacks=[AlraoCallback()], max_steps=30, save_steps=20, **options
+    )
+    fit.train()
+    rates = [line["learning_rate"] for line in fit.state.log_history if "learning_rate" in line]
+    assert rates[0] < 1e-5 < 1e-3 < rates[-1] == optimizer.param_groups[0]["d"] < 0.1
+    assert type(fit.lr_scheduler) is torch.optim.lr_scheduler.LambdaLR, "as it was"
+    assert optimizer.averages.evaluating, "for an export"
+    state = torch.load(tmp_path / "checkpoint-20" / "optimizer.pt", weights_only=True)
+    assert state["param_groups"][0]["auto"]["evaluating"]
+    assert "y" in state["state"][0]
+    assert math.isfinite(fit.evaluate()["eval_loss"])
+
+
+def test_the_log_has_the_middle_of_an_interval(tmp_path):
+    torch.manual_seed(0)
+    model = alrao.Alrao(classifier(), COPIES)
+    fit = trainer(
+        tmp_path, model, alrao.AdamW(model, lr=(1e-4, 1e-2)), callbacks=[AlraoCallback()], max_steps=4
+    )
+    fit.train()
+    rates = [line["learning_rate"] for line in fit.state.log_history if "learning_rate" in line]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])  # the default is linear
+
+
+def test_a_schedule_on_top_of_auto_is_warned_of(tmp_path):
+    model = alrao.Alrao(classifier(), COPIES)
+    fit = trainer(tmp_path, model, alrao.Auto(model), callbacks=[AlraoCallback()], max_steps=2)
+    with pytest.warns(
+        UserWarning, match=r"needs no schedule: set TrainingArguments\(lr_scheduler_type='const"
+    ):
+        fit.train()
 
 
 def test_an_optimizer_of_torch_is_refused(tmp_path):
@@ -100,13 +133,11 @@ def test_an_optimizer_of_another_model_is_refused(tmp_path):
         trainer(tmp_path, model, alrao.AdamW(other), callbacks=[AlraoCallback()]).train()
 
 
-def test_an_evaluation_without_labels_is_warned_of(tmp_path):
+def test_the_trainer_finds_the_labels_of_an_alrao_model(tmp_path):
     model = alrao.Alrao(classifier(), COPIES)
-    fit = trainer(
-        tmp_path, model, callbacks=[AlraoCallback()], max_steps=1, label_names=None, eval_strategy="epoch"
-    )
-    with pytest.warns(UserWarning, match="label_names"):
-        fit.train()
+    fit = trainer(tmp_path, model, callbacks=[AlraoCallback()], max_steps=1, label_names=None)
+    fit.train()
+    assert math.isfinite(fit.evaluate()["eval_loss"])
 
 
 @pytest.mark.parametrize("value", [0, -1, "1", True, math.nan])

@@ -75,9 +75,8 @@ def test_validation_sees_the_average_and_changes_no_training(kind, callbacks):
     for seen, p in zip(module.averaged, twin.parameters(), strict=True):
         torch.testing.assert_close(seen, p.detach())
     if callbacks:
-        low, high = fitted.optimizers[0].interval()
-        assert fitted.callback_metrics["alrao/interval/low"].item() == pytest.approx(low)
-        assert fitted.callback_metrics["alrao/interval/high"].item() == pytest.approx(high)
+        rate = fitted.optimizers[0].param_groups[0]["d"]
+        assert fitted.callback_metrics["alrao/lr"].item() == pytest.approx(rate)
 
 
 def test_without_the_callback_manual_optimization_warns():

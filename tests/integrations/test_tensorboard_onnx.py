@@ -72,9 +72,10 @@ def test_autos_interval_is_logged():
         tensorboard.log(writer, model, optimizer, 25 * step)
         found = [writer.scalars[f"alrao/interval/{end}", 25 * step] for end in ("low", "high")]
         assert found == list(optimizer.interval())
+        assert writer.scalars["alrao/lr", 25 * step] == pytest.approx(optimizer.param_groups[0]["d"])
         train(model, optimizer, 25)
     assert writer.scalars["alrao/interval/low", 0] != writer.scalars["alrao/interval/low", 25]
-    assert ("alrao/posterior/0 at 1.01e-05", 0) in writer.scalars
+    assert ("alrao/posterior/0 at 0.01 lr", 0) in writer.scalars
 
 
 def test_names_are_those_of_a_state_from_another_interval():

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -362,6 +363,52 @@ def test_torchtune_calls_the_component_of_its_configuration():
         assert optimizer.param_groups[0]["lr"] == 1.0
         first, last = train(net, optimizer)
         assert last < first
+
+
+def test_pyro_builds_an_optimizer_for_each_parameter():
+    """`self.optim_objs[p] = pt_optim_constructor([p], **args)`; a state is loaded before the next step."""
+    net = network()
+    optimizers = {p: alrao.Auto([p]) for p in net.parameters()}
+    first = F.cross_entropy(net(X), Y).item()
+    for step in range(300):
+        F.cross_entropy(net(X), Y).backward()
+        if step == 150:
+            states = [each.state_dict() for each in optimizers.values()]
+            optimizers = {p: alrao.Auto([p]) for p in net.parameters()}
+            for each, state in zip(optimizers.values(), states, strict=True):
+                each.load_state_dict(state)
+        for p, optimizer in optimizers.items():
+            optimizer.step()
+            p.grad = torch.zeros_like(p)  # as Pyro does
+    for optimizer in optimizers.values():
+        optimizer.eval()
+        assert averaged(optimizer)
+    assert F.cross_entropy(net(X), Y) < 0.6 * first
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda net: alrao.Auto(net.parameters(), lr=1.0),  # TabNet
+        lambda net: alrao.Auto(params=net.parameters(), lr=1.0),  # neuralforecast
+        lambda net: alrao.Auto(  # sentence-transformers
+            [
+                {"params": [p for p in net.parameters() if p.ndim > 1], "weight_decay": 0.3},
+                {"params": [p for p in net.parameters() if p.ndim == 1], "weight_decay": 0.0},
+            ],
+            lr=1.0,
+        ),
+    ],
+    ids=["tabnet", "neuralforecast", "sentence-transformers"],
+)
+def test_calls_of_other_packages(build):
+    assert "lr" in inspect.signature(alrao.Auto).parameters, "neuralforecast passes it then"
+    net = network()
+    optimizer = build(net)
+    first, _ = train(net, optimizer)
+    optimizer.eval()
+    assert averaged(optimizer)
+    assert F.cross_entropy(net(X), Y) < 0.6 * first
 
 
 # The page.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..auto import Auto
 from ..model import Alrao
 from ..optim import AlraoOptimizer
 
-__all__ = ["interval_scalars", "models_in", "posterior_scalars", "unprepared"]
+__all__ = ["interval_scalars", "learning_rates", "models_in", "posterior_scalars", "unprepared"]
 
 
 def models_in(module: nn.Module) -> dict[str, Alrao]:
@@ -29,15 +31,20 @@ def unprepared(optimizer: Any) -> Any:
 def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> dict[str, float]:
     """Return the posterior, the effective number of copies, the mean rate under it (geometric), the interval.
 
-    The ends of the body's interval are of the first group that has one; they are the learning rate to log
-    under :class:`alrao.Auto`. With the optimizer, the copies are named after their rates at the start: the
-    names stay the same while :class:`alrao.contrib.zoom.Zoom` moves the rates.
+    The ends of the body's interval are of the first group that has one. With the optimizer, the copies are
+    named after their rates at the start, under :class:`alrao.Auto` in units of the learning rate: the names
+    stay the same while the rates move.
     """
     posterior = model.head.averaging.weights.double().cpu()
-    names = None if optimizer is None else optimizer.copy_rates(initial=True).tolist()
+    names = [""] * len(posterior)
+    if isinstance(optimizer, Auto):
+        highest = optimizer.copy_rates(initial=True)[-1]
+        names = [f" at {rate / highest:.2g} lr" for rate in optimizer.copy_rates(initial=True)]
+    elif optimizer is not None:
+        names = [f" at {rate:.3g}" for rate in optimizer.copy_rates(initial=True)]
     scalars = {}
     for copy, weight in enumerate(posterior.tolist()):
-        name = f"{copy}" if names is None else f"{copy} at {names[copy]:.3g}"
+        name = f"{copy}{names[copy]}"
         scalars[f"alrao/posterior/{name}"] = weight
     scalars["alrao/copies"] = torch.special.entr(posterior).sum().exp().item()
     if optimizer is not None:
@@ -48,9 +55,21 @@ def posterior_scalars(model: Alrao, optimizer: AlraoOptimizer | None = None) -> 
 
 
 def interval_scalars(optimizer: AlraoOptimizer, prefix: str = "") -> dict[str, float]:
-    """Return the ends of the interval of the first group that has one."""
+    """Return the learning rate, and the ends of the interval of the first group that has one."""
+    scalars = {f"{prefix}alrao/lr": learning_rates(optimizer)[0]}
     intervals = map(optimizer.interval, range(len(optimizer.param_groups)))
     low, high = next((each for each in intervals if each is not None), (None, None))
     if low is None or high is None:
-        return {}
-    return {f"{prefix}alrao/interval/low": low, f"{prefix}alrao/interval/high": high}
+        return scalars
+    return {**scalars, f"{prefix}alrao/interval/low": low, f"{prefix}alrao/interval/high": high}
+
+
+def learning_rates(optimizer: AlraoOptimizer) -> list[float]:
+    """Return the learning rate of each group: the middle of its interval times its factor."""
+    searching = isinstance(optimizer, Auto) and not optimizer.search.over
+    found = []
+    for i, group in enumerate(optimizer.param_groups):
+        low, high = optimizer.interval(i) or (1.0, 1.0)  # other distributions have no middle
+        counts = not (searching and group["follows"])  # the factor of a schedule
+        found.append(sqrt(low * high) * (float(group["lr"]) if counts else 1.0))
+    return found

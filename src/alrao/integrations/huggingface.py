@@ -1,4 +1,4 @@
-"""A callback for the Hugging Face ``Trainer`` that clips each copy of the head separately.
+"""A callback for the Hugging Face ``Trainer`` that logs the learning rate and saves averaged weights.
 
 Importing this module also registers the features of transformers' ``Conv1D`` (GPT-2). Needs
 ``pip install 'alrao[huggingface]'``.
@@ -25,11 +25,10 @@ except ModuleNotFoundError as error:
 from ..auto import Auto
 from ..features import register_features
 from ..finite import zero_unusable
-from ..model import Alrao
 from ..optim import AlraoOptimizer
-from ..trainable import unwrap
+from ..trainable import find_alrao
 from ..warn import warn
-from ._posterior import unprepared
+from ._posterior import learning_rates, unprepared
 
 __all__ = ["AlraoCallback"]
 
@@ -41,7 +40,11 @@ def _columns(layer: nn.Module) -> dict[str, int]:
 
 
 class AlraoCallback(TrainerCallback):
-    """Clip the body and each copy of the head separately, and check the settings of the ``Trainer``.
+    """Log the learning rate, save the weights to evaluate, clip each copy, and check the settings.
+
+    ``learning_rate`` in the ``Trainer``'s log is the rate that :class:`alrao.Auto` uses, or the middle of
+    another optimizer's interval, times the schedule's factor; without the callback it is the factor. The
+    model may be an :class:`alrao.Alrao` model, or a plain network under :class:`alrao.Auto`.
 
     ``TrainingArguments(max_grad_norm=1.0)``, the default, clips one norm over all gradients. The steps of
     :class:`alrao.Auto` do not depend on the scale of the gradients, so with it the default may stay, and the
@@ -60,7 +63,7 @@ class AlraoCallback(TrainerCallback):
         max_grad_norm: the largest norm of a gradient; None disables clipping.
 
     Raises:
-        ValueError: at the start of training, if the model or the optimizer is not one of alrao's, if the
+        ValueError: at the start of training, if the optimizer is not one of alrao's for this model, if the
             trainer clips as well, if it smooths the labels of a causal language model (which it cannot
             recognise inside an Alrao model), or if the processes have drawn different rates.
 
@@ -77,18 +80,20 @@ class AlraoCallback(TrainerCallback):
             )
         self.max_grad_norm = self._clips = max_grad_norm
         self._hooks: list[Any] = []
+        self._scheduler: Any = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Check the settings and register the hooks."""
-        model = _model(kwargs.get("model"))
+        model = find_alrao(kwargs.get("model"))
         optimizer = unprepared(kwargs.get("optimizer"))
-        if not isinstance(optimizer, AlraoOptimizer) or optimizer.model is not model:
+        if not isinstance(optimizer, AlraoOptimizer) or model not in (None, optimizer.model):
             raise ValueError(
                 f"the Trainer needs an optimizer of alrao, built for this model, got "
                 f"{type(optimizer).__name__}: pass Trainer(model, args, optimizers=(alrao.Auto(model), None))"
             )
+        self._optimizer = optimizer
         self._clips = self.max_grad_norm
         if args.max_grad_norm and args.max_grad_norm > 0 and isinstance(optimizer, Auto):
             self._clips = None  # the Trainer does
@@ -98,20 +103,26 @@ class AlraoCallback(TrainerCallback):
                 "so a diverging copy of the head would scale down the whole network: set max_grad_norm=0 "
                 f"there, and use AlraoCallback(max_grad_norm={args.max_grad_norm!r})"
             )
-        name = type(model.net).__name__
+        scheduler = kwargs.get("lr_scheduler")
+        last = [factor(state.max_steps) for factor in getattr(scheduler, "lr_lambdas", ())]
+        if isinstance(optimizer, Auto) and last and min(last) < 0.5:
+            warn(
+                f"the schedule of the Trainer, by default a linear one, lowers the rate that Auto finds to "
+                f"{min(last):.3g} of it. Auto averages the weights and needs no schedule: set "
+                "TrainingArguments(lr_scheduler_type='constant')"
+            )
+        name = type(model.net).__name__ if model is not None else ""
         if args.label_smoothing_factor and name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             raise ValueError(
                 f"label_smoothing_factor={args.label_smoothing_factor!r} does not work with a {name} inside "
                 "an Alrao model, because the Trainer shifts the labels only for model classes that it knows: "
                 "remove it, and pass Trainer(compute_loss_func=…) with a smoothed, shifted loss"
             )
-        if args.eval_strategy != "no" and args.label_names is None:
-            warn(
-                "the Trainer cannot detect the labels of an Alrao model and would evaluate without a loss: "
-                "set TrainingArguments(label_names=['labels'])"
-            )
         _check_processes(optimizer)
         self._unhook()  # an earlier run may have ended with an error
+        self._scheduler = _show_rates(scheduler, optimizer)
+        if model is None:
+            return
         self._hooks = [model.register_state_dict_post_hook(_list_shared_once)]
         if not args.fp16:
             trained = [p for p in model.parameters() if p.requires_grad]
@@ -122,14 +133,14 @@ class AlraoCallback(TrainerCallback):
     ) -> None:
         """Clip the accumulated gradients."""
         if self._clips is not None:
-            _model(kwargs.get("model")).clip_grad_norm_(self._clips)
+            self._optimizer.model.clip_grad_norm_(self._clips)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Put the model into evaluation mode if a checkpoint is due; the next step puts it back."""
         if control.should_save:
-            _model(kwargs.get("model")).eval()
+            self._show_averages(kwargs.get("model"))
 
     on_epoch_end = on_step_end
 
@@ -137,23 +148,32 @@ class AlraoCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Put the model into evaluation mode and remove the hooks."""
-        _model(kwargs.get("model")).eval()
+        self._show_averages(kwargs.get("model"))
         self._unhook()
+
+    def _show_averages(self, model: Any) -> None:
+        model.eval()
+        if isinstance(self._optimizer, Auto):  # it may have been built from parameters, and see no mode
+            self._optimizer.eval()
 
     def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._scheduler is not None:
+            self._scheduler.__class__ = type(self._scheduler).__base__
+            self._scheduler = None
 
 
-def _model(model: Any) -> Alrao:
-    try:
-        return unwrap(model)
-    except TypeError:
-        raise ValueError(
-            f"AlraoCallback needs an Alrao model, got {type(model).__name__}: pass Trainer(alrao.Alrao(net), "
-            "…), or remove the callback"
-        ) from None
+def _show_rates(scheduler: Any, optimizer: AlraoOptimizer) -> Any:
+    """Let a scheduler return the rates, where the Trainer reads what it logs, and return it."""
+    if scheduler is None:
+        return None
+    kind = type(scheduler)
+    # Not an attribute of the object, which would be saved with the scheduler's state.
+    rates = {"get_last_lr": lambda self: learning_rates(optimizer)}
+    scheduler.__class__ = type(kind.__name__, (kind,), rates)
+    return scheduler
 
 
 def _drop_non_finite(parameter: Tensor) -> None:

@@ -32,11 +32,12 @@ class AlraoCallback(Callback):
     """Log the posterior of the Alrao model in a ``LightningModule``, and clip its gradients.
 
     The callback is optional: a module that returns ``alrao.Auto(self.model)`` from ``configure_optimizers``
-    trains without it. It logs ``alrao/interval/low`` and ``…/high``, the interval of the body's rates;
+    trains without it. It logs ``alrao/lr``, the learning rate of the first group, its factor included
+    (``LearningRateMonitor`` logs the factor); ``alrao/interval/low`` and ``…/high``, the interval;
     ``alrao/posterior/…``, the posterior of each copy of the head, named after its initial rate;
     ``alrao/rate``, the geometric mean rate under the posterior; and ``alrao/copies``, the effective number of
     copies (the exponential of the posterior's entropy). With several Alrao models in the module, their names
-    come first. Of plain networks it logs the interval, and puts their training weights back after a
+    come first. Of plain networks it logs the rate, and puts their training weights back after a
     validation, which manual optimization needs. Where ``LightningCLI`` has given ``Auto`` the parameters of
     plain networks, it shows the averaged weights to a validation, and at the end.
 

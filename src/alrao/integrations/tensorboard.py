@@ -23,8 +23,8 @@ def log(
     Scalars: ``alrao/posterior/…``, the posterior of each copy of the head, named after its rate (its initial
     rate, if :class:`Zoom` moves it); ``alrao/rate``, the geometric mean rate of the copies under the
     posterior; ``alrao/copies``, the effective number of copies (the exponential of the posterior's entropy).
-    With the optimizer: ``alrao/interval/low`` and ``…/high``, the ends of the interval of the body's rates,
-    which is the learning rate to watch under :class:`alrao.Auto`; ``alrao/factor/…``, the schedule's factor
+    With the optimizer: ``alrao/lr``, the learning rate of the first group (the middle of its interval times
+    the factor); ``alrao/interval/low`` and ``…/high``, the ends; ``alrao/factor/…``, the schedule's factor
     of each parameter group; and the histograms ``alrao/log10 rates/…`` of the features' rates of each
     parameter, times the factor.
 
@@ -52,6 +52,7 @@ def log(
         alrao/posterior/1 at 1 0.5
         alrao/copies 2.0
         alrao/rate 0.316
+        alrao/lr 0.316
         alrao/interval/low 0.1
         alrao/interval/high 1.0
         alrao/factor/group 0 1.0
