@@ -520,7 +520,7 @@ def blocks(page):
 
 
 KINDS = {"python", "sh", "diff", "bibtex", "yaml"}
-"""Programs and commands, which tests run, edits of the recipes, which `alrao recipes` makes, and two kinds of data."""
+"""Programs and commands, which tests run; edits, which `alrao recipes` makes; and two kinds of data."""
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
