@@ -111,7 +111,7 @@ class Auto(AlraoOptimizer):
             weights together; False: never.
         capturable: after the search, read nothing on the host, as in :class:`SGD`, so that the step can be
             captured. The search reads a few numbers at each step, on every device. Inside compiled code the
-            step runs as it is, between two graphs.
+            step runs as it is, between two graphs. Experimental.
 
     Example:
         >>> import torch, alrao
