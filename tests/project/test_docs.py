@@ -416,6 +416,12 @@ def check_alrao(words):
         assert name in METHODS
 
 
+def test_contributing_names_every_target_of_make():
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert not [target for target in targets if f"make {target}" not in text]
+
+
 CHECKS = {"make": check_make, "pip": check_pip, "alrao": check_alrao}
 
 
