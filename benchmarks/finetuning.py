@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import alrao
 
 METHODS = ("AdamW 2e-5", "AdamW 5e-5", "AdamW 1e-4", "AdamW 3e-4", "AdamW 1e-3", "Auto", "Auto 1.0")
-"""The number is AdamW's rate, and the weight decay of Auto."""
+"""The number is AdamW's rate, and the weight decay of Auto where it is not the default."""
 
 Batch = tuple[Tensor, Tensor]
 
@@ -154,7 +154,8 @@ def tuned(net: nn.Module, data: Any, keep: bool, method: str, steps: int) -> tup
     name, _, number = method.partition(" ")
     if name == "Auto":
         net = alrao.Alrao(net, keep_output=keep)
-        optimizer: torch.optim.Optimizer = alrao.Auto(net, weight_decay=float(number or 0.2))
+        options = {"weight_decay": float(number)} if number else {}
+        optimizer: torch.optim.Optimizer = alrao.Auto(net, **options)
         schedule = None
     else:
         optimizer = torch.optim.AdamW(net.parameters(), lr=float(number))

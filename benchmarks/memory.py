@@ -1,29 +1,31 @@
 """Memory of the rates, beside that of the parameters, and the largest tensor that a step makes.
 
 The network is a VGG19 for 32x32 images. With ``--suite``: the weights, gradients and state that each
-contender of the suite keeps, after 60 steps, when Auto is past its search. Usage:
-[ALRAO_DATA=…] python benchmarks/memory.py [--suite dense,lstm-ptb]
+contender of the suite keeps, after 120 steps, when Auto is past its search. Usage:
+[ALRAO_DATA=…] python benchmarks/memory.py [--suite noisy-4000,lstm]
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from sources import train_until
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import alrao
 from alrao_lab.loop import Loop
-from alrao_lab.settings import Settings
-from alrao_lab.suite.contenders import CONTENDERS, Contender
+from alrao_lab.run import run
+from alrao_lab.settings import MethodSpec, Settings
+from alrao_lab.suite.contenders import CONTENDERS
 from alrao_lab.suite.workloads import WORKLOADS
 
 VGG19 = [64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0]
@@ -55,34 +57,39 @@ class LargestResult(TorchDispatchMode):
         return result
 
 
-STEPS = 60
+STEPS = 120
 """Steps of a contender before its memory is measured."""
 
 
-def memory_of(workload: str, contender: Contender) -> int:
+class EnoughError(Exception):
+    """Stops a training that is only measured."""
+
+
+def memory_of(workload: str, settings: Settings) -> int:
     """Return the bytes of all tensors that the training keeps from one step to the next."""
     found = 0
 
-    def done(loop: Loop) -> bool:
+    def watch(loop: Loop) -> None:
         nonlocal found
-        if loop.progress.total < STEPS:
-            return False
-        learner = loop.learner
-        grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
-        kept = [leaf for leaf in tree_leaves((learner.state_dict(), grads)) if isinstance(leaf, Tensor)]
-        found = sum({leaf.data_ptr(): leaf.nbytes for leaf in kept}.values())
-        return True
+        if loop.progress.total >= STEPS:
+            learner = loop.learner
+            grads = [p.grad for p in learner.model.parameters() if p.grad is not None]
+            kept = [leaf for leaf in tree_leaves((learner.state_dict(), grads)) if isinstance(leaf, Tensor)]
+            found = sum({leaf.data_ptr(): leaf.nbytes for leaf in kept}.values())
+            raise EnoughError
 
-    common = Settings(method=contender.methods[0], schedule=contender.schedule, budget="mini", threads=1)
-    train_until(done, replace(WORKLOADS[workload].settings(common), **contender.settings))
+    with tempfile.TemporaryDirectory() as folder, suppress(EnoughError):
+        run(WORKLOADS[workload].settings(settings), [Path(folder)], watch)
     return found
 
 
 def of_suite(names: list[str]) -> Table:
     table = Table("contender", *names, title="Memory, in units of SGD's without momentum")
-    base = {name: memory_of(name, CONTENDERS["sgd"]) for name in names}
+    common = Settings(method=MethodSpec("sgd", 0.01), budget="mini", threads=1)
+    base = {name: memory_of(name, common) for name in names}
     for contender in CONTENDERS.values():
-        table.add_row(contender.name, *(f"{memory_of(name, contender) / base[name]:.2f}" for name in names))
+        settings = contender.settings(common, contender.first[0], seed=0)
+        table.add_row(contender.name, *(f"{memory_of(name, settings) / base[name]:.2f}" for name in names))
     return table
 
 

@@ -3,7 +3,9 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from lab_support.runs import outcome, settings
 from rich.console import Console
@@ -12,7 +14,7 @@ from alrao_lab import run as runs
 from alrao_lab import spread
 from alrao_lab.errors import LabError
 from alrao_lab.records import read
-from alrao_lab.render.terminal import comparison_table, ended, live_table, triangle_table
+from alrao_lab.render.terminal import comparison_table, ended, live_table, triangle_table, verdict
 from alrao_lab.run import run
 from alrao_lab.runset import Comparison, RunSet, Triangle
 from alrao_lab.settings import Interval, MethodSpec
@@ -285,3 +287,37 @@ def test_runs_that_are_wanted_twice_are_planned_once(tmp_path):
     assert several.plan(settings(method="sgd@0.1")) is first
     assert several.plan(replace(settings(), seed=1)) is not first
     assert len(several.runs) == 2
+
+
+# Who won.
+
+
+def judged(scores, measure="loss", higher=False):
+    """The sentence about methods with these test figures, one for each seed."""
+    column = f"test {measure}"
+    ended = pd.DataFrame(
+        [{"label": name, column: score} for name, values in scores.items() for score in values]
+    )
+    rows = ended.groupby("label")[[column]].mean().reindex(list(scores))
+    counts = pd.Series([len(values) for values in scores.values()], rows.index, dtype=object)
+    rows = rows.assign(failed=0, searched=1, seeds=counts)
+    return verdict(SimpleNamespace(measure=measure, higher=higher, rows=rows, ended=ended))
+
+
+def test_the_verdict_says_who_won_by_how_much_and_how_certain_that_is():
+    said = judged({"Adam": [0.9, 1.0, 1.1], "Auto": [0.29, 0.30, 0.31]})
+    assert said.startswith("Auto has the lowest test loss, 0.3; next is Adam, 1: a difference of 0.7 (95 %")
+    assert "over 3 and 3 seeds: 0.45 to 0.95)" in said
+    said = judged({"Adam": [0.9, 1.0, 1.1], "Auto": [0.8, 1.0, 1.0]})
+    assert "no clear winner, a difference of 0.067 (95 % interval over 3 and 3 seeds: -0.1" in said
+
+
+def test_the_verdict_of_a_score_is_the_highest():
+    said = judged({"Adam": [80.0, 81.0], "Auto": [90.0, 91.0]}, "accuracy", higher=True)
+    assert said.startswith("Auto has the highest test accuracy, 90.5; next is Adam, 80.5: a difference of 10")
+
+
+def test_the_verdict_of_single_runs_has_no_uncertainty():
+    said = judged({"Adam": [1.0], "Auto": [0.5]})
+    assert said.endswith("without an uncertainty (it takes two seeds of each)")
+    assert judged({"Auto": [0.5]}).startswith("no verdict")

@@ -30,7 +30,7 @@ from .rates import Constant, LogUniform, RateDistribution
 from .recalibration import recalibrate
 from .summary import summary
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "SGD",

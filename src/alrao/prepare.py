@@ -35,6 +35,8 @@ def prepare(
     it is for a cross-entropy; with two heads, a Dice loss or a policy it stays plain. The logger ``alrao``
     reports the choice and the reason at level INFO.
 
+    Experimental: it may change in any release.
+
     Args:
         net: any network.
         loss: a function of the network that returns the loss of a typical batch. Leave it out if the sign of

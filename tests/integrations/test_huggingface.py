@@ -3,7 +3,9 @@
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
+import accelerate
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -364,9 +366,9 @@ def test_the_loss_inside_a_model_works_in_chunks(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")  # the Trainer's default
-def test_the_code_of_the_trainer_on_the_page_runs(tmp_path, monkeypatch):
+def test_the_code_on_the_page_runs(tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "integrations" / "huggingface.md"
-    code = re.search(r"^## The Trainer$.*?^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)[1]
+    code, loss, loop = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
     assert code.count('"…"') == 1
     monkeypatch.chdir(tmp_path)
     classifier().save_pretrained("pretrained")
@@ -376,3 +378,13 @@ def test_the_code_of_the_trainer_on_the_page_runs(tmp_path, monkeypatch):
     assert type(plain) is transformers.BertForSequenceClassification
     assert names["trainer"].state.global_step > 0
     assert names["trainer"].optimizer.optimizer.search.steps == names["trainer"].state.global_step
+    exec(compile(loss, str(page), "exec"), names)
+    numbers = alrao.Alrao(nn.Linear(4, 1), likelihood="gaussian")
+    outputs = SimpleNamespace(logits=numbers(torch.randn(8, 4)))
+    assert names["compute_loss"](outputs, torch.randn(8)).isfinite()
+    for name in ("AcceleratorState", "GradientState", "PartialState"):
+        getattr(accelerate.state, name)._reset_state()
+    names["net"] = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    names["loader"] = [(torch.randn(8, 4), torch.randint(3, (8,)))] * 3
+    exec(compile(loop, str(page), "exec"), names)
+    assert names["optimizer"].optimizer.search.steps == 3

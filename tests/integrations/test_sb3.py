@@ -1,11 +1,13 @@
 """Deep Q-learning by Stable-Baselines3: one update as defined, the target's posterior, everyday use."""
 
+import re
 from copy import deepcopy
 
 import pytest
 import torch
 from support.reference import ReferenceSwitch
 from support.stepping import same
+from support.tools import ROOT
 from torch import nn
 
 import alrao
@@ -336,3 +338,16 @@ def test_large_rewards_are_scaled_by_default():
     trained = AlraoDQN("MlpPolicy", env, tau=0.1, target_update_interval=1, train_freq=1, seed=0).learn(400)
     values = trained.q_net(torch.zeros(1, 3))
     assert values.abs().max() < 100
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to run PPO on the GPU:UserWarning")
+def test_the_code_on_the_page_runs_for_fewer_steps(tmp_path, monkeypatch):
+    pytest.importorskip("Box2D", reason="LunarLander needs Box2D")
+    text = (ROOT / "docs/integrations/reinforcement-learning.md").read_text("utf-8")
+    first, second = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code, steps in ((first, "200_000"), (second, "20_000")):
+        assert f"agent.learn({steps})" in code
+        exec(compile(code.replace(steps, "300"), "reinforcement-learning.md", "exec"), names)
+        assert type(names["agent"].policy.optimizer).__name__ in ("Auto", "PolicyAuto")

@@ -358,7 +358,8 @@ def test_the_workbench_page_names_every_task_method_and_command():
 # The commands on the pages.
 
 PAGES_WITH_COMMANDS = [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", *sorted(DOCS.rglob("*.md")),
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md", ROOT / "lab/README.md",
+    *sorted(DOCS.rglob("*.md")),
 ]  # fmt: skip
 OTHERS = {
     ".venv/bin/pre-commit install": "pre-commit is in the development environment",
@@ -413,6 +414,12 @@ def check_alrao(words):
     assert task is None or task in TASKS or "." in task
     for name in filter(None, (given.get("methods") or "").split(",")):
         assert name in METHODS
+
+
+def test_contributing_names_every_target_of_make():
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert not [target for target in targets if f"make {target}" not in text]
 
 
 CHECKS = {"make": check_make, "pip": check_pip, "alrao": check_alrao}
@@ -477,7 +484,7 @@ def test_pages_name_no_file_that_is_gone():
 NOT_RUN = {
     "how-to/fastai.md": "fastai changes torch.Tensor; test_trainers.py runs it in a process of its own",
     "integrations/huggingface.md": "loads a pre-trained model; test_huggingface.py runs it with a small one",
-    "integrations/reinforcement-learning.md": "trains for 200,000 steps; test_sb3.py trains for a few",
+    "integrations/reinforcement-learning.md": "trains for 200,000 steps; test_sb3.py runs it for a few",
 }
 VISION = "from support.vision import torchvision  # before others import it"
 BEFORE = {
@@ -516,6 +523,25 @@ def blocks(page):
     """Return the Python blocks of a page, in order; blocks in lists are indented."""
     text = page.read_text("utf-8")
     return [textwrap.dedent(m[2]) for m in re.finditer(r"^( *)```python\n(.*?)^\1```$", text, re.M | re.S)]
+
+
+KINDS = {"python", "sh", "diff", "bibtex", "yaml"}
+"""Programs and commands, which tests run; edits, which `alrao recipes` makes; and two kinds of data."""
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_no_block_that_no_test_looks_at(page):
+    fences = re.findall(r"^ *```(.*)$", page.read_text("utf-8"), re.M)
+    assert set(fences[::2]) <= KINDS
+    assert set(fences[1::2]) <= {""}
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_a_benchmark_can_be_imported(script, monkeypatch):
+    """Running one takes minutes."""
+    pytest.importorskip("pandas", reason="the workbench needs alrao-lab")
+    monkeypatch.syspath_prepend(str(script.parent))
+    importlib.import_module(script.stem)
 
 
 # The README, which is not on the site.

@@ -7,4 +7,4 @@ runs; ``table``, ``render`` and ``report`` show results; ``paper`` and ``suite``
 ``cli`` is the command line.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -69,7 +69,7 @@ class Auto(AlraoOptimizer):
 
     1. **Search**, 50 steps or some more, up to 500 while nothing is learned. Steps are Adam's without its
        first moment, :math:`g / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` times a rate that begins at 6e-6,
-       and grows while the gradients agree with the way that the weights have gone. The factor
+       and grows while gradients agree with the direction in which the weights have moved. The factor
        ``param_groups[…]["lr"]`` has no effect yet.
     2. **Averaging**, at the rate found, :math:`\delta` being the step times the rate and the factor:
        :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
@@ -111,7 +111,7 @@ class Auto(AlraoOptimizer):
             weights together; False: never.
         capturable: after the search, read nothing on the host, as in :class:`SGD`, so that the step can be
             captured. The search reads a few numbers at each step, on every device. Inside compiled code the
-            step runs as it is, between two graphs.
+            step runs as it is, between two graphs. Experimental.
 
     Example:
         >>> import torch, alrao

@@ -24,7 +24,7 @@ __all__ = ["CopyParallel"]
 
 
 class CopyParallel(ParallelStyle):
-    """Put the copies of a head on several devices: each process holds and trains its own.
+    """Put the copies of a head on several devices: each process holds and trains its own. Experimental.
 
     A plan for :func:`torch.distributed.tensor.parallel.parallelize_module`. All processes of the mesh get the
     same batch, and the body is the same in all of them. A step with hard targets exchanges

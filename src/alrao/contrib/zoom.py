@@ -20,7 +20,7 @@ EDGE = 0.4
 
 
 class Zoom(LRScheduler):
-    r"""Narrow the interval of learning rates around the rate that the posterior favours.
+    r"""Narrow the interval of learning rates around the rate that the posterior favours. Experimental.
 
     During the first ``steps`` steps the interval shrinks, evenly on the logarithmic scale, from the one that
     the optimizer was built with to one of ratio ``width``. Every feature keeps its place

@@ -293,7 +293,7 @@ def update_target(online: nn.Module, target: nn.Module, tau: float) -> None:
 
 
 class AlraoDQN(LikelihoodDQN):
-    """``DQN`` of Stable-Baselines3, trained by Alrao without a learning rate.
+    """``DQN`` of Stable-Baselines3, trained by Alrao without a learning rate. Experimental.
 
     Callbacks, evaluation, ``save`` and ``load``, replay buffers and vectorised environments are those of
     Stable-Baselines3. The head of the Q-network has several copies, each a Normal of variance 1 around its

@@ -48,10 +48,11 @@ class SGD(AlraoOptimizer):
             captured; ``param_groups[…]["lr"]`` is then a tensor. Devices other than the CPU are never read,
             with or without it.
         evidence: what a batch counts for in the posterior: the ``"mean"`` log-likelihood of its observations,
-            as in the paper, or their ``"sum"``.
+            as in the paper, or their ``"sum"`` (experimental).
         process_group: the processes that train this model together; by default all.
         sleep: leave out copies of the head while their posterior weight is negligible. It saves most of the
             time of a large output layer, on the CPU. Off by default: the paper's method trains all copies.
+            Experimental.
 
     Example:
         >>> import torch, alrao

@@ -225,10 +225,11 @@ def verdict(experiment: Experiment) -> str:
     if min(map(len, scores)) < 2:
         return f"{said}: a difference of {gap:.2g}, without an uncertainty (it takes two seeds of each)"
     interval = ttest_ind(*map(list, scores), equal_var=False).confidence_interval(0.95)
-    low, high = sorted(abs(each) for each in interval)
-    if interval.low <= 0 <= interval.high or not isfinite(low):
-        return f"{said}: no clear winner, the difference of {gap:.2g} is within its uncertainty ({seeds})"
-    return f"{said}: a difference of {gap:.2g} (95 % interval over {seeds}: {low:.2g} to {high:.2g})"
+    low, high = sorted(each if experiment.higher else -each for each in interval)
+    size = f"a difference of {gap:.2g}"
+    if isfinite(low):
+        size += f" (95 % interval over {seeds}: {low:.2g} to {high:.2g})"
+    return f"{said}: {size}" if low > 0 else f"{said}: no clear winner, {size}"
 
 
 def triangle_table(triangle: Triangle) -> Table:

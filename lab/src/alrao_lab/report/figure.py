@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
-from math import inf, isnan, log10
+from math import ceil, floor, inf, isnan, log10
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -188,6 +188,18 @@ def panels(count: int, *, height: int = 420, legend: bool = True) -> Plot:
     return Plot(layout, wide, narrow)
 
 
+def marks(low: float, high: float) -> list[float]:
+    """Return round numbers for a logarithmic axis of less than two decades."""
+    found: list[float] = []
+    for parts in ((1, 2, 5), range(1, 10), [n / 10 for n in range(10, 100)]):
+        powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+        every = [float(f"{part * 10.0**power:.3g}") for power in powers for part in parts]
+        found = [each for each in every if 0.98 * low <= each <= 1.02 * high]
+        if len(found) > 2:
+            break
+    return found[:: ceil(len(found) / 7)] if found else [float(f"{low:.3g}"), float(f"{high:.3g}")]
+
+
 def axes_controls(
     name: str, axes: Mapping[str, Iterable[float | None]], most: Mapping[str, float] | None = None
 ) -> list[Control]:
@@ -204,10 +216,12 @@ def axes_controls(
         low, high = min(numbers), min(max(numbers), (most or {}).get(axis, inf))
         high = max(high, 1.001 * low)
         pad = 0.05 * log10(high / low) + 0.01
-        marks = 1 if high > 30 * low else "D2"  # powers of ten, or 1, 2 and 5
         log |= {f"{axis}.type": "log", f"{axis}.range": [log10(low) - pad, log10(high) + pad]}
-        log[f"{axis}.dtick"], linear[f"{axis}.dtick"] = marks, None
         linear |= {f"{axis}.type": "linear", f"{axis}.range": [0, 1.05 * high]}
+        log[f"{axis}.dtick"], linear[f"{axis}.dtick"] = 1, None
+        if high <= 30 * low:  # few powers of ten, or none
+            log |= {f"{axis}.tickmode": "array", f"{axis}.tickvals": marks(low, high)}
+            linear |= {f"{axis}.tickmode": "auto", f"{axis}.tickvals": None}
     return [Control(name, [("log", log), ("linear", linear)])]
 
 
