@@ -13,7 +13,7 @@ from support.auto_runs import LONG, batch, build, equal, small, train, weights
 from torch import nn
 
 import alrao
-from alrao.auto.matrices import matrices_of
+from alrao.auto.matrices import matrices_of, orthogonal_steps
 from alrao.auto.search import RateSearch
 
 
@@ -418,6 +418,19 @@ def test_a_matrix_keeps_its_kind_of_step_when_another_layer_becomes_the_last():
     for layer in layers:
         for p in layer.parameters():
             assert optimizer.state[p].keys() == again.state[p].keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-30, 3e-23, 1e-19, 1e-15, 1e-8, 1.0, 1e14])
+def test_no_gradient_is_too_small_or_too_large_for_a_matrix_step(scale, dtype):
+    """The squares of 3e-23 are 0 in float32: a policy that has become certain has such gradients."""
+    g = [scale * torch.randn(4, 6, dtype=dtype, generator=torch.Generator().manual_seed(0))]
+    (step,) = orthogonal_steps(g, [g[0].clone()], [None], 1)
+    largest = 0.2 * 6**0.5 * 1.3  # of the singular values
+    assert step.isfinite().all()
+    assert torch.linalg.matrix_norm(step, 2) <= largest
+    if scale >= 1e-8:
+        assert torch.linalg.svdvals(step).min() > 0.3 * largest
 
 
 def test_which_parameters_are_matrices_and_decay():

@@ -25,6 +25,9 @@ ITERATIONS = 5
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of Newton and Schulz's iteration, as Jordan chose them: they lift small singular values fast."""
 
+LEAST_NORM = 1e-15
+"""Norm below which a gradient counts less: squares of its entries may underflow, and with them the norm."""
+
 SIZE = 0.2
 """Root mean square of a square matrix's step of rate 1, which is about that of Adam's."""
 
@@ -100,7 +103,7 @@ def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
     blank = lying[0].new_zeros(side, longest) if short else lying[0]
     pieces = [[x, blank[:, x.shape[1] :]] if x.shape[1] < longest else [x] for x in lying]
     x = torch.cat([piece for each in pieces for piece in each], 1).view(side, -1, longest).transpose(0, 1)
-    x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + torch.finfo(x.dtype).tiny)
+    x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + LEAST_NORM)
     a, b, c = COEFFICIENTS
     size = length * SIZE * longest**0.5
     for last in reversed(range(ITERATIONS)):
