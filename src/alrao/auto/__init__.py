@@ -140,7 +140,7 @@ class Auto(AlraoOptimizer):
         self,
         model: Trainable | None = None,
         lr: float = 1.0,
-        betas: tuple[float, float] = (0.7, 0.99),
+        betas: tuple[float, float] = (0.5, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.3,
         *,
