@@ -196,6 +196,16 @@ def test_a_modified_file_anywhere_in_the_repository_counts(clone):
     assert source_state(clone) == (commit, True)
 
 
+def test_the_file_of_the_records_may_be_modified(clone, tmp_path):
+    commit, _ = source_state(clone)
+    records = clone.parents[1] / "other.py"
+    records.write_text("y = 2\n")
+    assert source_state(clone, records) == (commit, False)
+    assert source_state(clone, tmp_path.parent / "elsewhere.jsonl") == (commit, True)
+    clone.write_text("x = 2\n")
+    assert source_state(clone, records) == (commit, True)
+
+
 def test_code_outside_a_repository_has_no_commit(clone, tmp_path):
     installed = clone.parent / "installed.py"  # inside another's repository
     installed.write_text("")

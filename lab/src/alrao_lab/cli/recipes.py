@@ -60,7 +60,10 @@ def recipes(
         runs = harness.missing(wanted, seeds, harness.read(kept), short=short, variants=chosen)
         for recipe, variant, seed in list(runs):
             try:
-                row = harness.run(recipe, variant, seed, Path(programs), place, short=short, limit=limit)
+                row = harness.run(
+                    recipe, variant, seed, Path(programs), place, short=short, limit=limit,
+                    keep_in=kept if to_keep else None,
+                )  # fmt: skip
             except LabError as error:  # of one program, which must not end the others
                 failed[Path(recipe.name)] = str(error)
                 continue

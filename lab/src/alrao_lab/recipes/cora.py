@@ -11,10 +11,16 @@ from ..tasks.graphs import Cora
 
 def load_data() -> tuple[Tensor, ...]:
     """Return the normalised graph, the features, the labels, and the nodes of each part, as pygcn does."""
-    problem = Cora().load(Settings(task="cora"), torch.device("cpu"))
-    features = problem.features.to_dense()
-    labels = torch.zeros(len(features), dtype=torch.long)
-    for part in problem.parts.values():
-        labels[part.inputs] = part.targets
+    problem = _problem()
     nodes = [problem.parts[name].inputs for name in ("train", "valid", "test")]
-    return problem.graph.coalesce(), features, labels, *nodes
+    return problem.graph.coalesce(), problem.features.to_dense(), problem.labels, *nodes
+
+
+def load_cora(device: str | torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the features, the labels and the normalised graph, as the example of pytorch/examples does."""
+    problem = _problem()
+    return problem.features.to(device), problem.labels.to(device), problem.graph.to(device)
+
+
+def _problem() -> Cora:
+    return Cora().load(Settings(task="cora"), torch.device("cpu"))

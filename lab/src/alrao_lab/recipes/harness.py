@@ -128,13 +128,23 @@ def edit(recipe: Recipe, variant: str, into: Path, **values: object) -> str:
 
 
 def run(
-    recipe: Recipe, variant: str, seed: int, programs: Path, data: Path, *, short: bool, limit: float
+    recipe: Recipe,
+    variant: str,
+    seed: int,
+    programs: Path,
+    data: Path,
+    *,
+    short: bool,
+    limit: float,
+    keep_in: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a program once, and return its row."""
+    """Run a program once, and return its row; with ``keep_in`` only if that file may keep it."""
     steps = recipe.few if short else recipe.steps
     row: dict[str, Any] = {"recipe": recipe.name, "variant": variant, "seed": seed, "steps": steps}
     row |= {"repository": recipe.repository, "program": recipe.commit, "measure": recipe.measure}
-    row |= {"published": recipe.published, **provenance(torch.device("cpu"))}
+    row |= {"published": recipe.published, **provenance(torch.device("cpu"), keep_in)}
+    if keep_in is not None:
+        _require_clean(row)
     with tempfile.TemporaryDirectory() as made:
         into = Path(made)
         unpack(programs, recipe, into)
@@ -207,7 +217,12 @@ def missing(
 
 def add(path: Path, row: Mapping[str, Any], *, to_keep: bool) -> None:
     """Add a row to the file; with ``to_keep`` only one of a clean commit."""
-    if to_keep and (why := unclean(row["commit"], row["modified"])) is not None:
-        raise LabError(f"the run of {row['recipe']} is not kept: {why}; commit all changes first")
+    if to_keep:
+        _require_clean(row)
     lines = [json.dumps(each, sort_keys=True) for each in (*read(path), row)]
     replace_file(path, ("\n".join(lines) + "\n").encode())
+
+
+def _require_clean(row: Mapping[str, Any]) -> None:
+    if (why := unclean(row["commit"], row["modified"])) is not None:
+        raise LabError(f"the run of {row['recipe']} is not kept: {why}; commit all changes first")

@@ -84,8 +84,8 @@ class Cora(Classification, InMemory):
         self.graph = _normalised(found["graph"], len(labels))
         known = len(found["y"])
         nodes = {"train": np.arange(known), "valid": np.arange(known, known + VALID), "test": np.sort(test)}
-        targets = torch.from_numpy(labels).long()
-        parts = {name: Part(torch.from_numpy(which), targets[which]) for name, which in nodes.items()}
+        self.labels = torch.from_numpy(labels).long()
+        parts = {name: Part(torch.from_numpy(which), self.labels[which]) for name, which in nodes.items()}
         identity = short_digest(coo.data.tobytes(), labels.tolist(), str(sorted(found["graph"].items())))
         return parts, identity, {"source": "Planetoid", "classes": int(labels.max()) + 1}
 
