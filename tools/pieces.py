@@ -4,10 +4,9 @@
     python tools/pieces.py --no-run
 
 Every variant is trained with the same seeds as Auto as it is, or was (``ORIGIN``). The table gives the change
-of the validation loss at the last step in per cent, a mean over workloads and seeds with its standard error: a
-plus means that
-Auto as it is was better. Test data is not looked at. Finished runs are not repeated; ``--no-run`` writes the
-table of ``docs/auto-pieces.md`` from the records. Needs ALRAO_DATA.
+of the validation loss at the last step in per cent, a mean over workloads and seeds with its standard error:
+a plus means that Auto as it is was better. Test data is not looked at. Finished runs are not repeated;
+``--no-run`` writes the table of ``docs/auto-pieces.md`` from the records. Needs ALRAO_DATA.
 """
 
 from __future__ import annotations
