@@ -1,8 +1,8 @@
 """BatchNorm's statistics under Auto: those gathered in training, those of `eval()`, and recalibrated ones.
 
-Validation losses on the suite's choosing workloads that have BatchNorm, whole runs. `alrao.recalibrate` sees 9,600
-training images. The last column is the time of an `eval()` in training steps; `benchmarks/step.py` measures
-what the statistics cost in a step.
+Validation losses on the suite's choosing workloads that have BatchNorm, whole runs. `alrao.recalibrate` sees
+9,600 training images. The last column is the time of an `eval()` in training steps; `benchmarks/step.py`
+measures what the statistics cost in a step.
 Usage: ALRAO_DATA=… python benchmarks/recalibration.py [--seeds 3] [--plain] [--only cnn]
 """
 

@@ -15,7 +15,6 @@ from .finite import FiniteStatistics
 from .warn import warn
 from .watch import note_step_of, version_of
 
-
 EVALUATION = 10
 """Passes in a row without gradients in training mode that count as an evaluation."""
 

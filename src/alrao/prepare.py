@@ -21,7 +21,7 @@ TOLERANCE = 1e-3
 """Largest relative difference of a loss and of its gradients between a network and its conversion."""
 
 MANY = 2**20
-"""Weights of all copies together from which on they may outweigh the rest of the network: fewer cost little."""
+"""Weights of all copies together up to which they may outweigh the rest of the network: they cost little."""
 
 logger = logging.getLogger("alrao")
 
@@ -86,8 +86,8 @@ def _why_plain(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str | Non
             of_copies, others = map(_weights, (model.head.parameters(), model.body_parameters()))
             if of_copies > max(MANY, others):
                 return (
-                    f"copies of its output layer would have {of_copies:,} weights, the rest of the network has "
-                    f"{others:,}, so that a step would take several times as long"
+                    f"copies of its output layer would have {of_copies:,} weights, the rest of the network "
+                    f"has {others:,}, so that a step would take several times as long"
                 )
             now, its = _differentiated(model, loss)
             Auto(model).step()

@@ -93,11 +93,11 @@ WRAPPED = {
 
 
 def critic(net):
-    return F.relu(1 - net(X)).mean() + F.relu(1 + net(X + 1)).mean()
+    return F.relu(1 - net(X)).mean() + F.relu(1 + net(X.abs())).mean()
 
 
 def binary_critic(net):
-    outputs = net(torch.cat([X, X + 1]))[:, 0]
+    outputs = net(torch.cat([X, X.abs()]))[:, 0]
     return F.binary_cross_entropy_with_logits(outputs, torch.arange(64) // 32 * 1.0)
 
 
