@@ -92,13 +92,16 @@ WRAPPED = {
 }
 
 
+def scores(net):
+    return net(torch.cat([X, X.abs()]))[:, 0]  # of real rows and of generated ones
+
+
 def critic(net):
-    return F.relu(1 - net(X)).mean() + F.relu(1 + net(X.abs())).mean()
+    return F.relu(1 - scores(net)[:32]).mean() + F.relu(1 + scores(net)[32:]).mean()
 
 
 def binary_critic(net):
-    outputs = net(torch.cat([X, X.abs()]))[:, 0]
-    return F.binary_cross_entropy_with_logits(outputs, torch.arange(64) // 32 * 1.0)
+    return F.binary_cross_entropy_with_logits(scores(net), torch.arange(64) // 32 * 1.0)
 
 
 def generator(net):
