@@ -156,12 +156,7 @@ class Auto(AlraoOptimizer):
         capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
-        if 0 < weight_decay < LEAST_DECAY:
-            warn(
-                f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
-                "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
-                "for the default, 0.3, or pass 0.0 for no decay"
-            )
+        self._weak_decay = _warn_of_decay(weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
@@ -218,6 +213,7 @@ class Auto(AlraoOptimizer):
                     "Auto of all groups"
                 )
             self.search.over = False
+        self._weak_decay = self._weak_decay or _warn_of_decay(group.get("weight_decay", 0.0))
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
@@ -640,6 +636,18 @@ class AutoScheduleFree(Auto):
 
     Scripts such as kohya's call them for classes whose names end in ``ScheduleFree``, and for no others.
     """
+
+
+def _warn_of_decay(weight_decay: Any) -> bool:
+    """Warn of a decay that is too weak to matter; return whether it is."""
+    weak = isinstance(weight_decay, float) and 0 < weight_decay < LEAST_DECAY
+    if weak:
+        warn(
+            f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
+            "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
+            "for the default, 0.3, or pass 0.0 for no decay"
+        )
+    return weak
 
 
 def _usable(factor: Any, most: float) -> Any:
