@@ -212,7 +212,9 @@ def predict_table(trained: Trained, path: Path) -> Predictions:
         said = _success(rows.iloc[known.index, 0], known, classes=bool(target.levels))
         notes += [f"{said} on the {len(known)} rows that have {target.name}"] if said else []
     if twice := [name for name in rows if name in frame]:
-        raise LabError(f"{path} has a column {twice[0]!r} already, which is written here: rename or remove it")
+        raise LabError(
+            f"{path} has a column {twice[0]!r} already, which is written here: rename or remove it"
+        )
     return Predictions(frame.join(rows), notes)
 
 
@@ -266,7 +268,8 @@ def predict_text(trained: Trained, path: Path, count: int, seed: int = 0) -> Pre
     between = "" if level == "char" else " "
     continued = between.join(labels[number] for number in drawn)
     return Predictions(
-        pd.DataFrame({"continuation": [start + between + continued]}), notes if len(known) > len(history) else []
+        pd.DataFrame({"continuation": [start + between + continued]}),
+        notes if len(known) > len(history) else [],
     )
 
 

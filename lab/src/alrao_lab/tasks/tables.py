@@ -97,8 +97,8 @@ def read_csv(path: Path, target: str | None, *, classes: bool = False) -> Table:
     values = frame[target] if classes else _target(path, frame[target])
     if classes and 2 * (different := values.nunique()) > len(frame):
         raise LabError(
-            f"{path} has {different} different values of {target} in {len(frame)} rows, too many for classes: "
-            "name another column with --target"
+            f"{path} has {different} different values of {target} in {len(frame)} rows, too many for "
+            "classes: name another column with --target"
         )
     notes = {f"rows without {target}, left out": without, "left out, different words": many}
     return Table(
