@@ -161,7 +161,7 @@ def test_what_can_and_what_cannot_predict(call, tmp_path):
     with pytest.raises(LabError, match=r"short.csv lacks the columns length"):
         call("predict", "short.csv")
     call("predict", "flowers.csv")
-    with pytest.raises(LabError, match="predictions.csv has a column 'predicted kind' already"):
+    with pytest.raises(LabError, match=r"predictions\.csv has a column 'predicted kind' already"):
         call("predict", "predictions.csv")
     (tmp_path / "empty.csv").write_text("length,width,colour,price\n")
     with pytest.raises(LabError, match=r"empty.csv has no row under its header"):
@@ -195,7 +195,7 @@ def test_a_text_that_cannot_be_read_is_an_error_of_one_line(call, tmp_path):
     small = ["--batch", "4", "--width", "0.1", "--epochs", "1", "--threads", "1", "--level", "word"]
     call("train", "story.txt", *small)
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
-    with pytest.raises(LabError, match="latin.txt is not UTF-8"):
+    with pytest.raises(LabError, match=r"latin\.txt is not UTF-8"):
         call("predict", "latin.txt")
     with pytest.raises(LabError, match="is a directory"):
         call("predict", ".")
