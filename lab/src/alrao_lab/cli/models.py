@@ -9,7 +9,6 @@ from typing import Any
 import click
 import pandas as pd  # type: ignore[import-untyped]
 
-from ..errors import LabError
 from ..export import FORMATS, absent, export
 from ..render.terminal import out, plain_table, say
 from ..store import replace_file
@@ -103,8 +102,6 @@ def export_command(trained: Trained, to: Path, formats: str | None) -> None:
     """
     names = {name: name for name in FORMATS}
     wanted = list(names) if formats is None else pick(words_of(formats), names, "format")
-    if not wanted:
-        raise LabError(f"--formats must name at least one format, got {formats!r}: {','.join(FORMATS)}")
     if formats is None and (missing := absent()):
         wanted.remove("onnx")
         say(f"without ONNX, which needs {' and '.join(missing)}: pip install 'alrao-lab[onnx]'")
