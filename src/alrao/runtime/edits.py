@@ -42,7 +42,7 @@ class Written:
         if as_before and self._params == params:
             return
         self._params, self._kinds = params, _kinds(params)
-        self._marks = self._marked(exact=reads and all([p.is_cpu for p in params]))
+        self._marks = self._marked(exact=reads and all(p.is_cpu for p in params))
         for p in copied:
             if p in self._copies:
                 self._copies[p].copy_(local(p.detach()))
@@ -61,7 +61,7 @@ class Written:
         Args:
             reads: whether numbers may be read on the host.
         """
-        reads = reads and not any([mark.is_meta for mark in self._marks])
+        reads = reads and not any(mark.is_meta for mark in self._marks)
         found = self._differ() if reads else []
         if not (reads and self._exact) and _kinds(self._params) == self._kinds:
             pairs = zip(self._params, self._versions, strict=True)
