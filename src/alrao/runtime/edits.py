@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .sharding import INTEGERS, is_shard, local
+from .sharding import INTEGERS, local
 
 
 class Written:
@@ -87,8 +87,8 @@ class Written:
 
     def _marked(self, *, exact: bool) -> list[Tensor]:
         """Return a number for each parameter that changes with its bits; see :class:`Written`."""
-        parts = [local(p) if is_shard(p) else p for p in self._params]
-        if not exact:
+        parts = [p if type(p) in (nn.Parameter, Tensor) else local(p) for p in self._params]
+        if parts and not exact:
             wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
             return list(torch._foreach_norm([p.detach() for p in parts], dtype=wide))
         # A view of the memory is kept: to make it takes longer than the sum of a small parameter. Others than
