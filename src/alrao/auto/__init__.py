@@ -27,7 +27,7 @@ from ..trainable import Trainable
 from ..warn import warn
 from .matrices import PERIOD, matrices_of
 from .search import RateSearch
-from .step import Moving, round_to_, take_step, widened
+from .step import Weight, round_to_, take_step, widened
 from .swap import Averages, training_weights, wide_dtype
 
 __all__ = ["Auto", "AutoScheduleFree"]
@@ -341,30 +341,20 @@ class Auto(AlraoOptimizer):
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
-        ages: dict[Any, list[int]] = {}  # the places of parameters with the same steps behind them
-        for i, state in enumerate(states):
-            age = tuple(id(n) if isinstance(n, Tensor) else n for n in (state["step"], state["k"]))
-            ages.setdefault(age, []).append(i)
-        for at in ages.values():
-            turns = {j: self._turns[whole[i]] for j, i in enumerate(at) if "exp_avg" in states[i]}
-            rate = next((rates[i] for i in at if not isinstance(rates[i], Tensor)), 1.0)
-            own = {j: i for j, i in enumerate(at) if isinstance(rates[i], Tensor)}
-            moving = Moving(
-                y=[y[i] for i in at],
-                z=[] if searching else [states[i]["z"] for i in at],
-                g=[g[i] for i in at],
-                moments=[states[i]["exp_avg" if j in turns else "exp_avg_sq"] for j, i in enumerate(at)],
-                rate=rate,
-                own_rates={j: self._in_units_of(rate, rates[i], u.params[i]) for j, i in own.items()},
-                step=states[at[0]]["step"],
-                k=states[at[0]]["k"],
-                turns=turns,
-                others=[j for j, i in enumerate(at) if not searching and whole[i] in self._matrices],
-                whole={j: whole[at[j]] for j in turns if whole[at[j]] is not u.params[at[j]]},
-                x=[states[i]["x"] for i in at if "x" in states[i]],
-            )
+        rate = next((each for each in rates if not isinstance(each, Tensor)), 1.0)
+        ages: dict[Any, list[Weight]] = {}  # by the steps behind them
+        for i, (p, state) in enumerate(zip(u.params, states, strict=True)):
+            weight = Weight(
+                y[i], g[i], state,
+                rates=self._in_units_of(rate, rates[i], p) if isinstance(rates[i], Tensor) else None,
+                turn=self._turns[whole[i]] if "exp_avg" in state else None,
+                decays=not searching and whole[i] in self._matrices,
+                whole=None if whole[i] is p else whole[i],
+            )  # fmt: skip
+            ages.setdefault((state["step"], state["k"]), []).append(weight)
+        for weights in ages.values():
             take_step(
-                moving, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
+                weights, rate, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
                 weight_decay=weight_decay, newest=group.get("stands_for", 1),
             )  # fmt: skip
         if narrow:
