@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 
 import alrao
 
@@ -153,7 +153,15 @@ def plateau():
     scheduler = ReduceLROnPlateau(optimizer, patience=0)
     for _ in range(6):
         scheduler.step(1.0)
-    train(model, optimizer, 301)
+    train(model, optimizer, 1)
+
+
+def linear_schedule_of_a_whole_run():
+    model, optimizer = trained()
+    scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=200)
+    for _ in range(200):
+        train(model, optimizer, 1)
+        scheduler.step()
 
 
 def half_precision_on_the_way():
@@ -231,6 +239,7 @@ ANSWERS = {
     frozen_random_body: None,
     body_unfrozen_after_the_search: (UserWarning, r"build a new alrao\.Auto when you unfreeze them"),
     plateau: (UserWarning, r"needs no schedule: leave the scheduler out"),
+    linear_schedule_of_a_whole_run: (UserWarning, r"has fallen to .* leave the scheduler out"),
     half_precision_on_the_way: None,
     state_of_copies_in_a_plain_network: (RuntimeError, r"averaging"),  # torch's own; see troubleshooting
     training_weights_without_their_average: (UserWarning, r"training weights.*call model\.eval\(\) before"),

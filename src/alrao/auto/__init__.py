@@ -41,9 +41,6 @@ LEAST_DECAY = 5e-3
 PATIENCE = 10
 """Steps in evaluation mode before a warning: some programs make a few on purpose."""
 
-IDLE, IDLE_STEPS = 0.01, 300
-"""A factor below which nothing moves, and the steps in a row with one before a warning."""
-
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
@@ -167,7 +164,7 @@ class Auto(AlraoOptimizer):
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
         self._matrices: set[Tensor] = set()  # the other matrices
         self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
-        self._in_evaluation = self._idle = 0
+        self._in_evaluation, self._told_of_schedule = 0, False
         super().__init__(
             model, (COPIES[0] * lowest, COPIES[1] * lowest),
             {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
@@ -305,17 +302,17 @@ class Auto(AlraoOptimizer):
             )
 
     def _notice_factor(self) -> None:
-        """Warn once of a factor so low that nothing moves, as ``ReduceLROnPlateau`` leaves it."""
-        factor = self.param_groups[0]["lr"]
-        if isinstance(factor, Tensor) or not self.search.over or not 0 < factor < IDLE:
-            self._idle = 0
+        """Warn once of a schedule that has lowered the factor so far that the weights hardly move."""
+        group = self.param_groups[0]
+        factor = group["lr"]
+        if self._told_of_schedule or isinstance(factor, Tensor) or not self.search.over:
             return
-        self._idle += 1
-        if self._idle == IDLE_STEPS and self.param_groups[0].get(HIGHEST, 0.0) > LOW:
+        if 0 < factor < LOW < group.get(HIGHEST, 0.0):
+            self._told_of_schedule = True
             warn(
-                f"param_groups[…]['lr'] was below {IDLE} in {IDLE_STEPS} steps in a row, and is "
-                f"{factor:.3g}: the factor on the rate that Auto has found, with which the weights hardly "
-                "move. Auto averages the weights and needs no schedule: leave the scheduler out"
+                f"param_groups[…]['lr'] has fallen to {factor:.3g}, a factor on the rate that Auto has "
+                "found, so that the weights hardly move. Auto averages the weights and needs no schedule: "
+                "leave the scheduler out"
             )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -521,6 +518,7 @@ class Auto(AlraoOptimizer):
         logger.info("the search has ended at step %d: learning rate %.3g%s", steps, rate, leading)
         highest = max((group[HIGHEST] for group in following), default=1.0)
         if factor < 0.5 and highest > LOW:  # lower ones may be learning rates, which have their own warning
+            self._told_of_schedule = True
             warn(
                 f"param_groups[…]['lr'] is {factor:.3g} at the end of Auto's search, and multiplies the rate "
                 "that it has found from now on. Auto needs no schedule: leave the scheduler out, and the "
