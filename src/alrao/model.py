@@ -309,7 +309,8 @@ class Alrao(Wrapper):
             layer.train(head.training)
             memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
             plain = copy.deepcopy(self.net, memo)
-        check_collapsed(plain, self.output_name, untied=self._untied, masked=head.masked)
+        if self._untied:
+            check_collapsed(plain, self.output_name)
         return plain
 
     def load_state_dict(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .auto import Auto
-from .heads.after_output import Randomness
 from .model import Alrao
+from .tensors import Randomness
 
 __all__ = ["prepare"]
 
