@@ -1,8 +1,8 @@
 """BatchNorm's statistics under Auto: those gathered in training, those of `eval()`, and recalibrated ones.
 
-Test losses on the suite's choosing workloads that have BatchNorm, whole runs. `alrao.recalibrate` sees 9,600
-training images. The last column is the time of an `eval()` in training steps; `benchmarks/step.py` measures
-what the statistics cost in a step.
+Validation losses on the suite's choosing workloads that have BatchNorm, whole runs. `alrao.recalibrate` sees
+9,600 training images. The last column is the time of an `eval()` in training steps; `benchmarks/step.py`
+measures what the statistics cost in a step.
 Usage: ALRAO_DATA=… python benchmarks/recalibration.py [--seeds 3] [--plain] [--only cnn]
 """
 
@@ -47,7 +47,7 @@ def run(name: str, method: str, seed: int) -> tuple[float, float, float, float]:
     step = (time.process_time() - begin) / steps
 
     def loss() -> float:
-        found = evaluate(problem, model, "test", team)[problem.measures[0]]
+        found = evaluate(problem, model, "valid", team)[problem.measures[0]]
         return float("nan") if found is None else found
 
     def inputs() -> Iterator[Tensor]:

@@ -176,7 +176,9 @@ def short_table(found: Evidence) -> list[str]:
     """Return the README's five rows."""
     first, *others = [[NAMES[name], *found.of(name)] for name in FEW]
     best = ["best tuned", *found.best_tuned()]
-    return [coverage(found), "", table(HEADS, [first, best, *others])]
+    covered = f"{len(found.workloads)} of {len(WORKLOADS)} workloads, {found.held_out} held out"
+    above = [coverage(found), ""] if UNKNOWN in first else []
+    return [*above, table([covered, *HEADS[1:]], [first, best, *others])]
 
 
 def long_table(found: Evidence) -> list[str]:

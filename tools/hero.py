@@ -28,7 +28,7 @@ VALLEYS = {"adamw": ("AdamW", "#3f6fe8"), "muon": ("Muon", "#1fa774"), "sgd": ("
 """The names and colours of the tuned optimizers."""
 MOST = 2.0
 """Losses above this multiple of the lowest are outside the figure."""
-WIDTH, HEIGHT = 480, 320
+WIDTH, HEIGHT = 480, 326
 LEFT, RIGHT, TOP, BOTTOM = 54, 470, 64, 262
 """The sides of the plot."""
 FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif\""
@@ -141,7 +141,7 @@ class Hero:
             *(part for name in VALLEYS if name in self.valleys for part in self.valley(name)),
             *self.across_all(),
             "</g>",
-            text(8, HEIGHT - 4, about, theme["text"], 12, opacity="0.75"),
+            text(8, HEIGHT - 5, about, theme["text"], 14, opacity="0.8"),
             "</svg>",
             "",
         ]

@@ -5,6 +5,7 @@ import re
 from math import log10
 from statistics import mean
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from lab_support.report_runs import FEATURES, SGD_LOSSES, SGD_RATES, drawn, full_experiment, make_run
@@ -236,3 +237,11 @@ def test_compare_ends_by_writing_a_report(tmp_path):
     page = tmp_path / "runs" / "report-digits.html"
     assert f"report: {page}" in done.output.replace("\n", "")
     assert read_runs([tmp_path / "runs"]).left_out == []
+
+
+def test_a_search_whose_rate_never_changed_has_not_ended():
+    from alrao_lab.report.copies import end_of
+
+    assert end_of(pd.Series([6e-6] * 5, range(1, 6))) is None
+    assert end_of(pd.Series([1e-5, 2e-5, 3e-5], range(1, 4))) is None
+    assert end_of(pd.Series([1e-5, 2e-5, 1e-3, 1e-3], range(1, 5))) == 3

@@ -143,4 +143,4 @@ def test_a_text_is_split_by_position(tmp_path):
     texts, _, source = split(path, "char")
     assert {part: len(text) for part, text in texts.items()} == {"train": 900, "valid": 50, "test": 50}
     assert "".join(texts.values()) == path.read_text()
-    assert "90 %" in source
+    assert source.endswith(", split 90/5/5")

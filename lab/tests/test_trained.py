@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import numpy as np
 import onnxruntime
@@ -159,3 +160,44 @@ def test_what_can_and_what_cannot_predict(call, tmp_path):
     table(60).drop(columns="length").to_csv("short.csv", index=False)
     with pytest.raises(LabError, match=r"short.csv lacks the columns length"):
         call("predict", "short.csv")
+    call("predict", "flowers.csv")
+    with pytest.raises(LabError, match=r"predictions\.csv has a column 'predicted kind' already"):
+        call("predict", "predictions.csv")
+    (tmp_path / "empty.csv").write_text("length,width,colour,price\n")
+    with pytest.raises(LabError, match=r"empty.csv has no row under its header"):
+        call("predict", "empty.csv")
+    (tmp_path / "large.csv").write_text("length,width,colour,price\n1,2,red,3\n1,inf,red,3\n")
+    with pytest.raises(LabError, match=r"large.csv, line 3: width is beyond 1e\+100"):
+        call("predict", "large.csv")
+    with pytest.raises(LabError, match="60 different values of name in 60 rows, too many for classes"):
+        call("train", "flowers.csv", "--target", "name")
+
+
+def test_without_the_packages_of_onnx_the_other_format_is_written(call, tmp_path, monkeypatch):
+    table(60).to_csv("flowers.csv", index=False)
+    call("train", "flowers.csv", "--target", "kind", "--epochs", "1", "--threads", "1")
+    monkeypatch.setattr("alrao_lab.export.find_spec", lambda name: None)
+    said = call("export")
+    assert "without ONNX, which needs onnxscript and onnxruntime: pip install 'alrao-lab[onnx]'" in said
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["README.md", "model.pt2"]
+    check = (tmp_path / "model/README.md").read_text("utf-8")
+    assert "onnxruntime" not in check
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(LabError, match="export to ONNX needs the package onnxruntime"):
+        call("export", "--formats", "onnx", "--to", "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_text_that_cannot_be_read_is_an_error_of_one_line(call, tmp_path):
+    (tmp_path / "story.txt").write_text("the cat sat on the mat\n" * 200)
+    small = ["--batch", "4", "--width", "0.1", "--epochs", "1", "--threads", "1", "--level", "word"]
+    call("train", "story.txt", *small)
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    with pytest.raises(LabError, match=r"latin\.txt is not UTF-8"):
+        call("predict", "latin.txt")
+    with pytest.raises(LabError, match="is a directory"):
+        call("predict", ".")
+    (tmp_path / "start.txt").write_text("the cat\n")
+    said = call("predict", "start.txt", "--symbols", "3").splitlines()[-1].split()
+    assert said[:2] == ["the", "cat"]
+    assert len(said) == 5

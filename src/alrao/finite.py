@@ -110,12 +110,6 @@ def share_among(alive: Tensor, weights: Tensor, dim: int) -> Tensor:
     return weights / weights.sum(dim, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
-def finite_module(module: nn.Module) -> bool:
-    """Return whether all parameters and buffers of a module are finite."""
-    tensors = (*module.parameters(), *module.buffers())
-    return all(bool(tensor.isfinite().all()) for tensor in tensors if not tensor.is_meta)
-
-
 # Gradients.
 
 

@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 
 from . import evidence as reports
 from .finite import alive
-from .heads.after_output import Randomness, Spread
-from .heads.exported import mean_of_copies, mixture_logit
+from .heads.after_output import Spread
+from .heads.exported import shown_output
 from .heads.head import Head
 from .heads.linear import LinearHead
 from .output_layer import HOW, candidates, listed, qualified
-from .tensors import LazyLogProbs, LogProbs, Prediction, members_of, trail
-from .warn import warn
+from .tensors import LazyLogProbs, LogProbs, Prediction, Randomness, members_of
+from .warn import forget_places, places_lost, warn
 from .watch import version_of
 
 MOST_CHECKED = 2**22  # the largest output whose numbers are checked: those of a large head take much memory
@@ -54,7 +54,7 @@ class FirstForward:
         try:
             return self._pass()
         except OutputChangedError as refusal:
-            followed_by = next(iter(trail.places()), "an operation that selects or changes outputs")
+            followed_by = next(iter(places_lost()), "an operation that selects or changes outputs")
             if not isinstance(head, LinearHead) or head.spread:
                 raise
             try:
@@ -89,7 +89,7 @@ class FirstForward:
                     f"another layer, {qualified(module)}, takes the outputs of {self.name!r}"
                 )
 
-        trail.clear()
+        forget_places()
         handles = [self.head.register_forward_hook(lambda module, args, out: used.append(module))]
         handles += [m.register_forward_hook(partial(remember, name)) for name, m in self.others.items()]
         for module in self.net.modules():
@@ -106,7 +106,7 @@ class FirstForward:
                 f"\n{listed(self.others)}"
             )
         try:
-            if self.guessed or trail.places():
+            if self.guessed or places_lost():
                 self._check_output(out, produced)
             self._check_meaning(out)
         except OutputChangedError as error:
@@ -119,7 +119,7 @@ class FirstForward:
         tensors = _tensors(out)
         ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
         losses = [tensor for tensor in tensors if tensor.ndim == 0 and tensor.is_floating_point()]
-        changed = bool(trail.places()) and not all(_is_likelihood(loss, self.head) for loss in losses)
+        changed = bool(places_lost()) and not all(_is_likelihood(loss, self.head) for loss in losses)
         if changed or not (ours or losses):
             raise OutputChangedError(
                 f"{self.name!r} was taken for the output layer, as the last layer registered, but the "
@@ -147,8 +147,8 @@ class FirstForward:
             members = members_of(tensor) if isinstance(tensor, Prediction) else None
             right = not isinstance(tensor, LogProbs) or not tensor.intact or _are_distributions(tensor, known)
             if members is not None and known:
-                average = mean_of_copies if members.likelihood == "gaussian" else mixture_logit
-                right = not _differ(tensor, average(members.own.detach(), members.weights))
+                shown = shown_output(members.likelihood, members.own.detach(), members.weights)
+                right = not _differ(tensor, shown)
             if not right:
                 raise OutputChangedError(self._different)
 

@@ -74,7 +74,9 @@ class Alrao(Wrapper):
     averages: Any = None
     """The averaged weights, under :class:`Auto`; a copy of the model has none."""
     _unrecorded = 0
-    """Training passes without gradients in a row."""
+    """Training passes without gradients: in a row, or all of them until a first call of ``eval()``."""
+    _evaluated = False
+    """Whether ``eval()`` has been called."""
     _zeros: ZeroWatch | None = None
     """Notices that nothing trains the copies, until it has warned."""
 
@@ -128,7 +130,7 @@ class Alrao(Wrapper):
             net.set_submodule(each, head)
         self.__dict__["head"] = head  # not a second child: the network has it already
         self.stand_for(net if name else head)
-        watch_steps(head)
+        watch_steps(head, () if tied else layer.parameters())
         converted.add(self)
 
     # The user's network, reachable through the wrapper.
@@ -199,13 +201,18 @@ class Alrao(Wrapper):
         """Accept all gradients: every forward pass has the weights for the mode, and may train in any."""
 
     def _notice_evaluation(self) -> None:
-        """Warn once of an evaluation in training mode: many passes in a row that record no graph."""
-        self._unrecorded = 0 if torch.is_grad_enabled() else self._unrecorded + 1
-        if self._unrecorded == EVALUATION and self.averages.differ and not self.finite_statistics.resetting:
+        """Warn once of an evaluation in training mode: passes that record no graph."""
+        if torch.is_grad_enabled():
+            self._unrecorded = 0 if self._evaluated else self._unrecorded
+            return
+        if not self.averages.differ or self.finite_statistics.resetting:
+            return
+        self._unrecorded += 1
+        if self._unrecorded == EVALUATION:
             warn(
-                f"{EVALUATION} forward passes in a row under no_grad() were in training mode, so they show "
-                "the training weights, and not Auto's averaged weights: call model.eval() before an "
-                "evaluation, and model.train() after it"
+                f"{EVALUATION} forward passes under no_grad() were in training mode, so they show the "
+                "training weights, and not Auto's averaged weights: call model.eval() before an evaluation, "
+                "and model.train() after it"
             )
 
     def _warn_of_training_weights(self) -> None:
@@ -273,6 +280,7 @@ class Alrao(Wrapper):
         super().train(mode)
         self.place_weights()
         if not mode:
+            self._evaluated = True
             self._warn_of_training_weights()
         return self
 
@@ -301,7 +309,8 @@ class Alrao(Wrapper):
             layer.train(head.training)
             memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
             plain = copy.deepcopy(self.net, memo)
-        check_collapsed(plain, self.output_name, untied=self._untied, masked=head.masked)
+        if self._untied:
+            check_collapsed(plain, self.output_name)
         return plain
 
     def load_state_dict(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from .contrib.adaptive import AdaptiveHead
-from .finite import finite_module
 from .heads.head import Head
 from .heads.linear import LINEAR_HEADS, Window
 from .posterior import Posterior
@@ -156,20 +155,13 @@ def declare_untied(net: nn.Module, output: str) -> bool:
     return found
 
 
-def check_collapsed(plain: nn.Module, name: str, *, untied: bool, masked: bool) -> None:
-    """Warn of a collapsed network that would be wrong without an error."""
-    if untied and not declare_untied(plain, name):
+def check_collapsed(plain: nn.Module, name: str) -> None:
+    """Warn of a network that was tied, and would be wrong without an error where its state is loaded."""
+    if not declare_untied(plain, name):
         warn(
             f"the output layer {name!r} of the collapsed network has its own weights, and that of the "
             "original network was tied: loading this state there raises no error, and the outputs are "
             f"wrong. Untie it first: net.{name}.weight = nn.Parameter(net.{name}.weight.detach().clone())"
-        )
-    if masked or not finite_module(plain):
-        warn(
-            "the collapsed network returns numbers that are not finite where the mixture does not: in "
-            "the last evaluation the output layer got features that are not finite or too large, which "
-            "the copies ignore and a plain layer does not. Train longer, or lower the upper end of the "
-            "interval"
         )
 
 

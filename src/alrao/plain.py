@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .calls import unwatch_calls, watch_calls
+from .calls import unwatch_calls, unwatch_inputs, watch_calls, watch_inputs
 from .clipping import clip_grads_
 from .evidence import is_readable
 from .finite import FiniteStatistics
 from .warn import warn
-from .watch import version_of
+from .watch import note_step_of, version_of
+
+EVALUATION = 10
+"""Passes in a row without gradients in training mode that count as an evaluation."""
 
 
 class NoHead:
@@ -58,6 +61,7 @@ class Plain:
         self._seen = self.training
         self._stale: list[tuple[nn.Parameter, Tensor, int]] = []
         self._averages: Any = None
+        self._unrecorded = 0  # training passes without gradients in a row
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters."""
@@ -82,6 +86,9 @@ class Plain:
         trained = [m for m in self.net.modules() if not own.isdisjoint(m.parameters(recurse=False))]
         if self.modules and trained:  # the last one that a load comes to
             watch_calls(trained[-1], "_load_from_state_dict", self._loaded)
+        if averages.swap and self._seen:
+            for module in self.modules:
+                watch_inputs(module, self._passed)
         self._averages = averages
 
     def place_weights(self) -> None:
@@ -107,6 +114,32 @@ class Plain:
         self._seen = not self._mode()  # a call counts, whatever the mode was
         self.place_weights()
         self._stale = []
+        if not self._seen:
+            self._stop_watching_passes()
+
+    def _passed(self, *_: Any) -> None:
+        """Warn once of an evaluation in training mode, if ``eval()`` has not been called yet."""
+        if torch.is_grad_enabled():
+            self._unrecorded = 0
+            return
+        averages = self._averages
+        if averages is None or not self._mode() or not averages.differ or self.finite_statistics.resetting:
+            return
+        self._unrecorded += 1
+        if self._unrecorded == EVALUATION:
+            self._stop_watching_passes()
+            if averages.evaluating or averages.retired:
+                return
+            warn(
+                f"{EVALUATION} forward passes in a row under no_grad() were in training mode, so they show "
+                "the training weights, and not Auto's averaged weights: call net.eval() before an "
+                "evaluation, and net.train() after it. For a network that acts while it learns, build "
+                "alrao.Auto(net, swap=False)"
+            )
+
+    def _stop_watching_passes(self) -> None:
+        for module in self.modules:
+            unwatch_inputs(module, self._passed)
 
     def _loaded(self, *_: Any, **__: Any) -> None:
         if self._averages is not None:
@@ -125,9 +158,12 @@ class Plain:
             )
 
     def notice_step(self) -> None:
-        """Do nothing: there are no copies that another optimizer may have trained."""
+        """Warn of parameters that copies have replaced since; for networks, the step refuses these."""
+        if not (self.modules or torch.compiler.is_compiling()):
+            note_step_of("the optimizer", self.parameters())
 
     def _stop(self) -> None:
+        self._stop_watching_passes()
         for module in self.modules:
             unwatch_calls(module, "train", self._mode_called)
         for module in self.net.modules():

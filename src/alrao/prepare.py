@@ -5,20 +5,23 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .auto import Auto
-from .heads.after_output import Randomness
 from .model import Alrao
+from .tensors import Randomness
 
 __all__ = ["prepare"]
 
 TOLERANCE = 1e-3
 """Largest relative difference of a loss and of its gradients between a network and its conversion."""
+
+MANY = 2**20
+"""Weights of all copies together up to which they may outweigh the rest of the network: they cost little."""
 
 logger = logging.getLogger("alrao")
 
@@ -32,8 +35,10 @@ def prepare(
     one, the loss of a first batch is computed and differentiated twice, on copies: of the network, and of the
     same network with copies of its output layer, which are alike at the start. If both losses and the
     gradients of the body agree, no warning is issued and a step is accepted, the network is converted. So
-    it is for a cross-entropy; with two heads, a Dice loss or a policy it stays plain. The logger ``alrao``
-    reports the choice and the reason at level INFO.
+    it is for a cross-entropy; with two heads, a Dice loss or a policy it stays plain. So does a network whose
+    copies would have more than a million weights and more than the rest, such as a language model of words:
+    a step would take several times as long. The logger ``alrao`` reports the choice and the reason at level
+    INFO.
 
     Experimental: it may change in any release.
 
@@ -78,6 +83,12 @@ def _why_plain(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str | Non
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             model = Alrao(copy.deepcopy(net), keep_output=True)
+            of_copies, others = map(_weights, (model.head.parameters(), model.body_parameters()))
+            if of_copies > max(MANY, others):
+                return (
+                    f"copies of its output layer would have {of_copies:,} weights, the rest of the network "
+                    f"has {others:,}, so that a step would take several times as long"
+                )
             now, its = _differentiated(model, loss)
             Auto(model).step()
     except Exception as error:
@@ -106,6 +117,10 @@ def _differentiated(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tupl
         numbers.restore()
     grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     return value.detach().as_subclass(Tensor), grads
+
+
+def _weights(params: Iterable[Tensor]) -> int:
+    return sum(p.numel() for p in params)
 
 
 def _close(a: list[Tensor], b: list[Tensor]) -> bool:

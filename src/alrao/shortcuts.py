@@ -111,6 +111,9 @@ def inside_functional_transform() -> bool:
 def without_fallback_warning() -> Iterator[None]:
     """Let ``torch.vmap`` take copies one by one where it must, without a warning that a user cannot heed."""
     functorch: Any = torch._C._functorch
+    if torch.compiler.is_compiling():
+        yield
+        return
     functorch._set_vmap_fallback_warning_enabled(False)
     try:
         yield

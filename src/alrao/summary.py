@@ -5,17 +5,16 @@ from __future__ import annotations
 from torch import nn
 
 from .features import features_of
-from .model import DEFAULT_COPIES, Alrao
+from .model import Alrao
 from .optim import AlraoOptimizer
-from .output_layer import candidates, choose
 from .posterior import posterior_bar
 from .trainable import Trainable, find_alrao, joined, unwrapped
+
+NO_COPIES = "no copies: a rate for every feature, with any loss"
 
 
 def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
     """Return a table of the model's layers, with features, rates and parameters, and its posterior.
-
-    Of a plain network, which has no posterior, the last line says what :class:`Alrao` would add.
 
     Args:
         model: an :class:`Alrao` model, a plain network, or anything else that the optimizers take.
@@ -48,8 +47,7 @@ def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] for row in rows)
     lines = ["  ".join(cells).rstrip() for cells in padded]
     rule = "-" * max(map(len, lines))
-    single = isinstance(model, nn.Module)
-    last = _without_copies(net, single) if alrao is None else _posterior(alrao, optimizer)
+    last = NO_COPIES if alrao is None else _posterior(alrao, optimizer)
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], last])
 
 
@@ -59,17 +57,3 @@ def _posterior(alrao: Alrao, optimizer: AlraoOptimizer | None) -> str:
         low, high = optimizer.copy_rates()[[0, -1]].tolist()
         bar = f"{low:.3g} {bar} {high:.3g}"
     return f"posterior of the copies: {bar}"
-
-
-def _without_copies(net: nn.Module, single: bool) -> str:
-    """Return what a plain network lacks, if its loss is a likelihood."""
-    if not (single and candidates(net)):
-        return "no copies: a rate for every feature, with any loss"
-    name, layer = choose(net, None)
-    what = repr(name) if name else "this layer"
-    more = (DEFAULT_COPIES - 1) * sum(p.numel() for p in layer.parameters())
-    return (
-        "no copies: a rate for every feature, with any loss. If the loss is a likelihood, alrao.Alrao(net) "
-        f"adds copies of {what}, {DEFAULT_COPIES} in all ({more:,} more parameters), whose likelihoods "
-        "tell Auto which rates learn best"
-    )

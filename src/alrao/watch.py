@@ -19,39 +19,58 @@ STEPS = 3  # steps of torch's optimizers on the copies of a head that are warned
 ZEROS = 10  # steps in a row with a gradient of 0 after which the copies of a head are said not to train
 
 _steps: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-"""Steps of torch's optimizers on each head that none of alrao has stepped on yet."""
+"""Steps of other optimizers on each head that none of alrao has stepped on yet."""
+_former: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Parameter]]] = weakref.WeakKeyDictionary()
+"""The parameters of the layer that each of these heads has replaced."""
 _hooks: list[Any] = []  # the one hook, from the first head on
 
 
-def watch_steps(head: nn.Module) -> None:
-    """Warn once if optimizers of torch train a head, until :func:`unwatch_steps`."""
+def watch_steps(head: nn.Module, former: Iterable[nn.Parameter] = ()) -> None:
+    """Warn once if other optimizers train a head, or what it has replaced, until :func:`unwatch_steps`."""
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(note_step))
     _steps[head] = 0
+    _former[head] = [weakref.ref(p) for p in former]
 
 
 def unwatch_steps(head: nn.Module) -> None:
     """Leave a head alone, because an optimizer of alrao has stepped."""
     _steps.pop(head, None)
+    _former.pop(head, None)
 
 
 def note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Note a step of an optimizer of torch: the hook for all of them."""
-    if torch.compiler.is_compiling():
-        return
-    for head in list(_steps):
-        weight = next(head.parameters(), None)
-        groups = optimizer.param_groups if weight is not None and weight.grad is not None else ()
-        if not any(each is weight for group in groups for each in group["params"]):
+    if _steps and not torch.compiler.is_compiling():
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        note_step_of(type(optimizer).__name__, params)
+
+
+def note_step_of(optimizer: str, params: Iterable[Any]) -> None:
+    """Note a step on parameters by an optimizer that does not train the head that they belong to."""
+    trained = [head for head in _steps if any(p.grad is not None for p in head.parameters())]
+    given = {id(p) for p in params} if trained else set()
+    for head in trained:
+        of_copies = any(id(p) in given for p in head.parameters())
+        left = sum(1 for p in _former[head] if id(p()) in given)
+        if not (of_copies or left):
             continue
         _steps[head] += 1
-        if _steps[head] == STEPS:
-            del _steps[head]
+        if _steps[head] < STEPS:
+            continue
+        unwatch_steps(head)
+        if of_copies:
             warn(
-                f"the copies of the head were trained by {type(optimizer).__name__} of torch, not by an "
+                f"the copies of the head were trained by {optimizer} of torch, not by an "
                 "optimizer of alrao, so the posterior stays uniform and no rates are drawn: build "
                 "alrao.Auto(model) in its place, which needs no learning rate. For the paper's method on an "
                 "optimizer of torch there are alrao.SGD, Adam and AdamW, and alrao.PerFeature for any other"
+            )
+        else:
+            warn(
+                f"{optimizer} was built before alrao.Alrao(net), which has put copies in the place of {left} "
+                "of its parameters: the copies are not trained. Build the optimizer after that, "
+                "optimizer = alrao.Auto(model)"
             )
 
 

@@ -45,7 +45,7 @@ def test_it_is_the_algorithm_as_written_down(options):
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
     model = alrao.Alrao(net.double(), 5)
     optimizer = alrao.Auto(model, **options)
-    betas = options.get("betas", (0.7, 0.99))
+    betas = options.get("betas", (0.5, 0.99))
     names = [name for name, _ in model.named_parameters()]
     head = {name for name, p in model.named_parameters() if p in set(model.head.parameters())}
     hidden = (model.net[0].weight, model.net[2].weight)

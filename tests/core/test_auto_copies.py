@@ -154,7 +154,7 @@ def test_a_compiled_model_whose_mode_was_set_without_a_call_is_right_after_a_ste
     train(compiled, optimizer, 60, 61)
     y = weights(model)
     assert "y" not in optimizer.state[model.head.weight]
-    assert close(weights(model.eval()), [torch.lerp(optimizer.state[p]["z"], q, 1 / 0.7) for p, q in
+    assert close(weights(model.eval()), [torch.lerp(optimizer.state[p]["z"], q, 1 / 0.5) for p, q in
                  zip(model.parameters(), y, strict=True)])  # fmt: skip
     assert equal(weights(model.train()), y)
 
@@ -203,4 +203,4 @@ def test_a_model_may_be_moved_after_the_training(capturable):
     with mode:
         with pytest.raises(RuntimeError, match=r"same device|different devices"):
             optimizer.averages.state[p]["z"] + p
-        assert optimizer.averages.average(p, 0.7).device == p.device
+        assert optimizer.averages.average(p, 0.5).device == p.device

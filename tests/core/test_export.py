@@ -39,47 +39,6 @@ def test_the_collapsed_form_of_a_tied_network_comes_with_a_remedy():
     assert torch.equal(net(x), plain(x))
 
 
-class Overflowing(nn.Module):
-    """Weights are finite, what they make of the input is not."""
-
-    def __init__(self, output):
-        super().__init__()
-        self.body, self.output = nn.Linear(4, 8), output
-
-    def forward(self, x, *target):
-        return self.output(self.body(x) ** 3, *target)
-
-
-OUTPUTS = {
-    "linear": lambda: nn.Linear(8, 3),
-    "adaptive": lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 6, cutoffs=[3], div_value=2.0),
-}
-
-
-@pytest.mark.parametrize("kind", OUTPUTS)
-def test_features_that_overflow_are_noticed_by_collapse(kind):
-    model = alrao.Alrao(Overflowing(OUTPUTS[kind]()), 3).eval()
-    x, target = torch.randn(6, 4), (torch.randint(6, (6,)),) if kind == "adaptive" else ()
-    with torch.no_grad():
-        model.body.weight[2] = 1e20
-    assert torch.as_tensor(model(x, *target)[0]).isfinite().all()
-    with pytest.warns(UserWarning, match="not finite where the mixture does not"):
-        plain = model.collapse()
-    assert not torch.as_tensor(plain(x, *target)[0]).isfinite().all(), "what the warning is about"
-    with torch.no_grad():
-        model.body.weight[2] = 1e3
-    model(x, *target)
-    assert torch.as_tensor(model.collapse()(x, *target)[0]).isfinite().all()
-
-
-def test_weights_that_are_not_finite_are_noticed_by_collapse():
-    model = alrao.Alrao(mlp(), 3)
-    with torch.no_grad():
-        model.head.weight[:] = torch.nan
-    with pytest.warns(UserWarning, match="not finite"):
-        model.collapse()
-
-
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "bernoulli"])
 @pytest.mark.parametrize("images", [False, True])
 @pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)`:DeprecationWarning")

@@ -52,7 +52,7 @@ def equal(one, other):
 
 def averages(net, optimizer):
     """The averaged weights by their definition, of a network in training mode."""
-    return [(p.detach() - 0.3 * optimizer.state[p]["z"]) / 0.7 for p in net.parameters()]
+    return [(p.detach() - 0.5 * optimizer.state[p]["z"]) / 0.5 for p in net.parameters()]
 
 
 def set_mode(net, mode):

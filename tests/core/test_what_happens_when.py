@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau
 
 import alrao
 
@@ -50,6 +50,18 @@ def optimizer_before_conversion():
     train(alrao.Alrao(net), optimizer, 2)
 
 
+def parameters_before_conversion():
+    net = network()
+    optimizer = alrao.Auto(net.parameters())
+    train(alrao.Alrao(net), optimizer, 4)
+
+
+def optimizer_of_torch_before_conversion():
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters())
+    train(alrao.Alrao(net), optimizer, 4)
+
+
 def training_in_evaluation_mode():
     model, optimizer = trained()
     model.eval()
@@ -68,6 +80,33 @@ def evaluation_in_training_mode():
         loss(model)
 
 
+def short_evaluations_in_training_mode():
+    model, optimizer = trained()
+    for _ in range(12):
+        train(model, optimizer, 2)  # and one pass without gradients
+
+
+def evaluation_of_a_plain_network_in_training_mode():
+    model, _ = trained(wrapped=False)
+    for _ in range(12):
+        loss(model)
+
+
+def acting_while_learning():
+    net = network()
+    optimizer = alrao.Auto(net, steps=60, swap=False)
+    train(net, optimizer)
+    for _ in range(12):
+        loss(net)
+
+
+def passes_without_gradients_of_a_program_that_evaluates():
+    for model, optimizer in (trained(), trained(wrapped=False)):
+        model.eval(), model.train()
+        for _ in range(12):
+            train(model, optimizer, 1)
+
+
 def rate_of_a_group():
     net = network()
     optimizer = alrao.Auto([{"params": net[0].parameters(), "lr": 1e-3}, {"params": net[2].parameters()}])
@@ -81,6 +120,11 @@ def learning_rate_of_adam():
 
 def decay_of_adam():
     alrao.Auto(network(), weight_decay=5e-4)
+
+
+def decay_of_adam_in_groups():
+    net = network()
+    alrao.Auto([{"params": layer.parameters(), "weight_decay": 5e-4} for layer in (net[0], net[2])])
 
 
 def frozen_random_body():
@@ -109,7 +153,15 @@ def plateau():
     scheduler = ReduceLROnPlateau(optimizer, patience=0)
     for _ in range(6):
         scheduler.step(1.0)
-    train(model, optimizer, 301)
+    train(model, optimizer, 1)
+
+
+def linear_schedule_of_a_whole_run():
+    model, optimizer = trained()
+    scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=200)
+    for _ in range(200):
+        train(model, optimizer, 1)
+        scheduler.step()
 
 
 def half_precision_on_the_way():
@@ -168,15 +220,26 @@ def default_schedule_of_hugging_face():
 
 ANSWERS = {
     optimizer_before_conversion: (RuntimeError, r"alrao\.Alrao\(net\).*Build the optimizer after that"),
+    parameters_before_conversion: (
+        UserWarning,
+        r"before alrao\.Alrao\(net\).*Build the optimizer after that",
+    ),
+    optimizer_of_torch_before_conversion: (UserWarning, r"AdamW was built before.*alrao\.Auto\(model\)"),
     training_in_evaluation_mode: (UserWarning, r"in evaluation mode.*call model\.train\(\)"),
     training_in_evaluation_mode_of_a_plain_network: (UserWarning, r"call model\.train\(\)"),
     evaluation_in_training_mode: (UserWarning, r"were in training mode.*call model\.eval\(\)"),
+    short_evaluations_in_training_mode: (UserWarning, r"were in training mode.*call model\.eval\(\)"),
+    evaluation_of_a_plain_network_in_training_mode: (UserWarning, r"call net\.eval\(\).*swap=False"),
+    acting_while_learning: None,
+    passes_without_gradients_of_a_program_that_evaluates: None,
     rate_of_a_group: None,
     learning_rate_of_adam: (UserWarning, r"lr=0\.0003.*not a learning rate.*Write 1\.0"),
     decay_of_adam: (UserWarning, r"weight_decay=0\.0005.*has no effect.*Leave it out"),
+    decay_of_adam_in_groups: (UserWarning, r"weight_decay=0\.0005.*has no effect.*Leave it out"),
     frozen_random_body: None,
     body_unfrozen_after_the_search: (UserWarning, r"build a new alrao\.Auto when you unfreeze them"),
     plateau: (UserWarning, r"needs no schedule: leave the scheduler out"),
+    linear_schedule_of_a_whole_run: (UserWarning, r"has fallen to .* leave the scheduler out"),
     half_precision_on_the_way: None,
     state_of_copies_in_a_plain_network: (RuntimeError, r"averaging"),  # torch's own; see troubleshooting
     training_weights_without_their_average: (UserWarning, r"training weights.*call model\.eval\(\) before"),

@@ -56,7 +56,7 @@ def test_the_trainer_trains_a_plain_network_and_evaluates_its_average(tmp_path):
     with torch.no_grad():
         for p, q in zip(net.parameters(), twin.parameters(), strict=True):
             if "z" in optimizer.state[p]:
-                q.copy_((p - 0.3 * optimizer.state[p]["z"]) / 0.7)  # by definition
+                q.copy_((p - 0.5 * optimizer.state[p]["z"]) / 0.5)  # by definition
         rows = examples()
         inputs, labels = torch.stack([row["input_ids"] for row in rows]), [row["labels"] for row in rows]
         expected = twin(inputs, labels=torch.tensor(labels)).loss.item()

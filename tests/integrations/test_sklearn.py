@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -228,3 +229,14 @@ def test_a_wrong_interval_is_refused_in_our_words(kind):
     X, y, _ = two_kinds()
     with pytest.raises(ValueError, match="from low to high"):
         kind(lr=(1.0, 0.1)).fit(X, y)
+
+
+def test_the_network_can_be_used_without_the_estimator():
+    X, y, _ = two_kinds()
+    X = np.column_stack([X * 100 + 5, np.ones(len(X))])
+    classifier = AlraoClassifier(random_state=0, max_iter=2).fit(X, y)
+    standardised = torch.from_numpy((X - classifier.input_mean_) / classifier.input_scale_)
+    with torch.no_grad():
+        probabilities = classifier.network_(standardised).softmax(1).numpy()
+    np.testing.assert_allclose(probabilities, classifier.predict_proba(X), rtol=1e-6)
+    assert not hasattr(AlraoClassifier(), "input_mean_")

@@ -352,7 +352,7 @@ def test_scripts_for_diffusion_models_name_the_class_and_write_a_factor_into_gro
 
 def test_torchtune_calls_the_component_of_its_configuration():
     """`config.instantiate(cfg.optimizer, model.parameters())` with `_component_: alrao.Auto, lr: 1.0`."""
-    component = {"_component_": "alrao.Auto", "lr": 1.0, "weight_decay": 0.01, "betas": [0.7, 0.99]}
+    component = {"_component_": "alrao.Auto", "lr": 1.0, "weight_decay": 0.01, "betas": [0.5, 0.99]}
     module, _, name = component.pop("_component_").rpartition(".")
     net = network()
     for build in (

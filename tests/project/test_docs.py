@@ -366,7 +366,7 @@ OTHERS = {
     "ray start --head": "Ray's own command",
     "torchrun --nproc-per-node 8 -m alrao_lab.cli train cifar10 --batch 256": "test_team.py runs torchrun",
     "--optimizer_type alrao.AutoScheduleFree --learning_rate 1.0 --optimizer_args weight_decay=0.3 "
-    '"betas=0.7,0.99"':
+    '"betas=0.5,0.99"':
         "the options of another program; test_trainers.py builds the optimizer as it does",
     "pip install peft": "another package",
 }  # fmt: skip

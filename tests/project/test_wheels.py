@@ -136,6 +136,37 @@ frame[120:].drop(columns="kind").to_csv("new.csv", index=False)
 """
 
 
+HOSTILE = """
+from pathlib import Path
+Path("mixed.csv").write_text("a,kind\\n" + "".join(f"{n},{'xy'[n % 2]}\\n" for n in range(40)) + "wide,x\\n")
+Path("latin.csv").write_bytes("a,kind\\n1,caf\\xe9\\n".encode("latin-1"))
+"""
+
+
+def test_what_cannot_be_used_is_refused_in_one_line(workbench, tmp_path):
+    call(workbench.bin / "python", "-I", "-c", HOSTILE, cwd=tmp_path)
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for words, said in {
+        "train mixed.csv --target kind": "mixed.csv, line 42: 'wide' in column a is not a number",
+        "train latin.csv --target kind": "latin.csv is not UTF-8",
+        "predict mixed.csv": "there is no finished run",
+    }.items():
+        command = [str(workbench.bin / "alrao"), *words.split()]
+        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, words
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_without_onnx_a_plain_installation_exports_the_other_format(workbench, tmp_path):
+    """Before the packages of ONNX are lent to the environment."""
+    call(workbench.bin / "python", "-I", "-c", DATA, cwd=tmp_path)
+    alrao = workbench.bin / "alrao"
+    call(alrao, "train", "iris.csv", "--target", "kind", "--epochs", "1", "--threads", "1", cwd=tmp_path)
+    assert "without ONNX, which needs onnxscript and onnxruntime" in call(alrao, "export", cwd=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["README.md", "model.pt2"]
+
+
 def test_from_a_csv_file_to_an_exported_model_in_three_commands(workbench, tmp_path):
     workbench.lend("onnx", "onnxruntime", "onnxscript")
     call(workbench.bin / "python", "-I", "-c", DATA, cwd=tmp_path)
@@ -150,3 +181,56 @@ def test_from_a_csv_file_to_an_exported_model_in_three_commands(workbench, tmp_p
         predicted = [row["predicted kind"] for row in csv.DictReader(file)]
     assert len(predicted) == 30
     assert set(predicted) == {"setosa", "versicolor", "virginica"}
+
+
+PICTURES = """
+import numpy, pathlib
+from PIL import Image
+random = numpy.random.default_rng(0)
+for place, kind in enumerate(("cat", "dog")):
+    folder = pathlib.Path("pets", kind)
+    folder.mkdir(parents=True)
+    for number in range(14):
+        pixels = random.normal(60 + 120 * place, 20, (40, 40, 3)).clip(0, 255).astype("uint8")
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+pathlib.Path("story.txt").write_text("abcd" * 400)
+pathlib.Path("start.txt").write_text("abcdab")
+"""
+
+
+def test_numbers_images_and_a_text_become_exported_models(workbench, tmp_path):
+    workbench.lend("onnx", "onnxruntime", "onnxscript")
+    for code in (DATA, PICTURES):
+        call(workbench.bin / "python", "-I", "-c", code, cwd=tmp_path)
+    alrao, brief = workbench.bin / "alrao", ("--epochs", "1", "--threads", "1")
+    small = ("--model", "mobilenet_v3_small", "--image-size", "32", "--workers", "0", "--batch", "8")
+    for data, new, options in (
+        ("iris.csv", "iris.csv", ("--target", "petal width (cm)", "--seed", "0")),
+        ("pets", "pets/cat", small),
+        ("story.txt", "start.txt", ("--batch", "4", "--width", "0.2")),
+    ):
+        call(alrao, "train", data, *options, *brief, cwd=tmp_path)
+        call(alrao, "predict", new, cwd=tmp_path)
+        assert "model.onnx: outputs differ" in call(alrao, "export", "--to", f"of-{data}", cwd=tmp_path)
+        card = (tmp_path / f"of-{data}" / "README.md").read_text("utf-8")
+        assert data in card
+        assert "## Limitations" in card
+
+
+def test_a_comparison_names_the_winner_with_its_uncertainty(workbench, tmp_path):
+    call(workbench.bin / "python", "-I", "-c", DATA, cwd=tmp_path)
+    words = (
+        "compare",
+        "iris.csv",
+        "--target",
+        "kind",
+        "--methods",
+        "auto,adam",
+        "--seeds",
+        "2",
+        "--epochs",
+        "3",
+    )
+    said = " ".join(call(workbench.bin / "alrao", *words, "--threads", "1", cwd=tmp_path).split())
+    assert "has the lowest test loss" in said
+    assert "95 % interval over 2 and 2 seeds" in said

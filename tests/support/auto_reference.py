@@ -14,7 +14,7 @@ class SlowAuto:
     """
 
     def __init__(
-        self, weights, head, matrices, *, longest=500, weight_decay=0.0, beta=0.7, beta2=0.99, eps=1e-8
+        self, weights, head, matrices, *, longest=500, weight_decay=0.0, beta=0.5, beta2=0.99, eps=1e-8
     ):
         self.y = {name: w.clone() for name, w in weights.items()}
         self.start = {name: w.clone() for name, w in weights.items()}

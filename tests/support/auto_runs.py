@@ -50,7 +50,7 @@ def trained(steps=60, **options):
     return model, optimizer
 
 
-def averages(model, optimizer, beta=0.7):
+def averages(model, optimizer, beta=0.5):
     """The averaged weights by their definition, of a model in training mode."""
     return [(p.detach() - (1 - beta) * optimizer.state[p]["z"]) / beta for p in model.parameters()]
 

@@ -66,7 +66,7 @@ def main(converted):
             optimizer.eval()
         assert learner.validate()[0] < 0.6
         for p, state in optimizer.state.items():
-            beta = state.get("beta", 0.7)
+            beta = state.get("beta", 0.5)
             average = (state["y"] - (1 - beta) * state["z"]) / beta
             torch.testing.assert_close(p.detach(), average, rtol=1e-3, atol=1e-5)
         learner.save("both")

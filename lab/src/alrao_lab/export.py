@@ -6,7 +6,9 @@ import contextlib
 import io
 import json
 import warnings
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +43,21 @@ def described(trained: Trained) -> dict[str, Any]:
     return {**about, "labels": trained.labels}
 
 
-def export(trained: Trained, folder: Path, formats: list[str]) -> dict[str, float | None]:
+def absent() -> list[str]:
+    """Return the packages of ONNX that are not installed."""
+    return [name for name in ("onnxscript", "onnxruntime") if find_spec(name) is None]
+
+
+def export(trained: Trained, folder: Path, formats: list[str]) -> dict[str, float]:
     """Write a model and its card into a folder.
 
     Returns:
-        For each file the largest difference of its outputs from those of the model; None if the program that
-        runs it is not installed.
+        For each file the largest difference of its outputs from those of the model.
     """
     about, example = json.dumps(described(trained), ensure_ascii=False), trained.example()
     batch = {0: torch.export.Dim("rows")}
     wanted = trained.outputs(example)
-    differences: dict[str, float | None] = {}
+    differences: dict[str, float] = {}
     for name in formats:
         path = folder / FORMATS[name]
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -63,7 +69,8 @@ def export(trained: Trained, folder: Path, formats: list[str]) -> dict[str, floa
                 replace_file(path, buffer.getvalue())
                 got = torch.export.load(path).module()(example)
             else:
-                optional("onnxscript", "onnx", "export to ONNX")
+                for package in ("onnxscript", "onnxruntime"):  # before anything is written
+                    optional(package, "onnx", "export to ONNX")
                 program: Any = torch.onnx.export(
                     trained.module,
                     (example,),
@@ -75,8 +82,7 @@ def export(trained: Trained, folder: Path, formats: list[str]) -> dict[str, floa
                 )
                 program.model.metadata_props["alrao"] = about
                 replace_file(path, program.model_proto.SerializeToString())
-                runtime = optional("onnxruntime", "onnx", "checking the ONNX file")
-                session = runtime.InferenceSession(path)
+                session = import_module("onnxruntime").InferenceSession(path)
                 got = torch.from_numpy(
                     np.asarray(session.run(None, {INPUTS[trained.kind]: example.numpy()})[0])
                 )

@@ -24,7 +24,8 @@ from .settings import Settings
 from .store import RunDirectory
 from .tasks import get_task
 from .tasks.columns import ABSENT, Encoder, Encoding
-from .tasks.tables import read_fields
+from .tasks.files import read_text
+from .tasks.tables import LARGEST, read_fields
 from .tasks.task import Supervised
 from .tasks.text import UNKNOWN, tokens
 
@@ -192,6 +193,12 @@ def predict_table(trained: Trained, path: Path) -> Predictions:
         codes = encoding.codes(frame)
     except (ValueError, TypeError) as error:
         raise LabError(f"{path} has a word in a column of numbers: {error}") from None
+    if not len(frame):
+        raise LabError(f"{path} has no row under its header")
+    for column, values in zip(encoding.columns, codes.T, strict=True):
+        if (large := values.abs() > LARGEST).any():
+            line = frame.index[int(large.nonzero()[0])]
+            raise LabError(f"{path}, line {line}: {column.name} is beyond {LARGEST:g}")
     notes = []
     for column, values in zip(encoding.columns, codes.T, strict=True):
         count = int((values < 0).sum() if column.levels else values.isnan().sum())
@@ -204,6 +211,10 @@ def predict_table(trained: Trained, path: Path) -> Predictions:
         known = frame[target.name][~frame[target.name].str.lower().isin(ABSENT)]
         said = _success(rows.iloc[known.index, 0], known, classes=bool(target.levels))
         notes += [f"{said} on the {len(known)} rows that have {target.name}"] if said else []
+    if twice := [name for name in rows if name in frame]:
+        raise LabError(
+            f"{path} has a column {twice[0]!r} already, which is written here: rename or remove it"
+        )
     return Predictions(frame.join(rows), notes)
 
 
@@ -238,7 +249,10 @@ def predict_text(trained: Trained, path: Path, count: int, seed: int = 0) -> Pre
     """Continue a text by symbols that are drawn from the predicted probabilities."""
     labels, level = trained.recipe["labels"], trained.recipe["level"]
     numbers = {symbol: number for number, symbol in enumerate(labels)}
-    text = list(tokens(path.read_text("utf-8"), level))
+    start = read_text(path).rstrip("\n")
+    text = list(tokens(start, level))
+    if level == "word":
+        text.pop()  # the end of the line, which is to be continued
     known = [numbers.get(symbol, numbers.get(UNKNOWN)) for symbol in text]
     history = [number for number in known if number is not None]
     if not history:
@@ -254,7 +268,8 @@ def predict_text(trained: Trained, path: Path, count: int, seed: int = 0) -> Pre
     between = "" if level == "char" else " "
     continued = between.join(labels[number] for number in drawn)
     return Predictions(
-        pd.DataFrame({"continuation": [continued]}), notes if len(known) > len(history) else []
+        pd.DataFrame({"continuation": [start + between + continued]}),
+        notes if len(known) > len(history) else [],
     )
 
 

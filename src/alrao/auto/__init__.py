@@ -27,7 +27,7 @@ from ..trainable import Trainable
 from ..warn import warn
 from .matrices import PERIOD, matrices_of
 from .search import RateSearch
-from .step import Moving, round_to_, take_step, widened
+from .step import Weight, round_to_, take_step, widened
 from .swap import Averages, training_weights, wide_dtype
 
 __all__ = ["Auto", "AutoScheduleFree"]
@@ -40,9 +40,6 @@ LEAST_DECAY = 5e-3
 
 PATIENCE = 10
 """Steps in evaluation mode before a warning: some programs make a few on purpose."""
-
-IDLE, IDLE_STEPS = 0.01, 300
-"""A factor below which nothing moves, and the steps in a row with one before a warning."""
 
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
@@ -140,7 +137,7 @@ class Auto(AlraoOptimizer):
         self,
         model: Trainable | None = None,
         lr: float = 1.0,
-        betas: tuple[float, float] = (0.7, 0.99),
+        betas: tuple[float, float] = (0.5, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.3,
         *,
@@ -156,12 +153,7 @@ class Auto(AlraoOptimizer):
         capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
-        if 0 < weight_decay < LEAST_DECAY:
-            warn(
-                f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
-                "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
-                "for the default, 0.3, or pass 0.0 for no decay"
-            )
+        self._weak_decay = _warn_of_decay(weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
@@ -172,7 +164,7 @@ class Auto(AlraoOptimizer):
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
         self._matrices: set[Tensor] = set()  # the other matrices
         self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
-        self._in_evaluation = self._idle = 0
+        self._in_evaluation, self._told_of_schedule = 0, False
         super().__init__(
             model, (COPIES[0] * lowest, COPIES[1] * lowest),
             {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
@@ -218,6 +210,7 @@ class Auto(AlraoOptimizer):
                     "Auto of all groups"
                 )
             self.search.over = False
+        self._weak_decay = self._weak_decay or _warn_of_decay(group.get("weight_decay", 0.0))
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
@@ -309,17 +302,17 @@ class Auto(AlraoOptimizer):
             )
 
     def _notice_factor(self) -> None:
-        """Warn once of a factor so low that nothing moves, as ``ReduceLROnPlateau`` leaves it."""
-        factor = self.param_groups[0]["lr"]
-        if isinstance(factor, Tensor) or not self.search.over or not 0 < factor < IDLE:
-            self._idle = 0
+        """Warn once of a schedule that has lowered the factor so far that the weights hardly move."""
+        group = self.param_groups[0]
+        factor = group["lr"]
+        if self._told_of_schedule or isinstance(factor, Tensor) or not self.search.over:
             return
-        self._idle += 1
-        if self._idle == IDLE_STEPS and self.param_groups[0].get(HIGHEST, 0.0) > LOW:
+        if 0 < factor < LOW < group.get(HIGHEST, 0.0):
+            self._told_of_schedule = True
             warn(
-                f"param_groups[…]['lr'] was below {IDLE} in {IDLE_STEPS} steps in a row, and is "
-                f"{factor:.3g}: the factor on the rate that Auto has found, with which the weights hardly "
-                "move. Auto averages the weights and needs no schedule: leave the scheduler out"
+                f"param_groups[…]['lr'] has fallen to {factor:.3g}, a factor on the rate that Auto has "
+                "found, so that the weights hardly move. Auto averages the weights and needs no schedule: "
+                "leave the scheduler out"
             )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -345,30 +338,20 @@ class Auto(AlraoOptimizer):
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
-        ages: dict[Any, list[int]] = {}  # the places of parameters with the same steps behind them
-        for i, state in enumerate(states):
-            age = tuple(id(n) if isinstance(n, Tensor) else n for n in (state["step"], state["k"]))
-            ages.setdefault(age, []).append(i)
-        for at in ages.values():
-            turns = {j: self._turns[whole[i]] for j, i in enumerate(at) if "exp_avg" in states[i]}
-            rate = next((rates[i] for i in at if not isinstance(rates[i], Tensor)), 1.0)
-            own = {j: i for j, i in enumerate(at) if isinstance(rates[i], Tensor)}
-            moving = Moving(
-                y=[y[i] for i in at],
-                z=[] if searching else [states[i]["z"] for i in at],
-                g=[g[i] for i in at],
-                moments=[states[i]["exp_avg" if j in turns else "exp_avg_sq"] for j, i in enumerate(at)],
-                rate=rate,
-                own_rates={j: self._in_units_of(rate, rates[i], u.params[i]) for j, i in own.items()},
-                step=states[at[0]]["step"],
-                k=states[at[0]]["k"],
-                turns=turns,
-                others=[j for j, i in enumerate(at) if not searching and whole[i] in self._matrices],
-                whole={j: whole[at[j]] for j in turns if whole[at[j]] is not u.params[at[j]]},
-                x=[states[i]["x"] for i in at if "x" in states[i]],
-            )
+        rate = next((each for each in rates if not isinstance(each, Tensor)), 1.0)
+        ages: dict[Any, list[Weight]] = {}  # by the steps behind them
+        for i, (p, state) in enumerate(zip(u.params, states, strict=True)):
+            weight = Weight(
+                y[i], g[i], state,
+                rates=self._in_units_of(rate, rates[i], p) if isinstance(rates[i], Tensor) else None,
+                turn=self._turns[whole[i]] if "exp_avg" in state else None,
+                decays=not searching and whole[i] in self._matrices,
+                whole=None if whole[i] is p else whole[i],
+            )  # fmt: skip
+            ages.setdefault((state["step"], state["k"]), []).append(weight)
+        for weights in ages.values():
             take_step(
-                moving, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
+                weights, rate, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
                 weight_decay=weight_decay, newest=group.get("stands_for", 1),
             )  # fmt: skip
         if narrow:
@@ -535,6 +518,7 @@ class Auto(AlraoOptimizer):
         logger.info("the search has ended at step %d: learning rate %.3g%s", steps, rate, leading)
         highest = max((group[HIGHEST] for group in following), default=1.0)
         if factor < 0.5 and highest > LOW:  # lower ones may be learning rates, which have their own warning
+            self._told_of_schedule = True
             warn(
                 f"param_groups[…]['lr'] is {factor:.3g} at the end of Auto's search, and multiplies the rate "
                 "that it has found from now on. Auto needs no schedule: leave the scheduler out, and the "
@@ -640,6 +624,18 @@ class AutoScheduleFree(Auto):
 
     Scripts such as kohya's call them for classes whose names end in ``ScheduleFree``, and for no others.
     """
+
+
+def _warn_of_decay(weight_decay: Any) -> bool:
+    """Warn of a decay that is too weak to matter; return whether it is."""
+    weak = isinstance(weight_decay, float) and 0 < weight_decay < LEAST_DECAY
+    if weak:
+        warn(
+            f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
+            "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
+            "for the default, 0.3, or pass 0.0 for no decay"
+        )
+    return weak
 
 
 def _usable(factor: Any, most: float) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..finite import MAX_NORM
 from ..runtime.sharding import gathered, local, part_of, sharded_as
 from ..trainable import LooseParameters
 
@@ -24,9 +25,6 @@ ITERATIONS = 5
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of Newton and Schulz's iteration, as Jordan chose them: they lift small singular values fast."""
-
-LEAST_NORM = 1e-15
-"""Norm below which a gradient counts less: squares of its entries may underflow, and with them the norm."""
 
 SIZE = 0.2
 """Root mean square of a square matrix's step of rate 1, which is about that of Adam's."""
@@ -103,7 +101,8 @@ def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
     blank = lying[0].new_zeros(side, longest) if short else lying[0]
     pieces = [[x, blank[:, x.shape[1] :]] if x.shape[1] < longest else [x] for x in lying]
     x = torch.cat([piece for each in pieces for piece in each], 1).view(side, -1, longest).transpose(0, 1)
-    x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + LEAST_NORM)
+    # Smaller gradients count less: squares of their entries may underflow, and with them the norm.
+    x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1 / MAX_NORM)
     a, b, c = COEFFICIENTS
     size = length * SIZE * longest**0.5
     for last in reversed(range(ITERATIONS)):

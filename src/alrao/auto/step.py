@@ -13,57 +13,52 @@ During the search gradients are taken at the newest weights, :math:`y' = y - \de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..runtime.capturable import COUNTS
 from .matrices import MOMENTUM, PERIOD, orthogonal_steps
 
-__all__ = ["Moving", "average_of", "newest_share", "round_to_", "take_step", "widened"]
+__all__ = ["Weight", "average_of", "newest_share", "round_to_", "take_step", "widened"]
 
 
-@dataclass
-class Moving:
-    """Parameters that have taken the same number of steps, as a step moves them.
+class Weight(NamedTuple):
+    """A parameter, or a part of one, as a step moves it."""
 
-    ``step`` and ``k`` are numbers, or tensors without an axis where nothing may be read on the host.
-    """
-
-    y: list[Tensor]
+    y: Tensor
     """Training weights, at least in float32; change in place."""
-    z: list[Tensor]
-    """Schedule-free iterates; change in place. Empty during the search."""
-    g: list[Tensor]
-    """Gradients, in the types of ``y``."""
-    moments: list[Tensor]
-    """``exp_avg_sq`` or, of hidden matrices, ``exp_avg``; change in place."""
-    rate: float
-    """Learning rate of all parameters without rates of their own."""
-    own_rates: dict[int, Tensor]
-    """Rates of features or copies in units of that, by the place of their parameter; they broadcast to it."""
-    step: Any
-    """Steps taken, this one included."""
-    k: Any
-    """Those since the end of the search."""
-    turns: dict[int, int]
-    """The turns of hidden matrices, whose steps are orthogonal, by their places in the lists."""
-    others: list[int]
-    """The places of other matrices, which decay too."""
-    whole: dict[int, Any]
-    """Of parameters that are parts of sharded ones, the whole."""
-    x: list[Tensor]
-    """During the search, from its second step on, the averages; change in place."""
+    g: Tensor
+    """The gradient, in the type of ``y``."""
+    state: dict[str, Any]
+    """What is kept of it; tensors change in place. The iterate ``z`` is there once the search is over."""
+    rates: Tensor | None
+    """Rates of features or copies in units of the rate of all others; they broadcast to it."""
+    turn: int | None
+    """The turn of a hidden matrix, whose steps are orthogonal."""
+    decays: bool
+    """Whether it is another matrix, which decays too."""
+    whole: Tensor | None
+    """The sharded parameter that it is a part of."""
 
 
 def take_step(
-    m: Moving, *, lr: Any, beta: float, beta2: float, eps: float, weight_decay: float, newest: int = 1
+    weights: list[Weight],
+    rate: float,
+    *,
+    lr: Any,
+    beta: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    newest: int = 1,
 ) -> None:
-    """Move the training weights and, once the search is over, the iterates.
+    """Move training weights that have taken the same number of steps and, after the search, the iterates.
 
     Args:
-        m: what moves.
+        weights: what moves.
+        rate: learning rate of all that have no rates of their own.
         lr: factor on all rates, a number or a tensor without an axis.
         beta: share of the average in the training weights.
         beta2: coefficient of the running average of squared gradients.
@@ -71,70 +66,70 @@ def take_step(
         weight_decay: decoupled decay of matrices, in proportion to the rates.
         newest: steps that this one stands for.
     """
-    steps = _unit_steps(m, beta2, eps, weight_decay) | _matrix_steps(m, weight_decay)
-    delta, y = list(steps.values()), [m.y[i] for i in steps]
-    own = {i: rates for i, rates in m.own_rates.items() if i in steps}
+    step, k = (weights[0].state[key] for key in COUNTS)  # tensors, where nothing may be read on the host
+    moved = [w for w in weights if w.turn is None]
+    delta = _unit_steps(moved, step, beta2, eps, weight_decay) if moved else []
+    turning = [w for w in weights if w.turn is not None]
+    if turning:
+        torch._foreach_lerp_([w.state["exp_avg"] for w in turning], [w.g for w in turning], 1 - MOMENTUM)
+        captured = isinstance(k, Tensor)  # all of them move, a fifth as far
+        turning = [w for w in turning if captured or (k >= PERIOD and k % PERIOD == w.turn)]
+        delta += _matrix_steps(turning, 1 if captured else PERIOD, weight_decay) if turning else []
+        moved += turning
+    own = [(d, w.rates) for d, w in zip(delta, moved, strict=True) if w.rates is not None]
     if own:
-        torch._foreach_mul_([steps[i] for i in own], list(own.values()))
-    scale = m.rate
+        torch._foreach_mul_(*map(list, zip(*own, strict=True)))
     if isinstance(lr, Tensor) and delta:  # alpha must be a number
         torch._foreach_mul_(delta, lr.to(delta[0].dtype))  # in another one it would be a launch for each
     else:
-        scale *= lr
-    if not m.z:
-        torch._foreach_add_(y, delta, alpha=-scale)
-        if m.x:
-            torch._foreach_lerp_(m.x, m.y, newest_share(m.step))
+        rate *= lr
+    y, z = [w.y for w in weights], [w.state["z"] for w in weights if "z" in w.state]
+    if not z:
+        torch._foreach_add_(y, delta, alpha=-rate)
+        if "x" in weights[0].state:  # from its second step on
+            torch._foreach_lerp_([w.state["x"] for w in weights], y, newest_share(step))
         return
     if delta:
-        torch._foreach_add_([m.z[i] for i in steps], delta, alpha=-scale)
-        torch._foreach_add_(y, delta, alpha=-(1 - beta) * scale)
-    _average_(m, newest)
+        torch._foreach_add_([w.state["z"] for w in moved], delta, alpha=-rate)
+        torch._foreach_add_([w.y for w in moved], delta, alpha=-(1 - beta) * rate)
+    _average_(y, z, k, newest)
 
 
-def _unit_steps(m: Moving, beta2: float, eps: float, weight_decay: float) -> dict[int, Tensor]:
-    """Return Adam's steps without the first moment, of about unit size, by the places of parameters."""
-    at = [i for i in range(len(m.y)) if i not in m.turns]
-    if not at:
-        return {}
-    g, exp_avg_sq = ([each[i] for i in at] for each in (m.g, m.moments))
+def _unit_steps(
+    weights: list[Weight], step: Any, beta2: float, eps: float, weight_decay: float
+) -> list[Tensor]:
+    """Return Adam's steps without the first moment, of about unit size."""
+    g, exp_avg_sq = [w.g for w in weights], [w.state["exp_avg_sq"] for w in weights]
     torch._foreach_mul_(exp_avg_sq, beta2)
     torch._foreach_addcmul_(exp_avg_sq, g, g, 1 - beta2)
-    denominators = torch._foreach_div(exp_avg_sq, 1 - beta2**m.step)
+    denominators = torch._foreach_div(exp_avg_sq, 1 - beta2**step)
     torch._foreach_sqrt_(denominators)
     torch._foreach_add_(denominators, eps)
-    delta = dict(zip(at, torch._foreach_div(g, denominators), strict=True))
-    if weight_decay and m.others:
-        torch._foreach_add_([delta[i] for i in m.others], [m.y[i] for i in m.others], alpha=weight_decay)
+    delta = list(torch._foreach_div(g, denominators))
+    others = [(d, w.y) for d, w in zip(delta, weights, strict=True) if w.decays]
+    if weight_decay and others:
+        torch._foreach_add_(*map(list, zip(*others, strict=True)), alpha=weight_decay)
     return delta
 
 
-def _matrix_steps(m: Moving, weight_decay: float) -> dict[int, Tensor]:
-    """Return the steps of the hidden matrices whose turn it is; captured, of all of them, a fifth as far."""
-    if not m.turns:
-        return {}
-    torch._foreach_lerp_([m.moments[i] for i in m.turns], [m.g[i] for i in m.turns], 1 - MOMENTUM)
-    captured = isinstance(m.k, Tensor)
-    at = [i for i, turn in m.turns.items() if captured or (m.k >= PERIOD and m.k % PERIOD == turn)]
-    if not at:
-        return {}
-    y, g, exp_avg = ([each[i] for i in at] for each in (m.y, m.g, m.moments))
-    length = 1 if captured else PERIOD
-    delta = orthogonal_steps(g, exp_avg, [m.whole.get(i) for i in at], length)
+def _matrix_steps(weights: list[Weight], length: int, weight_decay: float) -> list[Tensor]:
+    """Return the steps of hidden matrices, each of which stands for ``length`` of them."""
+    g, exp_avg = [w.g for w in weights], [w.state["exp_avg"] for w in weights]
+    delta = orthogonal_steps(g, exp_avg, [w.whole for w in weights], length)
     if weight_decay:
-        torch._foreach_add_(delta, y, alpha=length * weight_decay)
-    return dict(zip(at, delta, strict=True))
+        torch._foreach_add_(delta, [w.y for w in weights], alpha=length * weight_decay)
+    return delta
 
 
-def _average_(m: Moving, newest: int) -> None:
+def _average_(y: list[Tensor], z: list[Tensor], k: Any, newest: int) -> None:
     """Move the training weights to the iterates by the newest share."""
-    if not isinstance(m.k, Tensor):
-        torch._foreach_lerp_(m.y, m.z, newest_share(m.k, newest))
+    if not isinstance(k, Tensor):
+        torch._foreach_lerp_(y, z, newest_share(k, newest))
         return
-    towards = torch._foreach_sub(m.z, m.y)
+    towards = torch._foreach_sub(z, y)
     # Every operation on a single number is a launch too: the share is 6 / (1 / k + 2 k + 3).
-    torch._foreach_div_(towards, torch.add(m.k.reciprocal(), m.k, alpha=2).add_(3))
-    torch._foreach_add_(m.y, towards, alpha=6)
+    torch._foreach_div_(towards, torch.add(k.reciprocal(), k, alpha=2).add_(3))
+    torch._foreach_add_(y, towards, alpha=6)
 
 
 def newest_share(k: int, newest: int = 1) -> float:

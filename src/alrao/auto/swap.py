@@ -198,8 +198,8 @@ class Averages:
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
         if not self.evaluating and not self._expected:
-            known = [p for p, state in self.state.items() if any(key in state for key in KEPT)]
-            edited = [p for p in known if "edited" in self.state[p]]
+            known = [p for p, state in self.state.items() if not state.keys().isdisjoint(KEPT)]
+            edited = [p for p, state in self.state.items() if "edited" in state]
             self.written.note(known, edited, reads=reads, as_before=as_before)
 
     def notice_changes(self, *, reads: bool = True) -> bool:
@@ -208,7 +208,6 @@ class Averages:
         Args:
             reads: whether numbers may be read on the host.
         """
-        reads = reads and not any(p.is_meta for p in self._params())
         found = [] if self.evaluating else self.written.changed(reads=reads)
         for p, changed in found:
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too

@@ -48,18 +48,6 @@ class AdaptiveHead(Head):
 
     def forward(self, z: Tensor, target: Tensor) -> AdaptiveOutput:
         """Return the log-probability of each ``target`` under the mixture, and the mean negative of it."""
-        batched = z.dim() == 2
-        z, target = (z, target) if batched else (z[None], target[None])
-        if z.shape[:1] != target.shape:
-            raise ValueError(
-                f"each row needs one target, got an input of {tuple(z.shape)} and targets of "
-                f"{tuple(target.shape)}"
-            )
-        if target.numel() and not 0 <= int(target.min()) <= int(target.max()) < self.n_classes:
-            raise ValueError(
-                f"targets must lie in [0, {self.n_classes - 1}], got {target.min()}..{target.max()}"
-            )
-        self.look_at(z)
         layer = self._empty_layer()
         names = [name for name, _ in layer.named_parameters()]
 
@@ -77,7 +65,7 @@ class AdaptiveHead(Head):
         a = self.averaging.weights.to(own.dtype, copy=True)
         members = Members(own, mixed, a, self.evidence_leaf(*self.parameters()), self.likelihood)
         output = -mixture_nll(own, mixed, members, if_all_fail=log(self.n_classes))
-        return AdaptiveOutput(output if batched else output[0], -output.mean())
+        return AdaptiveOutput(output, -output.mean())
 
     def log_prob(self, z: Tensor) -> Tensor:
         """Return log-probabilities of all classes under the mixture, to look at, not to train with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, inf, log
+from math import exp, log
 from typing import Any
 
 import torch
@@ -80,18 +80,11 @@ class Zoom(LRScheduler):
                 f"Zoom needs an optimizer of alrao, got {type(optimizer).__name__}: use alrao.SGD, "
                 "alrao.Adam, alrao.AdamW or alrao.PerFeature"
             )
-        for name, count in {"steps": steps, "every": every}.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(
-                    f"{name} must be a whole number of at least 1, got {count!r}: round a part of the "
-                    "training, int(0.15 * total)"
-                )
-        for name, ratio in {"width": width, "copies": copies}.items():
-            number = isinstance(ratio, int | float) and not isinstance(ratio, bool) and ratio >= 1
-            if not number or (ratio == inf and name == "width"):
-                raise ValueError(
-                    f"{name} must be the ratio of the highest to the lowest rate, at least 1, got {ratio!r}"
-                )
+        for name, value in {"steps": steps, "every": every, "width": width, "copies": copies}.items():
+            kind = int if name in ("steps", "every") else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kind) or not value >= 1:
+                what = "a whole number of steps" if kind is int else "a ratio of rates"
+                raise ValueError(f"{name} must be {what}, at least 1, got {value!r}")
         _check(optimizer)
         self.steps, self.width, self.copies, self.every = steps, width, copies, every
         low, high = _initial(optimizer, optimizer.group_of_head) or (1.0, 1.0)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ..evidence import detached, new_leaf
 from ..features import first_axis, register_features
-from ..finite import usable
 from ..posterior import Posterior
 
 
@@ -46,8 +45,6 @@ class Head(nn.Module):
     """The copies that the next training pass computes: those awake, and sleeping ones that are looked at."""
     mixing: slice | None = None
     """Those of them whose mixture the pass returns: the others are compared and trained; None: all."""
-    _unusable: Tensor | None = None
-    """Whether features were not usable in the last evaluation; on the device, to be read later."""
 
     def __init__(self, averaging: Posterior, like: Tensor) -> None:
         super().__init__()
@@ -68,16 +65,6 @@ class Head(nn.Module):
             return None
         return self.part if self.training and torch.is_grad_enabled() else None
 
-    @property
-    def masked(self) -> bool:
-        """Whether the copies ignored features that are not finite or too large in the last evaluation."""
-        return self._unusable is not None and bool(self._unusable)
-
-    def look_at(self, z: Tensor) -> None:
-        """Remember, in evaluation mode, whether there are features that the copies must ignore."""
-        if not (self.training or torch.compiler.is_compiling()):
-            self.__dict__["_unusable"] = usable(z).all().logical_not()
-
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {})
@@ -90,7 +77,6 @@ class Head(nn.Module):
         self.adopt(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         self.training_weights = bool(local_metadata.get("training_weights"))
-        self.__dict__.pop("_unusable", None)
 
     def adopt(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Turn the state of the plain layer, if there is one under a prefix, into that of the copies."""
@@ -141,9 +127,7 @@ class Head(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # As for parameters, a copy does not take the gradient along. Its storage is the leaf's, which
         # outlives this call, so that another process can open it.
-        state = {**super().__getstate__(), "evidence": detached(self.evidence).requires_grad_()}
-        state.pop("_unusable", None)
-        return state
+        return {**super().__getstate__(), "evidence": detached(self.evidence).requires_grad_()}
 
     @abstractmethod
     def layer(self, copy: int) -> nn.Module:

@@ -153,8 +153,6 @@ class LinearHead(Head):
             z = z.movedim(1, -1)
         if z.shape[-1] != inputs:
             raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
-        if not self.training:
-            self.look_at(z)
         rows = z if z.ndim == 2 else z.reshape(-1, inputs)
         out = self._autocast(rows, weight, bias) if _autocasts(z) else self._rows(rows, weight, bias)
         if z.ndim != 2:

@@ -28,7 +28,7 @@ from .. import finite
 from ..tensors import LazyLogProbs, LogProbs
 from ..watch import version_of
 from .members import Exchange
-from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
+from .softmax import refuse_second_derivative, wide, without_autocast
 
 LARGE = 2**22  # how many numbers all copies' outputs have together from which on they are not held at once
 CHUNK = 2**23  # the most numbers of one copy's output that are held at a time
@@ -74,18 +74,10 @@ class Vocabulary:
             )
 
     def output(self, z: Tensor, axis: int) -> LogProbs:
-        """Return the output for inputs whose features are on ``axis``: lazy, if it is large."""
+        """Return the output for inputs whose features are on ``axis``."""
         self._check()
-        if not self.exchange.alone or is_large(z, self.weight):
-            lazy: LazyLogProbs = _Mixture.apply(z, self.weight, self.bias, self.evidence, self, axis)
-            return lazy.attach(z, axis, self)
-        rows = z.movedim(axis, -1)
-        weight = self.weight.to(z.dtype)
-        bias = None if self.bias is None else self.bias.to(z.dtype)
-        with without_autocast(z):
-            z = rows.reshape(-1, z.shape[axis])
-            out = categorical_mixture(z, weight, bias, self.a, self.evidence, self.mixing)
-        return out.view(*rows.shape[:-1], -1).movedim(-1, axis)  # type: ignore[return-value]
+        lazy: LazyLogProbs = _Mixture.apply(z, self.weight, self.bias, self.evidence, self, axis)
+        return lazy.attach(z, axis, self)
 
     def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         """Return the log-probabilities of rows of inputs, without a graph; the rows are in a ``shape``."""

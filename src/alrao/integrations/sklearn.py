@@ -185,6 +185,18 @@ class _AlraoEstimator(BaseEstimator):  # type: ignore[misc]
             self.n_iter_ = len(self.loss_curve_)
         self.network_ = tabular.plain()
 
+    @property
+    def input_mean_(self) -> Array:
+        """The mean of each column, which ``network_`` expects to be subtracted."""
+        check_is_fitted(self)
+        return self._x_scale.mean
+
+    @property
+    def input_scale_(self) -> Array:
+        """The divisor of each column that ``network_`` expects: its deviation, 1 if it is constant."""
+        check_is_fitted(self)
+        return self._x_scale.unit
+
     def _outputs(self, X: Any) -> Array:
         """Return the outputs of the network, one column each."""
         check_is_fitted(self)
@@ -226,6 +238,7 @@ class AlraoClassifier(ClassifierMixin, _AlraoEstimator):  # type: ignore[misc]
         best_validation_loss_: the loss of the kept weights on the held-out part.
         network_: the trained network, an ordinary :class:`torch.nn.Module` for standardised inputs; None if
             there was only one class.
+        input_mean_, input_scale_: standardised inputs are ``(X - input_mean_) / input_scale_``.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Example:
@@ -337,6 +350,7 @@ class AlraoRegressor(RegressorMixin, _AlraoEstimator):  # type: ignore[misc]
         best_validation_loss_: the mean squared error on the held-out part, in units of the target's variance.
         network_: the trained network, an ordinary :class:`torch.nn.Module` from standardised inputs to
             standardised outputs.
+        input_mean_, input_scale_: standardised inputs are ``(X - input_mean_) / input_scale_``.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Example:

@@ -22,9 +22,8 @@ from ..runtime.capturable import Refusals, counter, one_unless, widest
 from ..runtime.sharding import is_shard, local
 from ..runtime.sleeping import Sleep
 from ..shortcuts import mark_only_if_watched, profiler_is_on
-from ..tensors import trail
 from ..trainable import Trainable, joined, trained
-from ..warn import warn
+from ..warn import places_lost, warn
 from . import checkpoint, processes
 from .groups import HIGHEST, FactorWatch, FeaturePlaces, GroupRates, warn_of_copies
 from .update import GroupUpdate, rows_of
@@ -456,7 +455,7 @@ class AlraoOptimizer(Optimizer):
             )
 
     def _no_likelihood(self) -> str:
-        lost = trail.places()
+        lost = places_lost()
         where = f". The output last became a plain tensor in {lost[-1]}" if lost else ""
         return (
             "not a negative log-likelihood, linear in the model's output, so the copies cannot be trained "
@@ -548,11 +547,8 @@ class AlraoOptimizer(Optimizer):
         looked_at = [j for j in copies[head.part] if j not in copies[head.awake]]
         for p, rate, of_copies in rates.entries:
             for j in looked_at if of_copies and p.grad is not None else ():
-                rows, stands_for, state = (
-                    (slice(j, j + 1),),
-                    self._sleep.since[j],
-                    dict(self.state.get(p, {})),
-                )
+                rows, stands_for = (slice(j, j + 1),), self._sleep.since[j]
+                state = dict(self.state.get(p, {}))
                 if "step" in state:
                     state["step"] = state["step"] / stands_for
                 rate_then = rate * stands_for if isinstance(rate, Tensor) else rate

@@ -165,7 +165,7 @@ WARMED_UP = 1e-3  # a warm-up of a scheduler has passed this factor after PATIEN
 REMEDY = (
     "It is a factor on all rates, 1.0 at the start, and not a learning rate. Write 1.0 where the program has "
     "its highest learning rate (lr=1.0, learning_rate=1.0, max_lr=1.0) and scale the others with it; "
-    "for lower rates pass a lower interval to the optimizer"
+    "lower rates come from a lower interval of alrao.SGD, Adam or AdamW"
 )
 
 

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 from ..finite import in_range, keep_finite_
 from ..rates import Rate, RateDistribution
 from ..runtime.capturable import Kept, one_unless
-from ..runtime.sharding import local, local_gradient, over_shards, whole_state
+from ..runtime.sharding import local, local_gradient, whole_state
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
@@ -191,13 +190,8 @@ class PerFeature(AlraoOptimizer):
     def _highest(self, rates: GroupRates) -> float:
         if rates.constant is not None:
             return rates.constant
-        known = [rates.copies.grid(self.model.head.copies or 1).max()]
-        if self.on_device:
-            return float(max(*known, rates.body.quantile(torch.ones(1, dtype=torch.float64, device="cpu"))))
-        for entry in rates.entries:
-            highest = entry.rate.max() if entry.rate.numel() else known[0].to(entry.rate)
-            known.append(over_shards(highest, entry.param, highest=True))
-        return max(map(float, known)) or 1.0  # all frozen: any will do
+        ends = rates.body.quantile(torch.ones(1, dtype=torch.float64, device="cpu"))
+        return float(max(*ends, *rates.copies.grid(self.model.head.copies or 1))) or 1.0  # all frozen: any
 
     # The step.
 
@@ -333,7 +327,7 @@ def _options_of(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any
             "PerFeature takes the class of an optimizer first, then the model: "
             f"alrao.PerFeature(torch.optim.NAdam, model), got {kind!r}"
         )
-    name, known, problem = kind.__name__, _signature_of(kind), ""
+    name, problem = kind.__name__, ""
     closure = inspect.signature(kind.step).parameters.get("closure")
     if issubclass(kind, AlraoOptimizer):
         raise TypeError(f"{name} already has a rate for every feature: use alrao.{name}(model)")
@@ -344,16 +338,8 @@ def _options_of(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any
         )
     elif issubclass(kind, torch.optim.SparseAdam):
         problem = "it takes only sparse gradients. Use alrao.SGD for those"
-    elif "lr" not in known:
-        problem = "it has no learning rate lr"
     if problem:
         raise TypeError(f"{name} is not supported: {problem}")
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    for option in options:
-        if option not in known and not open_ended:
-            close = get_close_matches(option, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(list(known)[2:])}"
-            raise TypeError(f"{name} has no option {option!r}: {hint}")
     if options.get("differentiable"):
         raise ValueError("differentiable=True is not supported by alrao's step: leave it out")
     probe = kind([nn.Parameter(torch.zeros(2, 2, device="cpu"))], **{**options, "lr": 1.0})

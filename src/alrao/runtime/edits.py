@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .sharding import INTEGERS, local
 
@@ -20,10 +20,12 @@ class Written:
 
     def __init__(self) -> None:
         self._params: list[Tensor] = []
-        self._marks: list[Tensor] = []
-        self._versions: list[int] = []
         self._kinds: list[Any] = []
+        self._versions: list[int] = []
+        self._marks: list[Tensor] = []
         self._copies: dict[Tensor, Tensor] = {}
+        self._memory: list[Any] = []
+        self._words: list[Tensor] = []  # the bits of the parameters, which are in that memory
 
     def note(
         self, params: list[Tensor], copied: list[Tensor], *, reads: bool, as_before: bool = False
@@ -39,7 +41,8 @@ class Written:
         self._versions = [p._version for p in params]
         if as_before and self._params == params:
             return
-        self._params, self._marks, self._kinds = params, _marks(params, exact=reads), _kinds(params)
+        self._params, self._kinds = params, _kinds(params)
+        self._marks = self._marked(exact=reads and all(p.is_cpu for p in params))
         for p in copied:
             if p in self._copies:
                 self._copies[p].copy_(local(p.detach()))
@@ -58,47 +61,55 @@ class Written:
         Args:
             reads: whether numbers may be read on the host.
         """
-        if _kinds(self._params) != self._kinds:
-            return []  # cast or moved: the optimizer has not stepped since
-        found = [p._version != version for p, version in zip(self._params, self._versions, strict=True)]
-        if reads:
-            exact = all(mark.dtype == torch.int64 for mark in self._marks)
-            pairs = zip(found, self._differ(), strict=True)
-            found = [differs or (counted and not exact) for counted, differs in pairs]
+        reads = reads and not any(mark.is_meta for mark in self._marks)
+        found = self._differ() if reads else []
+        if not (reads and self._exact) and _kinds(self._params) == self._kinds:
+            pairs = zip(self._params, self._versions, strict=True)
+            found = found or [p in self._copies for p in self._params]
+            found = [differs or p._version != then for differs, (p, then) in zip(found, pairs, strict=True)]
         return [
             (p, local(p.detach()) != self._copies[p] if p in self._copies else None)
-            for p, changed in zip(self._params, found, strict=True)
-            if changed or (p in self._copies and not reads)
+            for p, differs in zip(self._params, found, strict=False)  # none are found once they are cast
+            if differs
         ]
+
+    @property
+    def _exact(self) -> bool:
+        return bool(self._marks) and self._marks[0].dtype == torch.int64
 
     def _differ(self) -> list[bool]:
         """Return which parameters have other marks than before; none once they have been cast or moved."""
         if not self._params or _kinds(self._params) != self._kinds:
             return []
-        before = torch.stack(self._marks)
-        now = torch.stack(_marks(self._params, exact=before.dtype == torch.int64))
+        now, before = torch.stack(self._marked(exact=self._exact)), torch.stack(self._marks)
         found: list[bool] = (now != before).view(len(now), -1).any(1).tolist()
         return found
+
+    def _marked(self, *, exact: bool) -> list[Tensor]:
+        """Return a number for each parameter that changes with its bits; see :class:`Written`."""
+        parts = [p if type(p) in (nn.Parameter, Tensor) else local(p) for p in self._params]
+        if parts and not exact:
+            wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
+            return list(torch._foreach_norm([p.detach() for p in parts], dtype=wide))
+        # A view of the memory is kept: to make it takes longer than the sum of a small parameter. Others than
+        # contiguous ones are copied each time.
+        memory = [(p.data_ptr(), p.stride()) if p.is_contiguous() else object() for p in parts]
+        if memory != self._memory:
+            self._memory, self._words = memory, [_words(p.detach()) for p in parts]
+        return [words.sum(1) for words in self._words]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_memory": [], "_words": []}
 
 
 def _kinds(params: list[Tensor]) -> list[Any]:
     return [(p.dtype, p.device) for p in params]
 
 
-def _marks(params: list[Tensor], *, exact: bool) -> list[Tensor]:
-    """Return a number for each parameter that changes with its bits; see :class:`Written`."""
-    parts = [x if type(x) is Tensor else local(x) for x in (p.detach() for p in params)]
-    if not parts or (exact and all(part.is_cpu for part in parts)):
-        return [_checksum(part) for part in parts]
-    wide = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
-    return list(torch._foreach_norm(parts, dtype=wide))
-
-
-def _checksum(x: Tensor) -> Tensor:
-    """Return the sums of the bits of both halves: one alone would stay if rows change their places."""
+def _words(x: Tensor) -> Tensor:
+    """Return the bits in two halves: a sum of all of them would stay if rows change their places."""
     flat = x.contiguous().view(-1)
     size = flat.element_size()
     words = flat.view(torch.int64 if size == 8 or flat.numel() * size % 16 == 0 else INTEGERS[size])
-    if len(words) % 2 == 0:
-        return words.view(2, -1).sum(1)
-    return words[1:].view(2, -1).sum(1) + words[0]
+    half = len(words) // 2
+    return words.as_strided((2, len(words) - half), (half, 1))

@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor
 
 from ..finite import without_failed
-from ..posterior import Switch
 
 CYCLE = 97  # steps from one decision to the next: a prime, so that looks do not always meet the same batches
 LOOKS = 4  # steps at the end of a cycle in which the next copy faster than those awake is looked at
@@ -39,27 +38,17 @@ class Sleep:
     """Decides which copies of a head sleep, and when they are looked at."""
 
     def __init__(self, head: Any, wanted: bool | None, *, on_host: bool = True) -> None:
-        problem = ""
-        if not on_host:
-            problem = (
-                "steps that read numbers on the host, which those on other devices than the CPU and those "
-                "with capturable=True do not: leave sleep out"
+        posterior = getattr(head, "averaging", None)
+        possible = on_host and head.can_sleep
+        if wanted and not possible:
+            raise ValueError(
+                "sleep=True needs several copies of a linear layer of a classifier under Switch, in steps on "
+                f"the CPU without capturable=True, got {type(head).__name__} with {head.copies} copies under "
+                f"{type(posterior).__name__}: leave sleep out"
             )
-        elif head.copies and not isinstance(head.averaging, Switch):
-            problem = (
-                "the switch, under which a copy can come back, the posterior is "
-                f"{type(head.averaging).__name__}: leave sleep out, or leave averaging out of Alrao(net)"
-            )
-        elif not head.can_sleep:
-            problem = (
-                "several copies of a linear layer of a classifier, the head is a "
-                f"{type(head).__name__} with {head.copies} copies: leave sleep out"
-            )
-        if wanted and problem:
-            raise ValueError(f"sleep=True needs {problem}")
         self.head = head
         pays = sum(p.numel() for p in head.parameters()) >= WORTHWHILE
-        self.wanted = (pays and not problem) if wanted is None else wanted
+        self.wanted = (pays and possible) if wanted is None else wanted
         self._restart()
 
     def _restart(self) -> None:

@@ -1,8 +1,7 @@
 """The tensors that a model returns: log-probabilities and predictions, through changes of shape."""
 
-from . import trail
 from .lazy import LazyLogProbs
 from .outputs import LogProbs
-from .predictions import Members, Prediction, members_of
+from .predictions import Members, Prediction, Randomness, members_of
 
-__all__ = ["LazyLogProbs", "LogProbs", "Members", "Prediction", "members_of", "trail"]
+__all__ = ["LazyLogProbs", "LogProbs", "Members", "Prediction", "Randomness", "members_of"]

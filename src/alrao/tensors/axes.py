@@ -66,6 +66,7 @@ _ROWS = functions("flip", "fliplr", "flipud", "repeat", "tile", "type") | _ROLL 
 """Operations that repeat, pad, turn or pack rows: the axes of the result count from the last one."""
 SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND  # operations with several results
 KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
+JOINS = functions("cat", "stack", places=(torch,))
 MOVE = KEEP | _ROWS | functions("gather", "take_along_dim")
 
 _HARMLESS = {"requires_grad_", "share_memory_", "detach_"}

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import _reduction as _Reduction
 from torch.utils import _pytree as pytree
 
-from . import trail
-from .axes import MOVE, SPLIT, Marked, Op, changes_values, functions
+from ..warn import note_lost
+from .axes import JOINS, MOVE, SPLIT, Marked, Op, changes_values, functions
 
 _T = torch.Tensor
 _implicit_dim = F._get_softmax_dim  # type: ignore[attr-defined]  # with torch's warning
@@ -81,13 +81,13 @@ class LogProbs(Marked):
         if not torch.compiler.is_compiling():
             marked._classes = classes = self.classes
             if classes and (result.numel() % classes or (result.ndim > 1 and classes not in result.shape)):
-                trail.record(func, result)  # some of the classes
+                note_lost(func, result)  # some of the classes
         return marked
 
 
 def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation that does more than move the numbers of one output."""
-    if func in _JOINS and args and all(isinstance(part, LogProbs) and part.intact for part in args[0]):
+    if func in JOINS and args and all(isinstance(part, LogProbs) and part.intact for part in args[0]):
         return args[0][0].moved(func, func(*args, **kwargs))
     if torch.compiler.is_compiling():
         if changes_values(func, kwargs) and isinstance(args[0], LogProbs):
@@ -111,7 +111,7 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = func(*args, **kwargs)
     if target is None:
         if fresh:
-            trail.record(func, result)
+            note_lost(func, result)
         whole = isinstance(result, Tensor) and result.ndim == 0 and scores[0].ndim > 0
         if whole or new in (Outcome.PLAIN, Outcome.REFUSED):
             return result  # a sum over all is no score of an observation any more
@@ -130,7 +130,7 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     written = func in (_T.__setitem__, _T.copy_) and isinstance(args[-1], LogProbs) and args[-1].intact
     written = written and not (isinstance(target, LogProbs) and target.scores)
     if fresh and not written:
-        trail.record(func, target)
+        note_lost(func, target)
     if (target.requires_grad or written) and not isinstance(target, LogProbs):
         target.__class__ = LogProbs
     if isinstance(target, LogProbs):
@@ -140,7 +140,6 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _MOVES = MOVE | SPLIT | functions("masked_select")
-_JOINS = functions("cat", "stack", places=(torch,))
 _NO_ARITHMETIC = {"backward", "grad", "__get__", "__set__"}
 
 
@@ -165,7 +164,7 @@ def _normalised(x: LogProbs, dim: int, func: Op) -> LogProbs:
     if sums is None:
         return x
     if x.is_cpu and torch.is_grad_enabled():
-        trail.record(func, sums)
+        note_lost(func, sums)
     return LogProbs.of(x - sums)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from . import trail
-from .axes import MOVE, SPLIT, Marked, Op, axis_after, changes_values
+from ..shortcuts import without_fallback_warning
+from ..warn import note_lost
+from .axes import JOINS, MOVE, SPLIT, Marked, Op, axis_after, axis_of_written, changes_values
 
 _T = torch.Tensor
+_ARRANGES = MOVE | SPLIT | JOINS
+"""Operations that only move numbers: the prediction of the copies' results is that of the prediction."""
 
 BASE = _T._base.__get__  # type: ignore[union-attr]  # the tensor that another one is a view of
 
@@ -53,24 +58,30 @@ class Prediction(Marked):
         if func in cls.routes and isinstance(source, Prediction):
             return cls.routes[func](*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
+            changed = changes_values(func, kwargs)
+            if func in _ARRANGES and not changed and _complete(func, args):
+                return CallOnCopies(func, args, kwargs).result(Prediction.of)
             result = func(*args, **kwargs)
             if func is _T.register_hook:
                 hook_members(source, *args[1:])
-            changed = changes_values(func, kwargs)
-            if not isinstance(source, Prediction):
-                if func in (torch.cat, torch.stack) and isinstance(result, Tensor):
-                    return _joined_predictions(func, result, *args, **kwargs)
-            elif changed:
-                source.members = None
-            elif source.members is None:
-                return result
-            elif func in MOVE and isinstance(result, Tensor):
-                return _with_members(func, source, args, kwargs, result)
-            elif func in SPLIT:
-                parts = [_with_members(func, source, args, kwargs, part, i) for i, part in enumerate(result)]
-                return type(result)(parts)
-            trail.record(func, source if changed else result)
+            if isinstance(source, Prediction):
+                if source.members is None:
+                    return result
+                source.members = None if changed else source.members
+            note_lost(func, source if changed else result)
             return result
+
+
+def _complete(func: Op, args: tuple[Any, ...]) -> bool:
+    """Return whether all that an operation moves are predictions, with the same copies behind them."""
+    parts = args[0] if func in JOINS and args else args[:1]
+    found = [part.members if isinstance(part, Prediction) else None for part in parts]
+    first = found[0] if found else None
+    return first is not None and all(
+        each is not None
+        and (each is first or (each.evidence is first.evidence and torch.equal(each.weights, first.weights)))
+        for each in found
+    )
 
 
 def members_of(prediction: Prediction) -> Members | None:
@@ -102,46 +113,122 @@ def hook_members(source: Any, hook: Any) -> None:
                 output.register_hook(hook)
 
 
-def _with_members(
-    func: Op, source: Prediction, args: Any, kwargs: Any, result: Tensor, part: int | None = None
-) -> Tensor:
-    """Return the result of a change of shape, with the copies' outputs in the same shape."""
-    axis, members = source.axis, members_of(source)
-    assert members is not None
-    func = _BATCHED.get(func, func)
+class Randomness:
+    """The state of torch's random numbers, on the CPU and on the GPUs that hold some tensors."""
 
-    def one(member: Tensor) -> Tensor:
-        out = func(member, *args[1:], **kwargs)
-        return out if part is None else out[part]
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._cpu = torch.get_rng_state()
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        if devices and torch.cuda.is_current_stream_capturing():
+            devices = set()
+        self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
 
-    if axis is not None:
-        axis = axis_after(func, source, axis, args[1:], kwargs, result)
-    of_all = torch.vmap(one)
-    return Prediction.of(result, axis, members._replace(own=of_all(members.own), mixed=of_all(members.mixed)))
-
-
-_BATCHED: dict[Op, Op] = {torch.moveaxis: torch.movedim, _T.moveaxis: _T.movedim}
-"""Names that ``torch.vmap`` does not know, with others of the same function."""
+    def restore(self) -> None:
+        """Put it back, to draw the same numbers again."""
+        torch.set_rng_state(self._cpu)
+        for device, numbers in self._cuda:
+            torch.cuda.set_rng_state(numbers, device)
 
 
-def _joined_predictions(func: Op, result: Tensor, tensors: Any, dim: int = 0, **_: Any) -> Tensor:
-    """Join the copies' outputs as the predictions of one model were joined, by ``cat`` or ``stack``."""
-    parts = [part.members for part in tensors if isinstance(part, Prediction) and part.members is not None]
-    axes = {part.axis if isinstance(part, Prediction) else None for part in tensors}
-    complete = len(parts) == len(tensors) and len(axes) == 1
-    first = parts[0] if complete else None
-    if first is None or not all(
-        part.evidence is first.evidence and torch.equal(part.weights, first.weights) for part in parts
-    ):
-        trail.record(func, result)
-        return result
-    own, mixed = (
-        func([getattr(part, which) for part in parts], dim % result.ndim + 1) for which in ("own", "mixed")
-    )
-    axis = axes.pop()
-    if axis is not None:
-        axis += func is torch.stack and dim % result.ndim <= axis
-    return Prediction.of(result, axis, first._replace(own=own, mixed=mixed))
+class CallOnCopies:
+    """A call of an operation on predictions, for each copy: ``source`` is the first of them, or None."""
+
+    def __init__(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        known = [isinstance(x, Prediction) and members_of(x) is not None for x in self.leaves]
+        self._places = [i for i, each in enumerate(known) if each]
+        self.source: Any = self.leaves[self._places[0]] if self._places else None
+        # All copies drop the same outputs. What only moves them draws no random numbers.
+        drawing = self._places and func not in _ARRANGES
+        self._numbers = Randomness(x for x in self.leaves if isinstance(x, Tensor)) if drawing else None
+
+    def result(self, mark: Callable[[Tensor, int | None, Members], Tensor]) -> Any:
+        """Return what the operation returns, each real tensor marked with the outputs of each copy."""
+        shown = self.func(*self.args, **self.kwargs)
+        parts, shape = pytree.tree_flatten(shown)
+        real = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and part.is_floating_point()]
+        if not real:
+            return shown
+
+        def one(leaves: list[Any]) -> tuple[Tensor, ...]:
+            results = pytree.tree_leaves(self._plain(leaves))
+            return tuple(results[i] for i in real)
+
+        for i, own, mixed in zip(real, *self._of_copies(one), strict=True):
+            members = self.source.members._replace(own=own, mixed=mixed)
+            parts[i] = mark(parts[i], self._axis(parts[i]), members)
+        return pytree.tree_unflatten(parts, shape)
+
+    def in_place(self) -> tuple[Any, Members, int | None]:
+        """Change the first argument; return it, and what has become of its copies and its axis."""
+        target = self.leaves[0]
+        self._places = sorted({0, *self._places})
+
+        def one(leaves: list[Any]) -> tuple[Tensor, ...]:
+            changed = leaves[0].clone()
+            self._plain([changed, *leaves[1:]])
+            return (changed,)
+
+        (own,), (mixed,) = self._of_copies(one)
+        axis = self._axis(target)
+        self._plain(self.leaves)
+        return target, self.source.members._replace(own=own, mixed=mixed), axis
+
+    def _plain(self, leaves: list[Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        return self.func(*args, **kwargs)
+
+    def _of_copies(self, one: Callable[[list[Any]], tuple[Tensor, ...]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what ``one`` makes of the arguments for each copy: for the copies, then for the body."""
+        copies = len(self.source.members.own)
+
+        def of(which: str) -> list[Tensor]:
+            # What stands beside the outputs belongs to the body, and learns from the mixture only.
+            fixed = [x.detach() if which == "own" and isinstance(x, Tensor) else x for x in self.leaves]
+            outputs = [
+                getattr(x.members, which) if isinstance(x, Prediction) else fixed[i].expand(copies, *x.shape)
+                for i, x in ((i, self.leaves[i]) for i in self._places)
+            ]
+
+            def filled(*of_copy: Tensor) -> tuple[Tensor, ...]:
+                varying = dict(zip(self._places, of_copy, strict=True))
+                return one([varying.get(i, x) for i, x in enumerate(fixed)])
+
+            self._draw_again()
+            try:
+                with without_fallback_warning():
+                    return list(torch.vmap(filled, randomness="same")(*outputs))
+            except RuntimeError:  # an operation that cannot be batched
+                rows = []
+                for of_copy in zip(*outputs, strict=True):
+                    self._draw_again()
+                    rows.append(filled(*of_copy))
+                return [torch.stack(results) for results in zip(*rows, strict=True)]
+
+        own = of("own")
+        return own, of("mixed") if torch.is_grad_enabled() else own
+
+    def _axis(self, result: Tensor) -> int | None:
+        """Return the axis of the outputs, for losses of several outputs; None if they are not on one axis."""
+        func, source, args, axis = self.func, self.source, self.args, self.source.axis
+        if axis is None:
+            return None
+        if func is _T.__setitem__ and args[0] is not source:
+            return axis_of_written(args[0], args[1], source, axis)
+        if func in JOINS:
+            tensors, dim = args[0], args[1] if len(args) > 1 else self.kwargs.get("dim", 0)
+            shifted = func is torch.stack and dim % result.ndim <= axis
+            alike = all(x.axis == axis for x in tensors if isinstance(x, Prediction))
+            return axis + shifted if alike else None
+        if func in _ARRANGES and args and args[0] is source:
+            return axis_after(func, source, axis, args[1:], self.kwargs, result)
+        same = result.ndim == source.ndim and result.shape[axis] == source.shape[axis]
+        return axis if same else None
+
+    def _draw_again(self) -> None:
+        if self._numbers is not None:
+            self._numbers.restore()
 
 
 # Saved predictions can be loaded with torch's default, weights_only=True.

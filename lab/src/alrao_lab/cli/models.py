@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pandas as pd  # type: ignore[import-untyped]
 
-from ..export import FORMATS, export
+from ..export import FORMATS, absent, export
 from ..render.terminal import out, plain_table, say
 from ..store import replace_file
 from ..trained import Predictions, Trained, latest, predict
@@ -67,7 +67,7 @@ def predict_command(trained: Trained, data: Path, to: Path | None, symbols: int)
     for note in found.notes:
         say(note)
     if trained.kind == "text":
-        say(data.read_text("utf-8").rstrip("\n") + found.rows["continuation"].iloc[0])
+        say(found.rows["continuation"].iloc[0])
         return
     to = to or Path("predictions.csv")
     replace_file(to, found.rows.to_csv(index=False).encode())
@@ -90,19 +90,21 @@ def _preview(found: Predictions) -> Any:
 )
 @click.option(
     "--formats",
-    default=",".join(FORMATS),
-    show_default=True,
     metavar="A,B",
-    help="files to write: onnx, torch",
+    help="files to write: onnx, torch  [default: both; torch, if ONNX is not installed]",
 )
 @_of_run
-def export_command(trained: Trained, to: Path, formats: str) -> None:
+def export_command(trained: Trained, to: Path, formats: str | None) -> None:
     """Export a trained model: ONNX, torch.export, and a model card.
 
     The files contain the preparation of the inputs and the labels. Each is read again, and its outputs are
     compared with those of the model.
     """
-    wanted = pick(words_of(formats), {name: name for name in FORMATS}, "format")
+    names = {name: name for name in FORMATS}
+    wanted = list(names) if formats is None else pick(words_of(formats), names, "format")
+    if formats is None and (missing := absent()):
+        wanted.remove("onnx")
+        say(f"without ONNX, which needs {' and '.join(missing)}: pip install 'alrao-lab[onnx]'")
     for name, difference in export(trained, to, wanted).items():
         say(f"{to / name}: outputs differ from the model's by at most {difference:.1e}")
     say(f"{to / 'README.md'}: the model card")

@@ -101,9 +101,9 @@ def path(record: Record) -> pd.Series:
 
 
 def end_of(rates: pd.Series) -> int | None:
-    """Return the step from which the rate is constant; None if it changes up to the last one."""
+    """Return the step from which the rate is constant; None if it never changed, or up to the last one."""
     changes = rates.index[rates != rates.shift()]
-    return int(changes[-1]) if len(changes) and changes[-1] != rates.index[-1] else None
+    return int(changes[-1]) if len(changes) > 1 and changes[-1] != rates.index[-1] else None
 
 
 def search_figure(experiment: Experiment) -> Figure | None:

@@ -95,6 +95,11 @@ def read_csv(path: Path, target: str | None, *, classes: bool = False) -> Table:
     if not kept:
         raise LabError(f"{path} has only columns of many different words to predict {target} from")
     values = frame[target] if classes else _target(path, frame[target])
+    if classes and 2 * (different := values.nunique()) > len(frame):
+        raise LabError(
+            f"{path} has {different} different values of {target} in {len(frame)} rows, too many for "
+            "classes: name another column with --target"
+        )
     notes = {f"rows without {target}, left out": without, "left out, different words": many}
     return Table(
         path.name, pd.DataFrame(kept), values, {what: which for what, which in notes.items() if which}

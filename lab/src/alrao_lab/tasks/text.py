@@ -87,7 +87,7 @@ def split(path: Path, level: str) -> Texts:
     """Split a text file: 90 % of its symbols for training, 5 % for validation, the last 5 % for testing."""
     text = tokens(read_text(path), level)
     valid, test = len(text) * 90 // 100, len(text) * 95 // 100
-    source = f"train: the first 90 % of {path.name}; valid: the next 5 %; test: the last 5 %"
+    source = f"{path.name}, split 90/5/5"
     return {"train": text[:valid], "valid": text[valid:test], "test": text[test:]}, path, source
 
 
