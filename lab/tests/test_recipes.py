@@ -186,7 +186,7 @@ def test_a_page_has_no_figure_of_another_program_or_length(given):
     row |= {"seconds": 4.0, "diff": "", "commit": "0123456789ab", "figure": 1.0}
     whole = [{**row, "seed": seed, "figure": 1.0 + seed} for seed in range(5)]
     text = markdown({"some": recipe}, whole)
-    assert "| 0.5 | 3 ± 1.58 | not run | not run | 3 |" in text
+    assert "| 0.5 | 3 ± 1.58 | not run | not run | 3 / – / – |" in text
     assert "| as its authors give it | 1, 2, 3, 4, 5 | 3 | 4 | 0123456 |" in text
     assert "--variants own" not in text
     assert "--variants auto" in text

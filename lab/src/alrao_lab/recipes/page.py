@@ -65,7 +65,9 @@ def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) ->
             else "not run"
             for each in VARIANTS
         ]
-        seconds = " / ".join(f"{groups[each]['cpu'].mean():.0f}" for each in VARIANTS if each in groups)
+        listed_here = [each for each in VARIANTS if each not in recipe.without]
+        times = [f"{groups[each]['cpu'].mean():.0f}" if each in groups else "–" for each in listed_here]
+        seconds = " / ".join(times) if groups else ""
         published = "none" if recipe.published is None else f"{recipe.published:g}"
         better = "higher is better" if recipe.higher else "lower is better"
         link = f"[{name}](#{name})"
