@@ -186,7 +186,7 @@ def test_a_page_has_no_figure_of_another_program_or_length(given):
     row |= {"seconds": 4.0, "diff": "", "commit": "0123456789ab", "figure": 1.0}
     whole = [{**row, "seed": seed, "figure": 1.0 + seed} for seed in range(5)]
     text = markdown({"some": recipe}, whole)
-    assert "| 0.5 | 3 ± 1.58 | not run | not run | 3 |" in text
+    assert "| 0.5 | 3 ± 1.58 | not run | not run | 3 / – / – |" in text
     assert "| as its authors give it | 1, 2, 3, 4, 5 | 3 | 4 | 0123456 |" in text
     assert "--variants own" not in text
     assert "--variants auto" in text
@@ -209,3 +209,33 @@ def test_the_recipes_that_are_listed():
         for edits in recipe.edits.values():
             for _, old, new in edits:
                 assert old != new.format(seed=9, steps=1)
+
+
+def test_the_page_says_where_auto_is_worse(given):
+    recipe, _, _ = given
+    recipe = replace(recipe, edits={**recipe.edits, "all": [["main.py", "a\nb", "a\n{{c}} {seed}"]]})
+    row = {
+        "recipe": "some",
+        "steps": 8,
+        "program": recipe.commit,
+        "seconds": 4.0,
+        "diff": "",
+        "commit": "0" * 12,
+    }
+    figures = {"own": (2.0, 2.2), "auto": (3.0, 3.2), "plain": (2.0, 2.1)}
+    rows = [
+        {**row, "variant": variant, "seed": seed, "figure": figure, "cpu": 1.0 + (variant == "auto")}
+        for variant, both in figures.items()
+        for seed, figure in enumerate(both)
+    ]
+    text = markdown({"some": recipe}, rows)
+    worse = "| [some](#some) | `Auto`, copies | −47.6 % ± 6.7 | **worse** | 2.00 | 2, 2 |"
+    level = "| [some](#some) | `Auto`, plain | +2.4 % ± 5.3 | level | 1.00 | 2, 2 |"
+    assert f"{worse}\n{level}\n" in text, "the worst first"
+    assert "Command: `python main.py SEED 8`." in text
+    assert "--- main.py\n-b\n+{c} {seed}\n" in text
+    higher = markdown({"some": replace(recipe, higher=True)}, rows)
+    assert "| `Auto`, copies | +47.6 % ± 6.7 | better |" in higher
+    failed = [{**each, "figure": None} if each["variant"] == "auto" else each for each in rows]
+    assert worse not in markdown({"some": recipe}, failed)
+    assert "better by" not in markdown({"some": recipe}, rows[:3])

@@ -65,6 +65,7 @@ class Recipe:
     higher: bool = False
     published: float | None = None
     source: str = ""
+    note: str = ""
     take: str = "last"
 
     @property
