@@ -303,11 +303,13 @@ class Auto(AlraoOptimizer):
 
     def _notice_factor(self) -> None:
         """Warn once of a schedule that has lowered the factor so far that the weights hardly move."""
-        group = self.param_groups[0]
-        factor = group["lr"]
-        if self._told_of_schedule or isinstance(factor, Tensor) or not self.search.over:
+        if self._told_of_schedule or not self.search.over:
             return
-        if 0 < factor < LOW < group.get(HIGHEST, 0.0):
+        following = [group for group in self.param_groups if group["follows"]]
+        if not following or any(isinstance(group["lr"], Tensor) for group in following):
+            return
+        factor = max(group["lr"] for group in following)
+        if 0 < factor < LOW < max(group.get(HIGHEST, 0.0) for group in following):
             self._told_of_schedule = True
             warn(
                 f"param_groups[…]['lr'] has fallen to {factor:.3g}, a factor on the rate that Auto has "
