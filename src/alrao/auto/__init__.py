@@ -21,7 +21,7 @@ from ..optim.groups import HIGHEST, LOW, GroupRates, check_factor
 from ..optim.update import GroupUpdate
 from ..rates import Constant, Interval, LogUniform, RateDistribution
 from ..runtime.capturable import COUNTS, separate_counts, share_counts, widest
-from ..runtime.sharding import is_shard, over_shards
+from ..runtime.sharding import is_shard, local, over_shards
 from ..statistics import AveragedStatistics, batch_norms
 from ..trainable import Trainable
 from ..warn import warn
@@ -454,8 +454,8 @@ class Auto(AlraoOptimizer):
         average = state.pop("x", None)  # of the search, which is calmer than its last weights
         if average is not None and p.grad is not None:  # a step leaves frozen ones as they are
             p.copy_(average)
-            if "rest" in state:
-                round_to_([p], [state["rest"]], [average.clone()])
+            if "rest" in state:  # foreach functions do not take shards
+                round_to_([local(p)], [local(state["rest"])], [local(average).clone()])
         state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         if p in self._turns:
             state.pop("exp_avg_sq", None)
