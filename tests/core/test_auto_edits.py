@@ -1,6 +1,7 @@
 """Weights that a program changes between Auto's steps: what is evaluated is what the program has written."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
+from alrao.runtime.edits import Written
 
 X = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
@@ -185,3 +187,13 @@ def test_neurons_that_change_their_places_do_so_in_all_sets_of_weights():
     before = loss_of(net).item()
     net.eval()
     assert loss_of(net).item() <= 1.01 * before
+
+
+def test_the_memory_of_weights_that_have_moved_is_released():
+    p, written = nn.Parameter(torch.zeros(8)), Written()
+    written.note([p], [], reads=True)
+    memory = p.untyped_storage().data_ptr()
+    p.data = torch.ones(8)
+    written.note([p], [], reads=False)  # as on a device
+    kept = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.device.type == "cpu"]
+    assert all(each.untyped_storage().data_ptr() != memory for each in kept)

@@ -21,7 +21,7 @@ from ..optim.groups import HIGHEST, LOW, GroupRates, check_factor
 from ..optim.update import GroupUpdate
 from ..rates import Constant, Interval, LogUniform, RateDistribution
 from ..runtime.capturable import COUNTS, separate_counts, share_counts, widest
-from ..runtime.sharding import is_shard, over_shards
+from ..runtime.sharding import is_shard, local, over_shards
 from ..statistics import AveragedStatistics, batch_norms
 from ..trainable import Trainable
 from ..warn import warn
@@ -303,11 +303,13 @@ class Auto(AlraoOptimizer):
 
     def _notice_factor(self) -> None:
         """Warn once of a schedule that has lowered the factor so far that the weights hardly move."""
-        group = self.param_groups[0]
-        factor = group["lr"]
-        if self._told_of_schedule or isinstance(factor, Tensor) or not self.search.over:
+        if self._told_of_schedule or not self.search.over:
             return
-        if 0 < factor < LOW < group.get(HIGHEST, 0.0):
+        following = [group for group in self.param_groups if group["follows"]]
+        if not following or any(isinstance(group["lr"], Tensor) for group in following):
+            return
+        factor = max(group["lr"] for group in following)
+        if 0 < factor < LOW < max(group.get(HIGHEST, 0.0) for group in following):
             self._told_of_schedule = True
             warn(
                 f"param_groups[…]['lr'] has fallen to {factor:.3g}, a factor on the rate that Auto has "
@@ -452,8 +454,8 @@ class Auto(AlraoOptimizer):
         average = state.pop("x", None)  # of the search, which is calmer than its last weights
         if average is not None and p.grad is not None:  # a step leaves frozen ones as they are
             p.copy_(average)
-            if "rest" in state:
-                round_to_([p], [state["rest"]], [average.clone()])
+            if "rest" in state:  # foreach functions do not take shards
+                round_to_([local(p)], [local(state["rest"])], [local(average).clone()])
         state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         if p in self._turns:
             state.pop("exp_avg_sq", None)
