@@ -317,7 +317,7 @@ class AveragedStatistics:
             finally:
                 for module, before in attributes:  # such as a hidden state or a counter
                     for name in vars(module).keys() - before.keys():
-                        delattr(module, name)
+                        del vars(module)[name]
                     vars(module).update(before)
                 for module, mode in modes:
                     module.training = mode

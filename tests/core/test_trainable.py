@@ -480,4 +480,7 @@ def test_parameters_over_the_same_memory_are_refused():
     alrao.AdamW([encoder, decoder], lr=1e-3)
     with torch.device("meta"):
         alrao.Auto(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)))
-    assert optimizer.param_groups
+    decoder.weight.requires_grad_(False)
+    alrao.Auto([encoder, decoder])
+    with pytest.raises(RuntimeError, match="another Auto"):
+        optimizer.step()

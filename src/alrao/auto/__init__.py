@@ -628,11 +628,15 @@ class AutoScheduleFree(Auto):
 
 
 def _refuse_same_memory(params: list[Tensor]) -> None:
-    """Raise for different parameters over the same memory: each would have an average of its own steps."""
+    """Raise for different parameters over the same memory: each would have an average of its own steps.
+
+    Frozen ones, as of ``Embedding.from_pretrained``, follow what is trained.
+    """
     found: dict[int, Tensor] = {}
     for p in params:
-        at = p.data_ptr() if type(p) in (torch.nn.Parameter, Tensor) and p.numel() else 0  # 0 on meta
-        if at and at in found:
+        plain = type(p) in (torch.nn.Parameter, Tensor) and p.requires_grad and p.numel() > 0
+        at = p.data_ptr() if plain else 0  # 0 on meta
+        if at and found.get(at, p) is not p:
             raise ValueError(
                 f"two parameters of shapes {tuple(found[at].shape)} and {tuple(p.shape)} have the same "
                 "memory, which Auto would average twice: use one parameter in both places, as in "
