@@ -73,6 +73,33 @@ def test_weights_changed_after_each_step_are_changed_in_evaluation_too(edit, thr
         assert not net[0].weight.detach()[~mask].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_edit_at_the_end_of_the_search_is_in_a_checkpoint(dtype):
+    runs = []
+    for resumed in False, True:
+        net = network().to(dtype)
+        optimizer = alrao.Auto(net, steps=10)
+        for step in range(6):
+            if step == 3:
+                assert optimizer.search.over
+                net.eval()
+                with torch.no_grad():
+                    masked(net[0].weight)
+                if resumed:
+                    states = copy.deepcopy([net.state_dict(), optimizer.state_dict()])
+                    net = network().to(dtype)
+                    optimizer = alrao.Auto(net, steps=10)
+                    net.load_state_dict(states[0])
+                    optimizer.load_state_dict(states[1])
+                net.train()
+            optimizer.zero_grad()
+            F.mse_loss(net(X.to(dtype)), Y.to(dtype)).backward()
+            optimizer.step()
+        runs.append((net[0].weight.detach().clone(), optimizer.state[net[0].weight]["z"]))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("at", [10, 100], ids=["in the search", "after it"])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_layer_that_is_set_once_stays_set(training, at):

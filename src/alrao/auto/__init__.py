@@ -226,6 +226,7 @@ class Auto(AlraoOptimizer):
                     f"Auto trains real parameters, got one of type {p.dtype} and shape {tuple(p.shape)}: "
                     "keep its real and imaginary parts in a real one (torch.view_as_real), or use alrao.AdamW"
                 )
+        _refuse_same_memory([p for each in self.param_groups for p in each["params"]])
         return super()._begin_group(group, distribution)
 
     def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
@@ -626,6 +627,24 @@ class AutoScheduleFree(Auto):
 
     Scripts such as kohya's call them for classes whose names end in ``ScheduleFree``, and for no others.
     """
+
+
+def _refuse_same_memory(params: list[Tensor]) -> None:
+    """Raise for different parameters over the same memory: each would have an average of its own steps.
+
+    Frozen ones, as of ``Embedding.from_pretrained``, follow what is trained.
+    """
+    found: dict[int, Tensor] = {}
+    for p in params:
+        plain = type(p) in (torch.nn.Parameter, Tensor) and p.requires_grad and p.numel() > 0
+        at = p.data_ptr() if plain else 0  # 0 on meta
+        if at and found.get(at, p) is not p:
+            raise ValueError(
+                f"two parameters of shapes {tuple(found[at].shape)} and {tuple(p.shape)} have the same "
+                "memory, which Auto would average twice: use one parameter in both places, as in "
+                "F.linear(x, encoder.weight.T), or alrao.AdamW"
+            )
+        found[at] = p
 
 
 def _warn_of_decay(weight_decay: Any) -> bool:
