@@ -119,3 +119,24 @@ def test_the_losses_of_timm_that_the_page_names():
     ):
         with pytest.raises(RuntimeError, match="not a negative log-likelihood"):
             train(loss, target)
+
+
+def test_a_task_made_from_the_model_saves_the_averaged_weights():
+    """As timm's script does; the task keeps the model that it is made from."""
+    task = pytest.importorskip("timm.task", reason="needs timm.task").ClassificationTask
+    x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 3
+    model = alrao.Alrao(vit(), 3)
+    kept = task(model, torch.nn.CrossEntropyLoss(), verbose=False)
+    optimizer = alrao.Auto(kept.get_trainable_module())
+    for _ in range(60):
+        kept.get_trainable_module().train()
+        optimizer.zero_grad()
+        kept(x, y)["loss"].backward()
+        optimizer.step()
+    training = {key: value.clone() for key, value in model.state_dict().items()}
+    kept.get_eval_model().eval()
+    saved = kept.get_checkpoint_state()["state_dict"]
+    again = alrao.Alrao(vit(), 3)
+    again.load_state_dict(saved)
+    assert not torch.equal(saved["head.weight"], training["head.weight"])
+    torch.testing.assert_close(again.eval().collapse()(x), model.collapse()(x))
