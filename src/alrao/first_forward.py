@@ -93,7 +93,9 @@ class FirstForward:
         handles = [self.head.register_forward_hook(lambda module, args, out: used.append(module))]
         handles += [m.register_forward_hook(partial(remember, name)) for name, m in self.others.items()]
         for module in self.net.modules():
-            if module is not self.head and any(p.ndim > 1 for p in module.parameters(recurse=False)):
+            if module is self.head or isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                continue
+            if any(p.ndim > 1 for p in module.parameters(recurse=False)):
                 handles.append(module.register_forward_pre_hook(refuse_copies))
         try:
             out = self.net(*self.args, **self.kwargs)

@@ -308,6 +308,9 @@ class Alrao(Wrapper):
             layer = head.mixture() if mixture else head.layer(int(head.averaging.weights.argmax()))
             layer.train(head.training)
             memo: dict[int, Any] = {id(head): layer}  # deepcopy then takes the layer for the head
+            kept = (value for module in self.net.modules() for value in vars(module).values())
+            computed = [x for x in kept if isinstance(x, Tensor) and x.grad_fn is not None]
+            memo |= {id(x): x.detach().clone() for x in computed}  # torch copies none with a graph
             plain = copy.deepcopy(self.net, memo)
         if self._untied:
             check_collapsed(plain, self.output_name)

@@ -303,6 +303,7 @@ class AveragedStatistics:
         modes = [(module, module.training) for module in self._net.modules()]
         statistics = {buffer for layer in self._layers for buffer in layer.buffers(recurse=False)}
         others = [(buffer, buffer.clone()) for buffer in self._net.buffers() if buffer not in statistics]
+        attributes = [(module, dict(vars(module))) for module in self._net.modules()]
         with ExitStack() as stack:
             stack.enter_context(_same_random_numbers(running[0].device))
             stack.enter_context(self._replaced(running))
@@ -314,6 +315,10 @@ class AveragedStatistics:
                     module.training = False
                 yield sums
             finally:
+                for module, before in attributes:  # such as a hidden state or a counter
+                    for name in vars(module).keys() - before.keys():
+                        del vars(module)[name]
+                    vars(module).update(before)
                 for module, mode in modes:
                     module.training = mode
                 for buffer, value in others:  # a forward pass may count its calls

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -43,7 +44,7 @@ def trained(model: Trainable | None, params: Iterable[Any] | None = None) -> tup
     """Return the model that an optimizer is to train, or a view of what is no Alrao model, and the groups."""
     if model is None:
         model, params = params, None
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module) and not _only_holds(model):
         refuse_flattened(model)
         inner = find_alrao(model)
         if inner is not None:
@@ -104,7 +105,11 @@ def joined(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
 
 def _parts(model: Any) -> list[Any]:
     """Return networks, parameters, pairs of a name and a parameter, or groups of these, as lists."""
+    if isinstance(model, nn.Module):
+        model = [model]
     parts = list(model) if isinstance(model, Iterable) and not isinstance(model, Tensor) else []
+    while any(map(_only_holds, parts)):
+        parts = [p for part in parts for p in (part.children() if _only_holds(part) else [part])]
     if parts and (all(isinstance(part, nn.Module) for part in parts) or all(map(_is_parameter, parts))):
         return parts
     groups = [{**part, "params": _listed(part.get("params"))} for part in parts if isinstance(part, dict)]
@@ -117,6 +122,13 @@ def _parts(model: Any) -> list[Any]:
         "alrao's optimizers take a model, several plain networks, parameters, pairs of a name and a "
         f"parameter, or parameter groups, got {found}: write alrao.Auto(net) or alrao.Auto(net.parameters())"
     )
+
+
+def _only_holds(part: Any) -> bool:
+    """Return whether this is a list of modules, which are called and evaluated without it."""
+    if not isinstance(part, nn.ModuleList | nn.ModuleDict) or part._parameters:
+        return False
+    return not any(isinstance(child, Alrao) for child in part.children())
 
 
 def _listed(params: Any) -> Any:
@@ -143,6 +155,11 @@ def unwrapped(net: nn.Module) -> nn.Module:
 
 
 def _check(net: nn.Module) -> None:
+    if isinstance(net, torch.jit.ScriptModule):
+        raise TypeError(
+            "the layers and the mode of a scripted or traced network cannot be seen: pass the original one, "
+            "or its parameters, alrao.Auto(net.parameters()), and call optimizer.eval() before an evaluation"
+        )
     for name, module in net.named_modules():
         if isinstance(module, Alrao):
             raise TypeError(

@@ -1,6 +1,7 @@
 """Weights that a program changes between Auto's steps: what is evaluated is what the program has written."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import alrao
+from alrao.runtime.edits import Written
 
 X = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
@@ -69,6 +71,33 @@ def test_weights_changed_after_each_step_are_changed_in_evaluation_too(edit, thr
     if edit == "masked":
         mask = torch.rand(net[0].weight.shape, generator=torch.Generator().manual_seed(3)) < 0.5
         assert not net[0].weight.detach()[~mask].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_edit_at_the_end_of_the_search_is_in_a_checkpoint(dtype):
+    runs = []
+    for resumed in False, True:
+        net = network().to(dtype)
+        optimizer = alrao.Auto(net, steps=10)
+        for step in range(6):
+            if step == 3:
+                assert optimizer.search.over
+                net.eval()
+                with torch.no_grad():
+                    masked(net[0].weight)
+                if resumed:
+                    states = copy.deepcopy([net.state_dict(), optimizer.state_dict()])
+                    net = network().to(dtype)
+                    optimizer = alrao.Auto(net, steps=10)
+                    net.load_state_dict(states[0])
+                    optimizer.load_state_dict(states[1])
+                net.train()
+            optimizer.zero_grad()
+            F.mse_loss(net(X.to(dtype)), Y.to(dtype)).backward()
+            optimizer.step()
+        runs.append((net[0].weight.detach().clone(), optimizer.state[net[0].weight]["z"]))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("at", [10, 100], ids=["in the search", "after it"])
@@ -185,3 +214,13 @@ def test_neurons_that_change_their_places_do_so_in_all_sets_of_weights():
     before = loss_of(net).item()
     net.eval()
     assert loss_of(net).item() <= 1.01 * before
+
+
+def test_the_memory_of_weights_that_have_moved_is_released():
+    p, written = nn.Parameter(torch.zeros(8)), Written()
+    written.note([p], [], reads=True)
+    memory = p.untyped_storage().data_ptr()
+    p.data = torch.ones(8)
+    written.note([p], [], reads=False)  # as on a device
+    kept = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.device.type == "cpu"]
+    assert all(each.untyped_storage().data_ptr() != memory for each in kept)

@@ -74,3 +74,31 @@ def test_an_absolute_rate_that_rises_is_warned_of():
     with pytest.warns(UserWarning, match="not a learning rate") as warned:
         warm_up()
     assert len([each for each in warned if "not a learning rate" in str(each.message)]) == 1
+
+
+def step_of_groups(own):
+    """Return a step of a network whose search is over, and the groups of its two layers."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 5))
+    groups = [{"params": net[0].parameters(), **own}, {"params": net[2].parameters()}]
+    optimizer = alrao.Auto(net, steps=20, params=groups)
+
+    def step():
+        optimizer.zero_grad()
+        F.cross_entropy(net(X), Y).backward()
+        optimizer.step()
+
+    for _ in range(10):
+        step()
+    assert optimizer.search.over
+    return step, optimizer.param_groups
+
+
+@pytest.mark.parametrize("own", [{"lr": 1e-3}, {}], ids=["own rate", "factor"])
+def test_a_low_factor_of_some_parameters_is_no_schedule(own):
+    step, groups = step_of_groups(own)
+    groups[0]["lr"] = 0.05
+    step()  # a warning would be an error
+    groups[1]["lr"] = 0.05
+    with pytest.warns(UserWarning, match=r"has fallen to 0.05"):
+        step()

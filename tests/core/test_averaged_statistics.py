@@ -332,3 +332,32 @@ def test_layers_may_lose_their_statistics():
     train(model, optimizer, data()[:2])
     model.eval()
     assert model(data()[0][0]).isfinite().all()
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_an_evaluation_leaves_what_a_network_keeps_in_attributes(converted):
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.norm, self.output = nn.GRUCell(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+            self.hidden, self.passes = torch.zeros(16, 8), 0
+
+        def forward(self, x):
+            self.passes += 1
+            self.hidden = self.cell(x, self.hidden.detach())
+            if not self.training:
+                self.evaluated = True
+            return self.output(self.norm(self.hidden))
+
+    net = Stateful()
+    model = alrao.Alrao(net) if converted else net
+    optimizer = alrao.Auto(model, steps=10)
+    for _ in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(16, 4)), torch.arange(16) % 3).backward()
+        optimizer.step()
+    hidden, passes = net.hidden, net.passes
+    model.eval()
+    assert net.hidden is hidden
+    assert net.passes == passes
+    assert not hasattr(net, "evaluated")

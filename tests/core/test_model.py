@@ -301,3 +301,19 @@ def test_a_name_that_moved_to_contrib_still_works_with_a_warning():
     with pytest.warns(DeprecationWarning, match=r"is alrao\.contrib\.copy_parallel\.CopyParallel now"):
         former = alrao.CopyParallel
     assert former is CopyParallel
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_network_with_computed_weights_is_collapsed():
+    """The older weight normalisation keeps a weight with its graph in an attribute."""
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 3))
+    model, x = alrao.Alrao(net), torch.randn(5, 4)
+    optimizer = alrao.Auto(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), torch.arange(5) % 3).backward()
+        optimizer.step()
+    plain = model.collapse()
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(plain[0](x), net[0](x))

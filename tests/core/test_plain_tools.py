@@ -79,6 +79,7 @@ def test_a_schedulers_factor_multiplies_the_rates():
 
 
 @pytest.mark.filterwarnings("ignore:param_groups.* at the end of Auto's search")
+@pytest.mark.filterwarnings("ignore:param_groups.* has fallen to")
 def test_schedulers_of_torch_run(make):
     net, _ = twins()
     optimizer = make(net)

@@ -1,13 +1,16 @@
-"""Fingerprints of weights: equal for equal bits, whatever their layout, and not for others."""
+"""Fingerprints of weights, whatever their layout; and narrow weights in the shards of one process."""
 
 import itertools
 
 import pytest
 import torch
 from support.small import mlp
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import alrao
-from alrao.runtime.sharding import fingerprint
+from alrao.runtime.sharding import fingerprint, gathered
 
 
 def test_heads_of_other_seeds_have_other_fingerprints():
@@ -46,3 +49,27 @@ def test_a_fingerprint_does_not_depend_on_the_layout():
 @pytest.mark.parametrize("x", [torch.ones(()), torch.ones(0, 3), torch.ones(3, 0), torch.ones(1)])
 def test_tensors_of_few_entries_have_one(x):
     assert fingerprint(x) == fingerprint(x.clone())
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+def test_narrow_shards_of_one_process_are_trained_as_without(tmp_path):
+    def trained(way):
+        torch.manual_seed(0)
+        net = mlp().bfloat16()
+        way(net)
+        optimizer = alrao.Auto(net, steps=20)
+        x = torch.randn(16, net[0].in_features).bfloat16()
+        for _ in range(12):  # the search takes six
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+        net.eval()
+        return [gathered(p.detach()).clone() for p in net.parameters()]
+
+    expected = trained(lambda net: net)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = trained(lambda net: fully_shard(net, mesh=init_device_mesh("cpu", (1,))))
+    finally:
+        dist.destroy_process_group()
+    assert all(map(torch.equal, found, expected))

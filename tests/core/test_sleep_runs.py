@@ -214,7 +214,7 @@ def test_a_sleeper_wakes_when_the_best_rate_changes_late(name, faster):
 def test_copies_wake_under_auto_when_the_best_rate_changes_late():
     torch.manual_seed(0)
     model = alrao.Alrao(nn.Linear(INPUTS, CLASSES), COPIES)
-    optimizer = alrao.Auto(model, lr=0.3, sleep=True)
+    optimizer = alrao.Auto(model, lr=0.3, betas=(0.7, 0.99), sleep=True)
     train(model, optimizer, range(450))
     winner, awake = int(model.posterior.argmax()), model.head.awake
     assert asleep(model) >= 2

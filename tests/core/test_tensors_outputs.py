@@ -234,6 +234,12 @@ def test_softmax_over_another_axis_is_torchs(op):
     torch.testing.assert_close(op(out, dim=1), op(plain(out), dim=1), rtol=1e-12, atol=1e-14)
 
 
+def test_the_axis_of_a_softmax_may_have_numpys_name():
+    out = output(2, 3)
+    for op in (torch.softmax, torch.log_softmax, torch.logsumexp):
+        assert torch.equal(plain(op(out, axis=-1)), plain(op(out, -1)))
+
+
 @pytest.mark.parametrize(
     "convert",
     [

@@ -21,6 +21,8 @@ JOINS = {
     "cat": lambda out: torch.cat([out(slice(0, 2)), out(slice(2, 6))]),
     "stack": lambda out: torch.stack([out(slice(0, 3)), out(slice(3, 6))]),
     "stack_behind": lambda out: torch.stack([out(slice(0, 3)), out(slice(3, 6))], dim=-1),
+    "cat_by_name": lambda out: torch.cat(tensors=[out(slice(0, 2)), out(slice(2, 6))], axis=0),
+    "stack_along": lambda out: torch.stack([out(slice(0, 3)), out(slice(3, 6))], axis=-1),
     "split": lambda out: torch.cat(out(slice(0, 6)).split([4, 2])[::-1]),
     "chunk": lambda out: out(slice(0, 6)).chunk(3)[1],
     "unbind": lambda out: torch.stack(out(slice(0, 6)).unbind()),
@@ -41,7 +43,7 @@ def test_joined_and_split_predictions(name):
     layers = [converted.head.layer(j) for j in range(COPIES)]
     outputs = torch.stack([JOINS[name](lambda rows, layer=layer: layer(x[rows])) for layer in layers])
     scores = -(outputs - target).square() / 2
-    axis = {"stack_behind": 2}.get(name, outputs.ndim - 1)  # that of the outputs
+    axis = {"stack_behind": 2, "stack_along": 2}.get(name, outputs.ndim - 1)  # that of the outputs
     scores = scores.sum(axis)
     log_a = converted.head.averaging.weights.log().view([-1] + [1] * (scores.ndim - 1))
     torch.testing.assert_close(loss, -(scores + log_a).logsumexp(0).mean())

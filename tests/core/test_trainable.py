@@ -417,3 +417,70 @@ def test_a_layer_that_is_left_out_is_no_fault():
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(torch.randn(6, 4)), torch.arange(6) % 3).backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_layer_that_a_network_has_got_since_is_added(optimizer, converted):
+    model = alrao.Alrao(deep_mlp()) if converted else deep_mlp()
+    net = model.net if converted else model
+    chosen = OPTIMIZERS[optimizer](model)
+    train(model, chosen, 3)
+    rates = chosen.rates(net[0].weight).clone()
+    net[1] = nn.Linear(net[0].out_features, net[0].out_features)
+    before = net[1].weight.detach().clone()
+    chosen.add_param_group({"params": net[1].parameters()})
+    assert torch.equal(chosen.rates(net[0].weight), rates)
+    train(model, chosen, 3)
+    assert not torch.equal(net[1].weight, before)
+
+
+@pytest.mark.parametrize(
+    "container", [nn.ModuleList, lambda parts: nn.ModuleDict(dict(zip("ab", parts, strict=True)))]
+)
+def test_the_mode_of_a_list_of_modules_is_that_of_its_parts(container):
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = alrao.Auto(container([one, other]))
+    for _ in range(3):
+        optimizer.zero_grad()
+        other(one(torch.ones(2, 4))).square().sum().backward()
+        optimizer.step()
+    one.eval()
+    assert not optimizer.averages.evaluating
+    other.eval()
+    assert optimizer.averages.evaluating
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:no feature rule")
+@pytest.mark.parametrize("script", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(1, 4))])
+def test_a_scripted_part_is_trained_and_a_scripted_network_refused(script):
+    with pytest.raises(TypeError, match="scripted or traced network"):
+        alrao.Auto(script(nn.Linear(4, 4)))
+    for convert in lambda net: net, alrao.Alrao:
+        part = script(nn.Linear(4, 4))
+        before = part.weight.detach().clone()
+        model = convert(nn.Sequential(part, nn.Linear(4, 3)))
+        optimizer = alrao.Auto(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 1])).backward()
+            optimizer.step()
+        assert not torch.equal(part.weight, before)
+        model.eval()
+        assert optimizer.averages.evaluating
+
+
+def test_parameters_over_the_same_memory_are_refused():
+    encoder, decoder = nn.Linear(4, 2), nn.Linear(2, 4)
+    decoder.weight.data = encoder.weight.data.T
+    with pytest.raises(ValueError, match="same memory"):
+        alrao.Auto([encoder, decoder])
+    optimizer = alrao.Auto(encoder)
+    alrao.AdamW([encoder, decoder], lr=1e-3)
+    with torch.device("meta"):
+        alrao.Auto(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)))
+    decoder.weight.requires_grad_(False)
+    alrao.Auto([encoder, decoder])
+    with pytest.raises(RuntimeError, match="another Auto"):
+        optimizer.step()

@@ -158,9 +158,9 @@ def plateau():
 
 def linear_schedule_of_a_whole_run():
     model, optimizer = trained()
-    scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=200)
-    for _ in range(200):
-        train(model, optimizer, 1)
+    scheduler = LinearLR(optimizer, 1.0, 0.05, total_iters=4)
+    for _ in range(5):
+        train(model, optimizer, 10)
         scheduler.step()
 
 

@@ -21,7 +21,7 @@ from ..optim.groups import HIGHEST, LOW, GroupRates, check_factor
 from ..optim.update import GroupUpdate
 from ..rates import Constant, Interval, LogUniform, RateDistribution
 from ..runtime.capturable import COUNTS, separate_counts, share_counts, widest
-from ..runtime.sharding import is_shard, over_shards
+from ..runtime.sharding import is_shard, local, over_shards
 from ..statistics import AveragedStatistics, batch_norms
 from ..trainable import Trainable
 from ..warn import warn
@@ -226,6 +226,7 @@ class Auto(AlraoOptimizer):
                     f"Auto trains real parameters, got one of type {p.dtype} and shape {tuple(p.shape)}: "
                     "keep its real and imaginary parts in a real one (torch.view_as_real), or use alrao.AdamW"
                 )
+        _refuse_same_memory([p for each in self.param_groups for p in each["params"]])
         return super()._begin_group(group, distribution)
 
     def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
@@ -303,11 +304,13 @@ class Auto(AlraoOptimizer):
 
     def _notice_factor(self) -> None:
         """Warn once of a schedule that has lowered the factor so far that the weights hardly move."""
-        group = self.param_groups[0]
-        factor = group["lr"]
-        if self._told_of_schedule or isinstance(factor, Tensor) or not self.search.over:
+        if self._told_of_schedule or not self.search.over:
             return
-        if 0 < factor < LOW < group.get(HIGHEST, 0.0):
+        following = [group for group in self.param_groups if group["follows"]]
+        if not following or any(isinstance(group["lr"], Tensor) for group in following):
+            return
+        factor = max(group["lr"] for group in following)
+        if 0 < factor < LOW < max(group.get(HIGHEST, 0.0) for group in following):
             self._told_of_schedule = True
             warn(
                 f"param_groups[…]['lr'] has fallen to {factor:.3g}, a factor on the rate that Auto has "
@@ -452,8 +455,8 @@ class Auto(AlraoOptimizer):
         average = state.pop("x", None)  # of the search, which is calmer than its last weights
         if average is not None and p.grad is not None:  # a step leaves frozen ones as they are
             p.copy_(average)
-            if "rest" in state:
-                round_to_([p], [state["rest"]], [average.clone()])
+            if "rest" in state:  # foreach functions do not take shards
+                round_to_([local(p)], [local(state["rest"])], [local(average).clone()])
         state["z"] = training_weights(p, state).to(wide_dtype(p), copy=True)
         if p in self._turns:
             state.pop("exp_avg_sq", None)
@@ -624,6 +627,24 @@ class AutoScheduleFree(Auto):
 
     Scripts such as kohya's call them for classes whose names end in ``ScheduleFree``, and for no others.
     """
+
+
+def _refuse_same_memory(params: list[Tensor]) -> None:
+    """Raise for different parameters over the same memory: each would have an average of its own steps.
+
+    Frozen ones, as of ``Embedding.from_pretrained``, follow what is trained.
+    """
+    found: dict[int, Tensor] = {}
+    for p in params:
+        plain = type(p) in (torch.nn.Parameter, Tensor) and p.requires_grad and p.numel() > 0
+        at = p.data_ptr() if plain else 0  # 0 on meta
+        if at and found.get(at, p) is not p:
+            raise ValueError(
+                f"two parameters of shapes {tuple(found[at].shape)} and {tuple(p.shape)} have the same "
+                "memory, which Auto would average twice: use one parameter in both places, as in "
+                "F.linear(x, encoder.weight.T), or alrao.AdamW"
+            )
+        found[at] = p
 
 
 def _warn_of_decay(weight_decay: Any) -> bool:

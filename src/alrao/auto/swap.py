@@ -137,6 +137,13 @@ class Averages:
                 if "x" in state or isinstance(k, Tensor) or k > 0:  # a tensor is not read: at 0, x is y is z
                     yield p, group["beta"]
 
+    def _without_average(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the parameters that have not moved since the search, with z, which they are still."""
+        for p in self._params():
+            state = self.state.get(p, {})
+            if "z" in state and not isinstance(state["k"], Tensor) and state["k"] == 0:
+                yield p, state["z"]
+
     def average(self, p: Tensor, beta: float) -> Tensor:
         """Return the averaged weights of a parameter."""
         state = self.state[p]
@@ -181,6 +188,9 @@ class Averages:
                 now = p.detach().clone()
                 p.copy_(state.pop("y"))
                 changed |= self._adopt(p, now, local(now) != local(x))
+            for p, z in self._without_average():
+                y = training_weights(p, self.state[p])
+                changed |= self._adopt(p, p.detach(), local(y) != local(z.to(y)))
         self.evaluating = False
         if self.statistics is not None:
             self.statistics.hide()

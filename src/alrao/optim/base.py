@@ -180,17 +180,19 @@ class AlraoOptimizer(Optimizer):
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         """Draw the places of a new group's features; a subclass adds what else the group needs."""
         strangers = [p for p in group["params"] if p not in self._places]
-        if strangers and self.model.modules:
+        later = bool(strangers) and set(self.model.parameters()).issuperset(strangers)  # new layers
+        if strangers and self.model.modules and not later:
             raise ValueError(
                 f"{len(strangers)} parameters, the first of shape {tuple(strangers[0].shape)}, are not "
                 "the model's: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), "
                 "output=…), or pass all plain networks, [encoder, decoder]"
             )
-        if strangers:  # without a network, there may be more, as in torch
+        if strangers and not later:  # without a network, there may be more, as in torch
             more, _ = joined(strangers)
             self.model.net.extend(more)
+        if strangers:
             self._names = sharding.names_of_parameters(self.model)
-            self._places.add(more)
+            self._places.add(self.model.net)
         if any(p.requires_grad for p in self.head_parameters.intersection(group["params"])):
             warn_of_copies(distribution, self.model.head.copies)
         if group["capturable"] and distribution.redrawn:
@@ -227,7 +229,8 @@ class AlraoOptimizer(Optimizer):
 
     def _parameters_in_place(self) -> list[tuple[dict[str, Any], str, Tensor | None]]:
         """Return the parameters with their places in the model; none if torch changes them for a pass."""
-        modules = () if self.sharded_modules else self.model.net.modules()
+        modules = [] if self.sharded_modules else list(self.model.net.modules())
+        modules = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]  # made new at each look
         return [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
 
     def _has_its_parameters(self) -> bool:

@@ -29,11 +29,15 @@ class FeaturePlaces:
         self.add(model)
 
     def add(self, model: nn.Module) -> None:
-        """Take the features of a model in, behind those that are known."""
+        """Take the features of a model in, behind those that are known, which keep their places."""
         for module, numbers in features_of(model, say=True):
             count = 0
             for name, number in numbers.items():
-                self._numbers[module.get_parameter(name)] = number + self._count
+                scripted = isinstance(module, torch.jit.ScriptModule)
+                p: Any = getattr(module, name) if scripted else module.get_parameter(name)
+                if p in self._numbers:
+                    continue
+                self._numbers[p] = number + self._count
                 count = max(count, int(number.max()) + 1 if number.numel() else 0)
             self._count += count
 

@@ -89,6 +89,7 @@ class Written:
         """Return a number for each parameter that changes with its bits; see :class:`Written`."""
         parts = [p if type(p) in (nn.Parameter, Tensor) else local(p) for p in self._params]
         if parts and not exact:
+            self._memory, self._words = [], []  # which the parameters may have left
             wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
             return list(torch._foreach_norm([p.detach() for p in parts], dtype=wide))
         # A view of the memory is kept: to make it takes longer than the sum of a small parameter. Others than

@@ -13,6 +13,8 @@ from torch import Tensor
 Op = Callable[..., Any]
 
 _T = torch.Tensor
+_OTHER_NAMES = {"axis": "dim", "keepdims": "keepdim", "tensors": "input"}
+"""Names of arguments, as in NumPy and in ``torch.cat``, with those that are used here."""
 
 
 class Marked(torch.Tensor):
@@ -29,7 +31,7 @@ class Marked(torch.Tensor):
         cls, func: Op, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let :meth:`call` do an operation; an ``input`` by name becomes the first argument."""
-        kwargs = kwargs or {}
+        kwargs = {_OTHER_NAMES.get(key, key): value for key, value in (kwargs or {}).items()}
         if not args and "input" in kwargs:
             args = (kwargs["input"],)
             kwargs = {key: value for key, value in kwargs.items() if key != "input"}
