@@ -222,20 +222,22 @@ def test_the_page_says_where_auto_is_worse(given):
         "diff": "",
         "commit": "0" * 12,
     }
-    figures = {"own": (2.0, 2.2), "auto": (3.0, 3.2), "plain": (2.0, 2.1)}
+    figures = {"own": (2.0, 2.2, 2.1), "auto": (3.0, 3.2, 3.1), "plain": (2.0, 2.1, 2.2)}
     rows = [
         {**row, "variant": variant, "seed": seed, "figure": figure, "cpu": 1.0 + (variant == "auto")}
         for variant, both in figures.items()
         for seed, figure in enumerate(both)
     ]
     text = markdown({"some": recipe}, rows)
-    worse = "| [some](#some) | `Auto`, copies | −47.6 % ± 6.7 | **worse** | 2.00 | 2, 2 |"
-    level = "| [some](#some) | `Auto`, plain | +2.4 % ± 5.3 | level | 1.00 | 2, 2 |"
+    worse = "| [some](#some) | `Auto`, copies | −47.6 % ± 10.8 | **worse** | 2.00 | 3, 3 |"
+    level = "| [some](#some) | `Auto`, plain | +0.0 % ± 10.8 | level | 1.00 | 3, 3 |"
     assert f"{worse}\n{level}\n" in text, "the worst first"
     assert "Command: `python main.py SEED 8`." in text
     assert "--- main.py\n-b\n+{c} {seed}\n" in text
     higher = markdown({"some": replace(recipe, higher=True)}, rows)
-    assert "| `Auto`, copies | +47.6 % ± 6.7 | better |" in higher
+    assert "| `Auto`, copies | +47.6 % ± 10.8 | better |" in higher
     failed = [{**each, "figure": None} if each["variant"] == "auto" else each for each in rows]
     assert worse not in markdown({"some": recipe}, failed)
-    assert "better by" not in markdown({"some": recipe}, rows[:3])
+    assert "better by" not in markdown({"some": recipe}, rows[:4])
+    same = markdown({"some": recipe}, [{**each, "figure": 1.0} for each in rows])
+    assert "| `Auto`, plain | +0.0 % ± 0.0 | level |" in same

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
+from scipy.stats import ttest_ind  # type: ignore[import-untyped]
 
 from ..render import markdown as md
 from .harness import VARIANTS, Recipe
@@ -75,9 +76,9 @@ def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) ->
         diffs = [groups[each]["diff"].iloc[0] for each in VARIANTS[1:] if each in groups]
         programs.append((name, recipe, _runs(groups), every_run(recipe), [diff for diff in diffs if diff]))
         beside += [
-            (*_beside(recipe, groups["own"], groups[each]), link, TITLES[each])
+            (*compared, link, TITLES[each])
             for each in VARIANTS[1:]
-            if min(_whole(groups, "own"), _whole(groups, each)) > 1
+            for compared in _beside(recipe, groups, each)
         ]
     missing = lacking(listed, rows)
     left = {variant: [name for name, each in missing if each == variant] for variant in VARIANTS}
@@ -99,22 +100,27 @@ def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) ->
     )
 
 
-def _whole(groups: Mapping[str, pd.DataFrame], variant: str) -> int:
-    """The number of runs, or 0 where one failed."""
-    runs = groups.get(variant)
-    return 0 if runs is None or runs["figure"].isna().any() else len(runs)
+def _beside(
+    recipe: Recipe, groups: Mapping[str, pd.DataFrame], variant: str
+) -> list[tuple[float, list[str]]]:
+    """How much better a variant is in percent of the own mean, and the cells that say so.
 
-
-def _beside(recipe: Recipe, own: pd.DataFrame, auto: pd.DataFrame) -> tuple[float, list[str]]:
-    """How much better Auto is in percent of the own mean, which is what rows are sorted by, and its cells."""
-    means = [float(runs["figure"].mean()) for runs in (own, auto)]
-    variances = [float(runs["figure"].var()) / len(runs) for runs in (own, auto)]
-    better = (means[1] - means[0]) * (1 if recipe.higher else -1)
-    percent, error = (100 * each / abs(means[0]) for each in (better, sum(variances) ** 0.5))
-    verdict = "level" if abs(percent) <= 2 * error else "better" if percent > 0 else "**worse**"
-    cost = float(auto["cpu"].mean() / own["cpu"].mean())
-    seeds = f"{len(own)}, {len(auto)}"
-    return percent, [f"{percent:+.1f} % ± {error:.1f}".replace("-", "−"), verdict, f"{cost:.2f}", seeds]
+    Empty where one of the two has fewer than two runs, or a run that failed.
+    """
+    both = [groups[each] for each in ("own", variant) if each in groups]
+    if len(both) < 2 or any(len(runs) < 2 or runs["figure"].isna().any() for runs in both):
+        return []
+    own, auto = (runs["figure"].astype(float) for runs in both)
+    scale = 100 * (1 if recipe.higher else -1) / abs(float(own.mean()))
+    percent = scale * float(auto.mean() - own.mean())
+    interval = 0.0
+    if own.nunique() + auto.nunique() > 2:  # else there is no deviation to tell it from
+        low, high = ttest_ind(auto, own, equal_var=False).confidence_interval(0.95)
+        interval = abs(scale) * float(high - low) / 2
+    verdict = "level" if abs(percent) <= interval else "better" if percent > 0 else "**worse**"
+    cost = float(both[1]["cpu"].mean() / both[0]["cpu"].mean())
+    said = f"{round(percent, 1) + 0.0:+.1f} % ± {interval:.1f}".replace("-", "−")
+    return [(percent, [said, verdict, f"{cost:.2f}", f"{len(own)}, {len(auto)}"])]
 
 
 def every_run(recipe: Recipe) -> str:
