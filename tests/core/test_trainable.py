@@ -412,11 +412,15 @@ def test_parameters_that_are_not_the_models_any_more_are_refused(kind, wrapped, 
 def test_a_layer_that_is_left_out_is_no_fault():
     net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
     optimizer = alrao.Auto(net)
+    left_out = net[1].weight
+    before = [p.detach().clone() for p in (left_out, net[0].weight)]
     del net[1]
     for _ in range(3):
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(torch.randn(6, 4)), torch.arange(6) % 3).backward()
         optimizer.step()
+    assert torch.equal(left_out, before[0])
+    assert not torch.equal(net[0].weight, before[1])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
