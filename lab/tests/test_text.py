@@ -2,6 +2,7 @@
 
 import copy
 import io
+from dataclasses import replace
 from math import exp, log
 
 import pytest
@@ -13,7 +14,7 @@ from support.needs import DATA, needs_file
 import alrao
 from alrao.tensors import LogProbs
 from alrao_lab.settings import Settings
-from alrao_lab.tasks.text import WINDOW, PennTreebank, Text, encode, ptb
+from alrao_lab.tasks.text import WINDOW, FinetuneWikiText, PennTreebank, Text, encode, ptb
 
 CPU = torch.device("cpu")
 LINE = " the quick brown <unk> jumps over N lazy dogs \n"
@@ -307,3 +308,17 @@ def test_alrao_learns_a_text(tmp_path):
     assert before["bits"] > 4
     assert after["bits"] < 2
     assert after["accuracy"] > 0.5
+
+
+@needs_file("wikitext-2.test.txt")
+def test_the_seed_of_a_fine_tuning_chooses_the_order_of_its_batches():
+    """All its runs start from the same weights: without it they would all be the same run."""
+
+    def first(seed, start=0):
+        settings = Settings(task="finetune-wikitext", model="transformer", data=str(DATA), seed=seed)
+        settings = replace(settings, train_size=20_000, valid_size=2_000, test_size=2_000)
+        return next(FinetuneWikiText().load(settings, CPU).batches(1, start))[0]
+
+    assert torch.equal(first(0), first(0))
+    assert not torch.equal(first(0), first(1))
+    assert not torch.equal(first(0), first(0, start=1))

@@ -309,7 +309,11 @@ FIRST_STEPS = 400
 
 
 class FinetuneWikiText(WikiText):
-    """WikiText-2's characters by a Transformer that knows Shakespeare's (--data)."""
+    """WikiText-2's characters by a Transformer that knows Shakespeare's (--data).
+
+    All runs start from the same weights, so the seed chooses the order of the batches. The network keeps
+    nothing from one to the next.
+    """
 
     models = ("transformer",)
     trained: ClassVar[dict[str, nn.Module]] = {}
@@ -320,6 +324,11 @@ class FinetuneWikiText(WikiText):
             self.trained.clear()
             self.trained[self.identity] = self._train(super().network)
         return copy.deepcopy(self.trained[self.identity])
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        parts = self.streams["train"]
+        order = torch.randperm(len(parts), generator=generator(self.settings.seed, "order", epoch))
+        return (parts[number] for number in order[start:].tolist())
 
     def _train(self, build: Callable[[], nn.Module]) -> nn.Module:
         """Return the network after its first training: the same for every run on this data."""
