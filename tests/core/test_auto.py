@@ -13,6 +13,7 @@ from support.auto_runs import LONG, batch, build, equal, small, train, weights
 from torch import nn
 
 import alrao
+from alrao.auto import matrices
 from alrao.auto.matrices import matrices_of, orthogonal_steps
 from alrao.auto.search import RateSearch
 
@@ -431,6 +432,19 @@ def test_no_gradient_is_too_small_or_too_large_for_a_matrix_step(scale, dtype):
     assert torch.linalg.matrix_norm(step, 2) <= largest
     if scale >= 1e-8:
         assert torch.linalg.svdvals(step).min() > 0.3 * largest
+
+
+@pytest.mark.parametrize("units", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(128, 192), (192, 128), (64, 192)])
+def test_a_wide_matrix_step_is_near_the_orthogonal_one_in_either_type(monkeypatch, shape, units):
+    monkeypatch.setattr(matrices, "_has_bfloat16_units", lambda device: units)
+    g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    (step,) = orthogonal_steps([g], [g.clone()], [None], 1)
+    left, _, right = torch.linalg.svd(g.double(), full_matrices=False)
+    nearest = left @ right
+    assert step.dtype == g.dtype
+    assert F.cosine_similarity(step.double().flatten(), nearest.flatten(), dim=0) > 0.97
+    assert torch.linalg.svdvals(step).sub(0.2 * max(shape) ** 0.5).abs().max() < 0.4 * 0.2 * max(shape) ** 0.5
 
 
 def test_which_parameters_are_matrices_and_decay():

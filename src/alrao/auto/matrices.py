@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ ITERATIONS = 5
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """Of Newton and Schulz's iteration, as Jordan chose them: they lift small singular values fast."""
+
+NARROW = 128
+"""Smaller side from which products in bfloat16 save time where there are units for them."""
 
 SIZE = 0.2
 """Root mean square of a square matrix's step of rate 1, which is about that of Adam's."""
@@ -89,6 +93,20 @@ def _sides(p: Tensor) -> tuple[int, int]:
     return min(rows, columns), max(rows, columns)
 
 
+def _product_dtype(side: int, x: Tensor) -> torch.dtype:
+    """Return the type of the products, bfloat16 where that is fast, as in Muon."""
+    fast = side >= NARROW and x.dtype == torch.float32 and _has_bfloat16_units(x.device.type)
+    return torch.bfloat16 if fast else x.dtype
+
+
+@lru_cache
+def _has_bfloat16_units(device: str) -> bool:
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    about = getattr(torch.cpu, "get_capabilities", dict) if device == "cpu" else dict
+    return bool(about().get("amx_bf16"))
+
+
 def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
     """Return the steps of matrices with the same smaller side, which are iterated together.
 
@@ -103,12 +121,14 @@ def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
     x = torch.cat([piece for each in pieces for piece in each], 1).view(side, -1, longest).transpose(0, 1)
     # Smaller gradients count less: squares of their entries may underflow, and with them the norm.
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1 / MAX_NORM)
+    x = x.to(_product_dtype(side, x))
     a, b, c = COEFFICIENTS
     size = length * SIZE * longest**0.5
     for last in reversed(range(ITERATIONS)):
         gram = torch.bmm(x, x.mT)
         by = 1.0 if last else size
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a * by, alpha=by)
+    x = x.to(matrices[0].dtype)
     found = [
         (each[:, : y.shape[1]] if y.shape == z.shape else each[:, : y.shape[1]].mT).view(before.shape)
         for each, y, z, before in zip(x, lying, flat, matrices, strict=True)
