@@ -38,6 +38,9 @@ BASE = "as it is"
 ORIGIN: dict[str, Any] = {"betas": (0.7, 0.99)}
 """Values of the Auto that the table is about, where they have changed since: because of the table."""
 
+MODULES = [import_module(f"alrao.auto{name}") for name in ("", ".search", ".matrices", ".step")]
+SEARCH = MODULES[1]
+
 VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {},
     "a linear rate": {"linear": True},
@@ -49,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no matrix steps": {"LAYERS": ()},
     "matrices at every tenth step": {"PERIOD": 10},
     "matrices at every 20th step": {"PERIOD": 20},
-    "three iterations": {"ITERATIONS": 3},
+    "three iterations": {"COEFFICIENTS": MODULES[2].COEFFICIENTS[:3]},
     "half the size of matrix steps": {"SIZE": 0.1},
     "twice the size of matrix steps": {"SIZE": 0.4},
     "momentum 0.9 of matrices": {"MOMENTUM": 0.9},
@@ -67,10 +70,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no distance that is too small": {"LEAST": 0.0},
 }
 """Constants of ``alrao.auto`` and arguments of :class:`alrao.Auto`, by the name of what they change."""
-
-MODULES = [import_module(f"alrao.auto{name}") for name in ("", ".search", ".matrices", ".step")]
-SEARCH = MODULES[1]
-
 
 def change(pieces: dict[str, Any]) -> None:
     """Put constants in the place of Auto's, in this process."""

@@ -22,10 +22,8 @@ are most of the cost, and with a momentum of 0.95 the direction hardly changes i
 
 MOMENTUM = 0.95
 
-ITERATIONS = 5
-
-COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of Newton and Schulz's iteration, as Jordan chose them: they lift small singular values fast."""
+COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
+"""Of Newton and Schulz's iterations, as Jordan chose them: they lift small singular values fast."""
 
 NARROW = 128
 """Smaller side from which products in bfloat16 save time where there are units for them."""
@@ -104,7 +102,7 @@ def _has_bfloat16_units(device: str) -> bool:
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     about = getattr(torch.cpu, "get_capabilities", dict) if device == "cpu" else dict
-    return bool(about().get("amx_bf16"))
+    return any(about().get(unit, False) for unit in ("amx_bf16", "avx512_bf16"))
 
 
 def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
@@ -122,11 +120,10 @@ def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
     # Smaller gradients count less: squares of their entries may underflow, and with them the norm.
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1 / MAX_NORM)
     x = x.to(_product_dtype(side, x))
-    a, b, c = COEFFICIENTS
     size = length * SIZE * longest**0.5
-    for last in reversed(range(ITERATIONS)):
+    for i, (a, b, c) in enumerate(COEFFICIENTS, 1):
         gram = torch.bmm(x, x.mT)
-        by = 1.0 if last else size
+        by = 1.0 if i < len(COEFFICIENTS) else size
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a * by, alpha=by)
     x = x.to(matrices[0].dtype)
     found = [
