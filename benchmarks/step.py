@@ -1,8 +1,8 @@
 """Time of one training step, as a ratio to torch.optim.SGD on the same plain network.
 
 All methods take turns in one process, ten steps each, so that whatever else the machine does hits them alike.
-Every step has a batch of its own, with noisy labels that can be learned: a network that knows a batch by heart
-has gradients near zero, whose arithmetic takes much longer. Steps are measured once Auto's searches are over.
+Every step has a batch of its own, with noisy labels that can be learned: a network that knows a batch by
+heart has gradients near zero, whose arithmetic takes much longer. Steps are measured once searches are over.
 *The limit* is SGD on the network whose output layer has copies x classes units: the same arithmetic without
 the bookkeeping. Usage:
 python benchmarks/step.py [--rounds 300] [--threads 1] [--workloads mlp,cnn] [--mean]
