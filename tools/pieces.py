@@ -71,6 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 """Constants of ``alrao.auto`` and arguments of :class:`alrao.Auto`, by the name of what they change."""
 
+
 def change(pieces: dict[str, Any]) -> None:
     """Put constants in the place of Auto's, in this process."""
     for name, value in (ORIGIN | pieces).items():
