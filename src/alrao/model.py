@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from .calls import watch_calls
 from .clipping import clip_grads_
 from .contrib.adaptive import AdaptiveHead
 from .evidence import is_readable
@@ -187,12 +188,18 @@ class Alrao(Wrapper):
 
     def averaged_by(self, averages: Any) -> None:
         """Let an optimizer put its weights for the present mode into the parameters."""
+        if self.averages is None:
+            watch_calls(self.net, "train", self._mode_called)  # by who has kept the network
         self.averages = averages
 
     def place_weights(self) -> None:
         """Put the weights for the present mode into the parameters, under :class:`Auto`."""
         if self.averages is not None:
             self.averages.place(self.training)
+
+    def _mode_called(self, *_: Any, **__: Any) -> None:
+        self.training = self.net.training
+        self.place_weights()
 
     def hold(self, training: bool) -> None:
         """Ignore a mode that the optimizer is told: the model's own mode selects the weights."""

@@ -1,6 +1,7 @@
 """The right weights at the right time: averages in evaluation mode, training weights in training mode."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -79,10 +80,31 @@ def test_the_modes_of_parts_swap_nothing():
     model, _ = trained(norm=True)
     y = weights(model)
     model.net[1].eval()
-    model.net.eval()
     model.head.eval()
     model(batch(0)[0])
     assert equal(weights(model), y)
+
+
+def test_a_tool_that_keeps_the_network_itself_evaluates_averaged_weights_too():
+    model, optimizer = trained(norm=True)
+    net, y = model.net, weights(model)
+    with torch.no_grad():
+        expected = model.eval()(batch(0)[0])
+        model.train()
+        shown = net.eval()(batch(0)[0])
+    assert torch.equal(shown, expected)
+    assert not model.training
+    net.train()
+    assert model.training
+    assert equal(weights(model), y)
+    twin, its_optimizer = trained(norm=True)
+    twin.eval()
+    twin.train()
+    for each, its in ((model, optimizer), (twin, its_optimizer)):
+        train(each, its, 60, 65)
+    assert equal(weights(model), weights(twin))
+    again = pickle.loads(pickle.dumps(model.eval()))
+    assert "train" not in vars(again.net)
 
 
 class Wrapper(nn.Module):

@@ -362,6 +362,26 @@ def test_a_trainer_that_clears_the_state_starts_the_averages_again(steps, conver
     assert optimizer.averages.differ
 
 
+@pytest.mark.parametrize("clear", ["in place", "another"])
+@pytest.mark.parametrize("steps", [3, 70])
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_state_cleared_in_evaluation_mode_leaves_the_weights_that_were_evaluated(steps, converted, clear):
+    torch.manual_seed(0)
+    model = alrao.Alrao(deep_mlp(), 4) if converted else deep_mlp()
+    optimizer = alrao.Auto(model, steps=100)
+    train(model, optimizer, steps)
+    model.eval()
+    shown = [p.detach().clone() for p in model.parameters()]
+    if clear == "another":
+        optimizer.state = defaultdict(dict)
+    else:
+        optimizer.state.clear()
+    model.train()
+    assert same(shown, list(model.parameters()))
+    train(model, optimizer, 1)
+    assert not same(shown, list(model.parameters()))
+
+
 def test_make_still_builds_with_groups_beside_a_model():
     model, optimizer = make(alrao.Auto)
     groups = [{"params": model.net[:3].parameters()}, {"params": model.head.parameters()}]

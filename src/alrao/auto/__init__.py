@@ -180,6 +180,12 @@ class Auto(AlraoOptimizer):
         self.averages.take_over(self.model)
         self.model.head.start_alike()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("state", "param_groups") and hasattr(self, "averages"):
+            # The first step replaces the state, and a program to clear it, as fastai's freeze().
+            self.averages.follow(self)
+
     @property
     def on_device(self) -> bool:
         """Whether a step leaves all numbers where they are: after the search, except on the CPU."""
@@ -276,10 +282,9 @@ class Auto(AlraoOptimizer):
 
     def _begin_step(self, on_device: bool) -> None:
         averages = self.averages
-        if not self.state:  # a program has cleared it, as fastai does when it freezes layers
+        if not self.state:  # a program has cleared it
             for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
                 self._draw_places(rates, group)
-        averages.follow(self)  # torch and the first step replace the state
         if averages.retired:
             raise RuntimeError(
                 "another Auto has been built for parameters of this one, and only one optimizer can average "

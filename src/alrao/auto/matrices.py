@@ -101,8 +101,10 @@ def _product_dtype(side: int, x: Tensor) -> torch.dtype:
 def _has_bfloat16_units(device: str) -> bool:
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    about = getattr(torch.cpu, "get_capabilities", dict) if device == "cpu" else dict
-    return any(about().get(unit, False) for unit in ("amx_bf16", "avx512_bf16"))
+    if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # an older torch
+        return False
+    has = torch.cpu.get_capabilities()
+    return any(has.get(unit, False) for unit in ("amx_bf16", "avx512_bf16"))
 
 
 def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
