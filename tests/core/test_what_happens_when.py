@@ -241,7 +241,7 @@ ANSWERS = {
     plateau: (UserWarning, r"needs no schedule: leave the scheduler out"),
     linear_schedule_of_a_whole_run: (UserWarning, r"has fallen to .* leave the scheduler out"),
     half_precision_on_the_way: None,
-    state_of_copies_in_a_plain_network: (RuntimeError, r"averaging\._state"),  # torch's own: troubleshooting.md has it
+    state_of_copies_in_a_plain_network: (RuntimeError, r"averaging\._state"),  # troubleshooting.md has it
     training_weights_without_their_average: (UserWarning, r"training weights.*call model\.eval\(\) before"),
     optimizer_of_torch: (UserWarning, r"AdamW of torch.*build alrao\.Auto\(model\) in its place"),
     evaluation_without_label_names: None,
