@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/comparison.md from the suite's records: python tools/evidence.py.
+"""Write the suite's figures into README.md, docs/comparison.md and docs/faq.md: python tools/evidence.py.
 
 It reads ``results/workload-*.jsonl.xz`` and needs no data set. Workloads on which a search for a rate is not
 over are left out; a contender that has not run on all of the others has no figures. ``hero.py`` and
@@ -7,20 +7,19 @@ over are left out; a contender that has not run on all of the others has no figu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from functools import cache
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite, isnan
 from pathlib import Path
-from typing import Any
+from textwrap import fill as filled
 
 import pandas as pd
 
-from alrao_lab.records import SUFFIX, Record, read_runs
 from alrao_lab.render.markdown import table
-from alrao_lab.suite.contenders import ADAMW, CONTENDERS, Candidate, Contender
-from alrao_lab.suite.runs import COLUMNS, WHEN
+from alrao_lab.settings import Settings
+from alrao_lab.suite.contenders import ADAMW, CONTENDERS
+from alrao_lab.suite.runs import recorded
 from alrao_lab.suite.standings import Standings
-from alrao_lab.suite.workloads import WORKLOADS, Workload
+from alrao_lab.suite.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -43,7 +42,7 @@ NAMES = {
     "mechanic": "Mechanic on Adam",
     "ademamix": "AdEMAMix",
     "soap": "SOAP",
-    "muon-default": "Muon at 0.001",
+    "muon-default": "Muon, defaults",
     "nadamw-calibrated": "NadamW, calibrated defaults",
     "schedulefree-calibrated": "Schedule-Free AdamW, calibrated defaults",
 }
@@ -51,67 +50,24 @@ NAMES = {
 FEW = (AUTO, "prodigy", "schedulefree", "adamw-0.001")
 """Those of the README, beside the best tuned one."""
 UNKNOWN = "–"
+WIDTH = 120
+"""Of lines of text."""
 
 
 # The records.
 
 
-def contender_of(record: Record) -> Contender | None:
-    """Return the contender that a run belongs to."""
-    settings = record.settings
-    for contender in CONTENDERS.values():
-        methods = {contender.method, *(method for method, _ in contender.others)}
-        same = (contender.schedule, contender.momentum) == (settings.schedule, settings.momentum)
-        if same and settings.method.name in methods and contender.tuned == (settings.method.lr is not None):
-            return contender
-    return None
-
-
-def rows(workload: Workload, records: Iterable[Record]) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each run; its losses are infinite if it failed."""
-    for record in records:
-        contender = contender_of(record) if record.ended else None
-        if contender is None:
-            continue
-        settings, result, (measure, *_, score) = record.settings, record.result, record.measures
-        lines = [line for line in record.lines if line["valid"].get(measure) is not None]
-        row = {
-            "workload": workload.name,
-            "contender": contender.name,
-            "candidate": Candidate(settings.method.name, settings.method.lr, settings.weight_decay),
-            "rate": settings.method.lr,
-            "seed": settings.seed,
-            "failed": record.diverged,
-            "steps": result["steps"],
-            "cpu": result.get("cpu", result["seconds"]),
-            "seconds": result["seconds"],
-            "curve": [(each["step"], each.get("cpu", nan), each["valid"][measure]) for each in lines],
-            "measures": (measure, score),
-            "historical": record.run.historical,
-        }
-        for when, figures in zip(WHEN, (result, lines[-1] if lines else {}), strict=True):
-            for part in ("valid", "test"):
-                value = (figures.get(part) or {}).get(measure)
-                row[f"{part} {when}"] = inf if record.diverged or value is None else value
-            row[f"score {when}"] = (figures.get("test") or {}).get(score)
-        yield row
-
-
 @cache
 def runs(results: Path = RESULTS) -> pd.DataFrame:
-    """Return the runs of all workloads, a row each."""
-    found: list[dict[str, Any]] = []
-    for name, workload in WORKLOADS.items():
-        path = results / f"workload-{name}{SUFFIX}"
-        if path.exists():
-            found += rows(workload, read_runs([path]).records)
-    return pd.DataFrame(found, columns=COLUMNS)
+    """Return the runs of all workloads, a row each, as the suite's own page reads them."""
+    return recorded([results], list(WORKLOADS.values()), list(CONTENDERS.values()), Settings())
 
 
 class Evidence:
     """The standings at the chosen epoch, on the workloads where all searches are over.
 
-    As soon as Auto has run on some of these, the others are left out.
+    As soon as Auto has run on some of these, the others are left out; and as soon as it has run on all that
+    are held out, so are those that its defaults were chosen on.
     """
 
     def __init__(self, results: Path = RESULTS) -> None:
@@ -120,6 +76,9 @@ class Evidence:
         ready = [each for name, each in WORKLOADS.items() if name in self.standings.best]
         with_auto = set(self.runs.loc[self.runs["contender"] == AUTO, "workload"])
         self.workloads = [each for each in ready if each.name in with_auto] or ready
+        held_out = [each for each in WORKLOADS.values() if not each.chosen_on]
+        if with_auto and all(each in self.workloads for each in held_out):
+            self.workloads = held_out
         self.over = self.standings.over(self.workloads)
         chosen = self.standings.chosen.groupby(["workload", "contender"])["cpu"].mean().unstack()
         names = [each.name for each in self.workloads]
@@ -155,30 +114,51 @@ def _percent(gap: float) -> str:
     return f"{100 * gap:+.1f}".replace("-", "−") if abs(gap) < 1 else f"{100 * gap:+,.0f}"
 
 
+def fill(text: str) -> str:
+    """Return a paragraph in lines."""
+    return filled(text, WIDTH, break_on_hyphens=False)
+
+
 # The tables.
 
 HEADS = ["", "mean", "worst", "points", "seconds", "runs"]
 
 
-def coverage(found: Evidence) -> str:
-    """Say how many workloads a table covers, and whether Auto is among its figures."""
+def scope(found: Evidence) -> str:
+    """Say on which workloads the figures are."""
     count = len(found.workloads)
-    words = (
-        f"These figures cover {count} of the suite's {len(WORKLOADS)} workloads, {found.held_out} of them "
-        "held out."
-    )
+    held_out = {0: "none", count: "all"}.get(found.held_out, str(found.held_out))
+    return f"{count} of the suite's {len(WORKLOADS)} workloads, {held_out} of them held out"
+
+
+def caution(found: Evidence) -> str:
+    """Say what is wrong with the figures of Auto, if anything is."""
     if found.of(AUTO)[0] == UNKNOWN:
-        words += " **`Auto` has not been run on them in its present form yet, so its row is empty.**"
-    return words
+        return " **`Auto` has not been run on them in its present form yet, so it has no figures.**"
+    if found.held_out == len(found.workloads):
+        return ""
+    which = "these workloads" if not found.held_out else "those that are not held out"
+    return (
+        f" `Auto`'s rate and decay were chosen by *test* losses of {which}: its figures are too good by an "
+        "unknown amount."
+    )
+
+
+def coverage(found: Evidence) -> str:
+    """Say what the figures are of, what tuned means, and whether Auto is among them."""
+    return fill(
+        f"On {scope(found)}: test loss in % above the best of SGD, AdamW and Muon, each *tuned*: the rate, "
+        "and AdamW's decay, by the validation loss of three seeds. *Points* of accuracy, or R², above it; "
+        "*seconds* of a run, evaluations included, in units of tuned AdamW's; *runs* to find the settings."
+        f"{caution(found)}"
+    )
 
 
 def short_table(found: Evidence) -> list[str]:
     """Return the README's five rows."""
     first, *others = [[NAMES[name], *found.of(name)] for name in FEW]
     best = ["best tuned", *found.best_tuned()]
-    covered = f"{len(found.workloads)} of {len(WORKLOADS)} workloads, {found.held_out} held out"
-    above = [coverage(found), ""] if UNKNOWN in first else []
-    return [*above, table([covered, *HEADS[1:]], [first, best, *others])]
+    return [coverage(found), "", table(HEADS, [first, best, *others])]
 
 
 def long_table(found: Evidence) -> list[str]:
@@ -191,7 +171,29 @@ def long_table(found: Evidence) -> list[str]:
     return [coverage(found), "", table(HEADS, lines)]
 
 
-PAGES = {ROOT / "README.md": short_table, ROOT / "docs" / "comparison.md": long_table}
+def sentences(found: Evidence) -> list[str]:
+    """Return the FAQ's answer: mean and worst gap, and what they cost."""
+    lines = [
+        fill(
+            f"On {scope(found)}, test losses beside those of the best of SGD, AdamW and Muon, each tuned "
+            "(the rate, and AdamW's decay, by the validation loss of three seeds), are:"
+        ),
+        "",
+    ]
+    for name in (each for each, contender in CONTENDERS.items() if contender.ours):
+        mean, worst, points, seconds, tried = found.of(name)
+        said = f"{mean} % on average, {worst} % at worst; {points} points of accuracy or R²;\n  "
+        said += f"{seconds} times the seconds of tuned AdamW, in {tried} run"
+        lines.append(f"- {NAMES[name]}: {said if mean != UNKNOWN else 'not run yet'}")
+    *_, tried = found.best_tuned()
+    return [*lines, "", fill(f"To find the best of the tuned takes {tried} runs.{caution(found)}")]
+
+
+PAGES = {
+    ROOT / "README.md": short_table,
+    ROOT / "docs" / "comparison.md": long_table,
+    ROOT / "docs" / "faq.md": sentences,
+}
 
 
 def renewed(page: str, lines: list[str]) -> str:

@@ -141,6 +141,57 @@ def test_the_interval_is_over_workloads_and_seeds():
     assert Standings(told(), CONTENDED).interval("plain", [OTHER]) is None
 
 
+def test_a_workload_that_is_drawn_twice_has_seeds_drawn_twice():
+    """The interval of a mean of two workloads that are alike is narrower than that of one of them."""
+    spread = [runs(each, OURS, [1.0 + i / 10 for i in range(8)]) for each in (QUICK, OTHER)]
+    both = frame(*(runs(each, RATES, [1.0] * 8) for each in (QUICK, OTHER)), *spread)
+    found = Standings(both, [RATES, OURS])
+    widths = [high - low for low, high in (
+        found.interval("auto", [QUICK], fixed=True), found.interval("auto", [QUICK, OTHER]),
+    )]  # fmt: skip
+    assert widths[1] == pytest.approx(widths[0] / math.sqrt(2), rel=0.06)
+
+
+def test_the_runs_that_find_settings_are_those_of_searches():
+    """The seeds that are added to the best of a search are not among them."""
+    found = Standings(frame(runs(QUICK, RATES, [1.0] * 10), runs(QUICK, OURS, [1.0] * 10)), [RATES, OURS])
+    assert found.over([QUICK]).loc[[ADAMW, "auto"], "tried"].tolist() == [3 * 5, 1]
+
+
+def test_the_page_says_where_the_highest_decay_is_the_best():
+    decays = replace(CONTENDERS[ADAMW], rates=RATES.rates)
+    rates = [Candidate("adamw", rate) for rate in SEARCHED]
+    more = [Candidate(method, rate, decay) for method, decay in decays.others for rate in SEARCHED[1:4]]
+    best = Candidate("adamw", 0.1, 0.1)
+    rows = [
+        row(workload, decays, each, seed, 1.0, valid=1.0 if each == chosen else 2.0 + (each.rate != 0.1))
+        for workload, chosen in ((QUICK, best), (OTHER, Candidate("adamw", 0.1)))
+        for each in (*rates, *more)
+        for seed in range(3)
+    ]
+    suite = Suite(frame(rows), [decays])
+    assert suite.highest_decay([QUICK, OTHER]) == ["quick"]
+    assert "0.1 was the best on quick:\n" in markdown(suite, [QUICK, OTHER])
+
+
+def test_the_noise_of_times_is_that_of_adamw_on_the_worst_workload():
+    found = frame(runs(QUICK, RATES, [1.0] * 7), runs(OTHER, RATES, [1.0] * 7), runs(OTHER, OURS, [1.0]))
+    found["cpu"] = [*[1.0] * 19, *(1.0 + i / 18 for i in range(19)), 99.0]
+    assert Suite(found, [RATES, OURS]).noise([QUICK, OTHER]) == pytest.approx(1.9 / 1.1)
+    assert Suite(found, [RATES, OURS]).noise([QUICK]) == 1.0
+
+
+def test_both_of_the_best_candidates_are_named():
+    other = [
+        row(QUICK, RATES, Candidate("sgd", 0.3), seed, 5.0, last=0.5)
+        | {"valid chosen": 2.0, "valid last": 0.1}
+        for seed in range(3)
+    ]
+    rows = [each for each in runs(QUICK, RATES, [1.0] * 3) if each["rate"] != 0.3]
+    page = markdown(Suite(frame(rows, other), [RATES]), [QUICK])
+    assert "| adamw: sgd@0.1; last sgd@0.3 | 1.0000 ± 0.0000 |" in page
+
+
 def test_the_deviation_is_that_of_the_reference():
     found = Standings(frame(runs(QUICK, RATES, [1.0, 2.0, 3.0])), [RATES])
     assert found.deviation("quick") == pytest.approx(0.5)
@@ -159,8 +210,11 @@ def test_there_are_no_gaps_before_the_search_is_over():
 def test_the_page_has_both_halves_apart():
     page = markdown(Suite(told(), CONTENDED), [QUICK, OTHER])
     first, second = page.index("## Workloads held out"), page.index("## Workloads used for choosing")
-    assert first < page.index("| auto | -25.0 | -25.0 |") < second
-    assert page.index("| plain | failed | failed | failed | failed |") > second
+    assert first < page.index("| auto | -25.0 | -25.0 | -25.0 |") < second
+    assert page.index("| plain | failed | failed | failed | failed | failed |") > second
+    assert page.index("| auto | +0.0 | 0 | never | never | 1 | 0 | 2 / 2 |") > second, (
+        "at chance at both times"
+    )
     assert "Missing runs" not in page
     assert "| quick | `adamw` | +0.0 / +0.0 | -25.0 / +0.0 |" in page
     assert "| adamw: sgd@0.1 | 2.0000 ± 1.4142 | 0.500 ± 0.000 | 3.0000 ± 1.4142 |" in page
@@ -168,7 +222,7 @@ def test_the_page_has_both_halves_apart():
     assert "| 0.400 ± 0.000 | never | 3 | 2.0 |" in page, "plain on quick has no curve"
     assert max(line.count("|") for line in page.splitlines()) <= 9, "a table that can be read"
     assert "historical" not in page
-    assert "Runs of auto are of commit 0123456." in page
+    assert "Runs of auto are of commit 0123456. Those of the others are of 0123456." in page
     mixed = told()
     mixed.loc[mixed["contender"] == "auto", "commit"] = ["a" * 12, *["b" * 12] * 3]
     said = "Runs of auto are of different commits, and are no single method: aaaaaaa, bbbbbbb."
@@ -191,7 +245,9 @@ def test_a_method_without_runs_has_no_figure():
     assert "| plain, auto | all workloads | 18 |" in page
     assert "Not in the performance profile, because they lack runs on workloads of the tables: auto." in page
     assert "| other | `adamw` | +0.0 / +0.0 | missing / missing |" in page
-    assert "| auto | 0 | never | never | 1 | 0 | 0 |" in page
+    assert "| auto | missing | missing | missing | missing | missing | missing | missing |" in page, (
+        "no counts"
+    )
     assert "–" not in page
     assert [trace["name"] for trace in profile(suite.chosen, both).plot.data] == [ADAMW]
 

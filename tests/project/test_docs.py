@@ -236,11 +236,11 @@ def test_the_page_to_play_with_shows_the_records_as_they_are(made):
     assert made["play"].PAGE.read_text("utf-8") == made["play"].page(), "run: make pages"
 
 
-def with_auto(folder, losses):
+def with_auto(folder, losses, workload="noisy-1000"):
     """Copy the records of one workload, with runs of Auto that end at some test losses."""
     from alrao_lab.records import read_rows, write_rows
 
-    name = "workload-noisy-1000.jsonl.xz"
+    name = f"workload-{workload}.jsonl.xz"
     every = dict(read_rows(ROOT / "results" / name))
     rows = {run: row for run, row in every.items() if row["config"]["settings"]["method"]["name"] != "auto"}
     model = next(row for row in rows.values() if row["config"]["settings"]["method"]["name"] == "dog")
@@ -249,7 +249,7 @@ def with_auto(folder, losses):
         settings = row["config"]["settings"]
         settings |= {"method": {"name": "auto", "lr": None, "fraction": None}, "seed": seed}
         row["result"]["test"]["loss"] = loss
-        row["run"] = f"classes/mlp/auto-{seed}-{seed:010d}"
+        row["run"] = f"{model['run'].rpartition('/')[0]}/auto-{seed}-{seed:010d}"
         rows[row["run"]] = row
     write_rows(folder / name, rows)
     return folder
@@ -277,6 +277,33 @@ def test_runs_of_auto_are_a_row_and_a_line_across(made, tmp_path):
     assert "Auto is not measured yet" in drawn.draw(theme)
     (workload,) = play.data(results)
     assert workload["lines"]["Auto"] == {0: 1.0, 1: 1.2}
+
+
+def test_the_sentences_of_the_faq_have_the_figures_of_the_table(made, tmp_path):
+    evidence = made["evidence"]
+    found = evidence.Evidence(with_auto(tmp_path, [1.0, 1.2]))
+    mean, worst, points, seconds, tried = found.of("auto")
+    text = " ".join(" ".join(evidence.sentences(found)).split())
+    assert f"{mean} % on average, {worst} % at worst; {points} points" in text
+    assert f"{seconds} times the seconds of tuned AdamW, in {tried} run" in text
+    assert f"the tuned takes {found.best_tuned()[-1]} runs" in text
+    assert "On 1 of the suite's 28 workloads, none of them held out" in text
+    assert "chosen by *test* losses of these workloads" in text
+
+
+def test_the_workloads_held_out_stand_alone_once_auto_has_run_on_all_of_them(made, tmp_path, monkeypatch):
+    evidence = made["evidence"]
+    results = with_auto(with_auto(tmp_path, [1.0, 1.2]), [0.6, 0.7], "noisy-sphere")
+    both = {name: evidence.WORKLOADS[name] for name in ("noisy-1000", "noisy-sphere")}
+    found = evidence.Evidence(results)
+    assert [each.name for each in found.workloads] == list(both)
+    assert "1 of them held out" in evidence.scope(found)
+    assert "losses of those that are not held out" in evidence.caution(found)
+    monkeypatch.setattr(evidence, "WORKLOADS", both)
+    found = evidence.Evidence(results)
+    assert [each.name for each in found.workloads] == ["noisy-sphere"]
+    assert "1 of the suite's 2 workloads, all of them held out" in evidence.scope(found)
+    assert evidence.caution(found) == ""
 
 
 def test_a_contender_is_found_by_the_settings_of_its_runs(made):

@@ -46,6 +46,23 @@ class Suite:
         self.times = self.last.targets().groupby(["workload", "contender"])[["step", "second"]].median()
         """When half of the runs have come to tuned AdamW's last loss."""
 
+    def highest_decay(self, workloads: Sequence[Workload]) -> list[str]:
+        """Return the names of the workloads where the highest weight decay that was tried is the best."""
+        found = set()
+        for at in self.at.values():
+            for contender in at.contenders:
+                highest = max((decay for _, decay in contender.others), default=0.0)
+                own = at.chosen[at.chosen["contender"] == contender.name]
+                decays = own["candidate"].map(lambda each: each[2])
+                found |= set(own["workload"][decays == highest]) if highest else set()
+        return [each.name for each in workloads if each.name in found]
+
+    def noise(self, workloads: Sequence[Workload]) -> float:
+        """Return the largest ratio of AdamW's processor seconds on a workload, of the 90 % to the 10 %."""
+        own = self.every[(self.every["contender"] == ADAMW) & ~self.every["failed"].astype(bool)]
+        own = own[own["workload"].isin([each.name for each in workloads])].groupby("workload")["cpu"]
+        return float((own.quantile(0.9) / own.quantile(0.1)).max())
+
     def ready(self, workloads: Sequence[Workload]) -> list[Workload]:
         """Return the workloads where all searches are over, at both times."""
         return [each for each in workloads if all(each.name in at.best for at in self.at.values())]
@@ -75,8 +92,8 @@ def _reached(part: float) -> str:
     return "missing" if isnan(part) else f"{100 * part:.0f}"
 
 
-LOSSES = ["mean", "worst", "over seeds", "over workloads", "mean, last", "worst, last", "score"]
-COSTS = ["reached", "steps", "seconds", "tried", "failed", "at chance"]
+LOSSES = ["mean", "median", "worst", "over seeds", "over workloads", "mean, last", "worst, last"]
+COSTS = ["score", "reached", "steps", "seconds", "tried", "failed", "at chance"]
 
 
 def _summed(suite: Suite, workloads: Sequence[Workload]) -> tuple[list[list[str]], list[list[str]]]:
@@ -85,18 +102,22 @@ def _summed(suite: Suite, workloads: Sequence[Workload]) -> tuple[list[list[str]
     last = suite.last.over(workloads)
     for name, row in suite.chosen.over(workloads).iterrows():
         intervals = [_interval(suite, name, workloads, fixed=fixed) for fixed in (True, False)]
+        gaps = [_percent(row[each]) for each in ("mean", "median", "worst")]
         behind = [_percent(each) for each in (last.loc[name, "mean"], last.loc[name, "worst"])]
-        losses.append(
-            [name, _percent(row["mean"]), _percent(row["worst"]), *intervals, *behind, _percent(row["score"])]
-        )
-        counts = [f"{row[count]:.0f}" for count in ("tried", "failed", "at chance")]
-        costs.append([name, _reached(row["reached"]), *map(_part, (row["steps"], row["cpu"])), *counts])
+        losses.append([name, *gaps, *intervals, *behind])
+        if isnan(row["mean"]):  # a count of the runs that are there would pass for one of all
+            costs.append([name, *["missing"] * len(COSTS)])
+            continue
+        counts = [f"{row[count]:.0f}" for count in ("tried", "failed")]
+        chance = " / ".join(f"{each:.0f}" for each in (row["at chance"], last.loc[name, "at chance"]))
+        takes = map(_part, (row["steps"], row["cpu"]))
+        costs.append([name, _percent(row["score"]), _reached(row["reached"]), *takes, *counts, chance])
     return losses, costs
 
 
 def table(suite: Suite, workloads: Sequence[Workload], title: str) -> Table:
     """Return what the contenders achieved on some workloads together, for the terminal."""
-    caption = "per cent behind the best tuned test loss; score: points of accuracy or R² above it"
+    caption = "per cent behind the best tuned test loss"
     look: dict[str, Any] = {"title": title, "caption": caption, "box": box.SIMPLE_HEAD, "padding": 0}
     names, rows = ["contender", *LOSSES], _summed(suite, workloads)[0]
     kept = [place for place, name in enumerate(names) if name != "over seeds"]  # 80 columns
@@ -137,6 +158,11 @@ def markdown(
         search_seeds=SEARCH_SEEDS,
         tuned=", ".join(f"`{each.name}`" for each in suite.chosen.contenders if each.tuned),
         note=historical_note(suite.every),
+        complete={which: len(some) for which, some in halves.items()},
+        pairs=len({(each.data, each.network) for each in ready}),
+        highest=suite.highest_decay(ready),
+        noise=f"{100 * (suite.noise(ready) - 1):.0f}" if ready else "",
+        unseen=[each.name for each in suite.chosen.contenders if each.ours and _lacks(suite, each, ready)],
         listed=md.table(heads, listed, left=3),
         waiting=[workload.name for workload in workloads if workload not in ready],
         commits=_commits(suite),
@@ -152,15 +178,24 @@ def markdown(
     )
 
 
+def _lacks(suite: Suite, contender: Contender, ready: Sequence[Workload]) -> bool:
+    """Whether one of ours has not run on all workloads held out where the others have."""
+    held_out = [each.name for each in ready if not each.chosen_on]
+    return not held_out or bool(suite.chosen.gaps.loc[contender.name, held_out].isna().any())
+
+
 def _commits(suite: Suite) -> str:
-    """The commits that runs of our methods are of, which should be one."""
+    """The commits that runs of our methods are of, which should be one, and those of the others."""
     ours = [each.name for each in suite.chosen.contenders if each.ours]
-    runs = suite.every[suite.every["contender"].isin(ours)]
-    found = [str(each)[:7] for each in runs["commit"].dropna().unique()]
-    which = f"Runs of {', '.join(ours)} are of"
+    of_ours = suite.every["contender"].isin(ours)
+    found, others = (
+        [str(each)[:7] for each in suite.every["commit"][which].dropna().unique()]
+        for which in (of_ours, ~of_ours)
+    )
+    said = f"Runs of {', '.join(ours)} are of commit {', '.join(found)}." if found else ""
     if len(found) > 1:
-        return f"{which} different commits, and are no single method: {', '.join(found)}."
-    return f"{which} commit {found[0]}." if found else ""
+        said = said.replace("commit", "different commits, and are no single method:", 1)
+    return f"{said} Those of the others are of {', '.join(others)}.".strip() if others else said
 
 
 def _missing(missing: Mapping[tuple[str, str], int], workloads: Sequence[Workload]) -> str:
@@ -210,18 +245,19 @@ def _figures(suite: Suite, workload: Workload) -> tuple[list[str], str] | None:
     """The measures on a workload and what every contender has of them, if any has run on it."""
     rows, measures = [], ["loss", "accuracy"]
     for contender in suite.chosen.contenders:
-        cells, count, cpu, named = [], 0, nan, ""
+        cells, count, cpu, named = [], 0, nan, list[str]()
         for when in WHEN:
             runs = suite.at[when].chosen
             runs = runs[(runs["workload"] == workload.name) & (runs["contender"] == contender.name)]
             if len(runs):
                 measures = list(runs["measures"].iloc[0])
                 count, cpu = len(runs), runs["cpu"].mean()
-                named = named or str(Candidate(*runs["candidate"].iloc[0]))
+                named.append(str(Candidate(*runs["candidate"].iloc[0])))
                 good = runs[~runs["failed"].astype(bool)]
                 cells += [_spread(good[f"test {when}"], 4), _spread(good[f"score {when}"].astype(float), 3)]
         if cells:
-            name = f"{contender.name}: {named}" if contender.tuned else contender.name
+            best = "; last ".join(dict.fromkeys(named))
+            name = f"{contender.name}: {best}" if contender.tuned else contender.name
             rows.append([name, *cells, _reached_at(suite, workload, contender), str(count), f"{cpu:.1f}"])
     if not rows:
         return None

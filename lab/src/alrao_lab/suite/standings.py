@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 
-from .contenders import ADAMW, Contender
+from .contenders import ADAMW, SEARCH_SEEDS, Contender
 from .runs import WHEN, validation
 from .workloads import Workload
 
@@ -104,9 +104,10 @@ class Standings:
     ) -> tuple[float, float] | None:
         """Return a 95 % bootstrap interval of the mean gap, over the workloads and over their seeds.
 
-        Workloads are drawn with replacement, and so are the seeds of each. ``fixed`` keeps the workloads as
-        they are and draws seeds only: what another run of the same suite may give, not another suite. None
-        where runs are missing or have failed.
+        Workloads are drawn with replacement, and so are the seeds of each, also of one that is drawn twice.
+        ``fixed`` keeps the workloads as they are and draws seeds only: what another run of the same suite
+        may give, not another suite. The reference on each workload stays what it is. None where runs are
+        missing or have failed.
         """
         random, samples = np.random.default_rng(0), []
         for name in self.ready(workloads):
@@ -119,7 +120,7 @@ class Standings:
             return None
         gaps, count = np.stack(samples, 1), len(samples)
         if not fixed:
-            gaps = np.take_along_axis(gaps, random.integers(count, size=(RESAMPLES, count)), 1)
+            gaps = gaps[random.integers(RESAMPLES, size=gaps.shape), random.integers(count, size=gaps.shape)]
         low, high = np.quantile(gaps.mean(1), (0.025, 0.975))
         return float(low), float(high)
 
@@ -157,7 +158,7 @@ class Standings:
         Gaps are nan where one has not run on all of them. ``reached`` is the part of the workloads on which
         at least half of the runs reach tuned AdamW's loss, ``steps`` and ``cpu`` the mean over these of the
         median of what that takes. ``failed`` counts the runs of searches too; ``tried`` is the number of
-        runs to find the settings of a workload.
+        runs to find the settings of a workload, without the seeds that are added to the best.
         """
         names = self.ready(workloads)
         chances = {each.name: each.chance for each in workloads if each.name in names}
@@ -171,10 +172,12 @@ class Standings:
             ["steps", "cpu"]
         ]
         reached = medians.median().replace(inf, nan)
-        tried = self.every[self.every["workload"].isin(names)].groupby(["contender", "workload"])
+        searched = self.every["workload"].isin(names) & (self.every["seed"] < SEARCH_SEEDS)
+        tried = self.every[searched].groupby(["contender", "workload"])
         tuned = [each.name for each in self.contenders if each.tuned]
         found: dict[str, Any] = {
             "mean": gaps.mean(axis=1, skipna=False),
+            "median": gaps.median(axis=1, skipna=False),
             "worst": gaps.max(axis=1, skipna=False),
             "score": pd.Series(
                 {each: float(np.mean(values)) if values else nan for each, values in scores.items()}
