@@ -66,6 +66,7 @@ class Recipe:
     published: float | None = None
     source: str = ""
     note: str = ""
+    comparable: bool = True
     take: str = "last"
 
     @property

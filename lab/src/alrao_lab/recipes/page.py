@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -29,6 +30,8 @@ COLUMNS = [
 ]
 SEEDS = 5
 """Runs of each variant that the page asks for."""
+LOAD = 2.0
+"""Processor times are not compared where one variant had to wait so much longer for the processor."""
 COMMAND = "alrao recipes --programs DIR --only {names}{variants} --seeds 5 --to-keep"
 
 
@@ -96,6 +99,10 @@ def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) ->
         if beside
         else "",
         commands=commands,
+        compared=len(beside),
+        waiting=list(dict.fromkeys(name for name, _ in missing)),
+        count=len(listed),
+        commits=_commits(every),
         seeds=SEEDS,
     )
 
@@ -111,16 +118,33 @@ def _beside(
     if len(both) < 2 or any(len(runs) < 2 or runs["figure"].isna().any() for runs in both):
         return []
     own, auto = (runs["figure"].astype(float) for runs in both)
+    rest = [_cost(*both), f"{len(own)}, {len(auto)}"]
+    if not recipe.comparable:
+        return [(inf, ["not comparable", "measured in two ways", *rest])]
     scale = 100 * (1 if recipe.higher else -1) / abs(float(own.mean()))
     percent = scale * float(auto.mean() - own.mean())
     interval = 0.0
     if own.nunique() + auto.nunique() > 2:  # else there is no deviation to tell it from
         low, high = ttest_ind(auto, own, equal_var=False).confidence_interval(0.95)
         interval = abs(scale) * float(high - low) / 2
-    verdict = "level" if abs(percent) <= interval else "better" if percent > 0 else "**worse**"
-    cost = float(both[1]["cpu"].mean() / both[0]["cpu"].mean())
+    undecided = "undecided" if interval else "equal"
+    verdict = undecided if abs(percent) <= interval else "better" if percent > 0 else "**worse**"
     said = f"{round(percent, 1) + 0.0:+.1f} % ± {interval:.1f}".replace("-", "−")
-    return [(percent, [said, verdict, f"{cost:.2f}", f"{len(own)}, {len(auto)}"])]
+    return [(percent, [said, verdict, *rest])]
+
+
+def _cost(own: pd.DataFrame, auto: pd.DataFrame) -> str:
+    """The ratio of processor times, where runs of both had about the same share of the processor."""
+    waits = [float((runs["seconds"] / runs["cpu"]).median()) for runs in (own, auto)]
+    if max(waits) > LOAD * min(waits):
+        return "other load"
+    return f"{auto['cpu'].mean() / own['cpu'].mean():.2f}"
+
+
+def _commits(every: pd.DataFrame) -> str:
+    """The commits that runs of Auto are of."""
+    found = every["commit"][every["variant"] != "own"].dropna()
+    return ", ".join(dict.fromkeys(str(each)[:7] for each in found))
 
 
 def every_run(recipe: Recipe) -> str:
