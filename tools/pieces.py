@@ -152,7 +152,7 @@ def cell(ratios: dict[str, list[float]]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the table of the page, and what it is made from."""
-    lines = ["| changed | wrapped | plain | worst workload | seconds |", "|---|---:|---:|---|---:|"]
+    lines = ["| changed | wrapped | plain | workloads | worst | seconds |", "|---|---:|---:|---:|---|---:|"]
     for variant in VARIANTS:
         both = {name: compare(rows, variant, name) for name in ("auto", "auto-plain")}
         if variant == BASE or not any(both.values()):
@@ -162,13 +162,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         worst = max(every, key=lambda w: every[w])
         seconds = fmean(fmean(each) for name in both for each in compare(rows, variant, name, "cpu").values())
         lines.append(
-            f"| {variant} | {cell(both['auto'])} | {cell(both['auto-plain'])} | "
+            f"| {variant} | {cell(both['auto'])} | {cell(both['auto-plain'])} | {len(every)} | "
             f"{worst} {100 * (exp(every[worst]) - 1):+.1f} | {exp(seconds):.2f} |"
         )
     base = [row for row in rows if row["variant"] == BASE]
     workloads, seeds = len({r["workload"] for r in base}), len({r["seed"] for r in base})
     commits = ", ".join(sorted({str(row["commit"])[:7] for row in rows}))
-    return "\n".join([*lines, "", f"{workloads} workloads, up to {seeds} seeds, commit {commits}."])
+    about = f"Up to {workloads} workloads and {seeds} seeds, commits {commits}."
+    return "\n".join([*lines, "", about])
 
 
 def main() -> None:

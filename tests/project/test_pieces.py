@@ -22,7 +22,7 @@ def test_variants_are_compared_with_the_same_seeds_of_auto_as_it_is(pieces):
     rows += [row(pieces, "half the rate", 0, 1.1), row(pieces, "half the rate", 1, 2.2)]
     rows += [row(pieces, "half the rate", 2, 9.0)]  # no such seed of Auto as it is
     assert pieces.cell(pieces.compare(rows, "half the rate", "auto-plain")) == "+10.0 ± 0.0"
-    assert "| half the rate | – | +10.0 ± 0.0 | deep +10.0 | 1.00 |" in pieces.table(rows)
+    assert "| half the rate | – | +10.0 ± 0.0 | 1 | deep +10.0 | 1.00 |" in pieces.table(rows)
 
 
 def test_a_failed_run_counts_as_ten_times_the_loss(pieces):

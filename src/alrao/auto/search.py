@@ -55,9 +55,10 @@ class RateSearch:
     .. math:: \hat d_k = \frac{\sum_{i \le k} 0.98^{k - i} \eta_i \langle g_i, \theta_0 - \theta_i \rangle}
         {\max_{i \le k} 0.98^{k - i} \lVert (\theta_0 - \theta_i) \odot \sqrt{v_i} \rVert_1}
 
-    is a lower bound of the distance to a minimum if the loss is convex, up to a constant. The estimate
-    :math:`d` follows it upwards, by at most 30 % a step, and :math:`\eta = 6 d`. While rates are too low,
-    gradients agree and :math:`d` grows exponentially. The search is over once it has stood still for 20
+    stands for the distance to a minimum. With a convex loss, a constant :math:`v` and nothing forgotten (1 in
+    place of 0.98), it is at most the largest coordinate of that distance; otherwise it is a heuristic. The
+    estimate :math:`d` follows it upwards, by at most 30 % a step, and :math:`\eta = 6 d`. While rates are too
+    low, gradients agree and :math:`d` grows exponentially. The search is over once it has stood still for 20
     steps, after 50 at least, and :math:`\eta = \sqrt{0.034 d}` from then on.
 
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023; Mishchenko and
