@@ -17,7 +17,7 @@ import pandas as pd
 from alrao_lab.render.markdown import table
 from alrao_lab.settings import Settings
 from alrao_lab.suite.contenders import ADAMW, CONTENDERS
-from alrao_lab.suite.runs import recorded
+from alrao_lab.suite.runs import WHEN, recorded
 from alrao_lab.suite.standings import Standings
 from alrao_lab.suite.workloads import WORKLOADS
 
@@ -80,6 +80,9 @@ class Evidence:
         if with_auto and all(each in self.workloads for each in held_out):
             self.workloads = held_out
         self.over = self.standings.over(self.workloads)
+        last = Standings(self.runs, list(CONTENDERS.values()), WHEN[1]).over(self.workloads)
+        self.last = last.reindex([AUTO])[["mean", "worst"]].iloc[0]
+        """Auto's mean and worst gap at the last step."""
         chosen = self.standings.chosen.groupby(["workload", "contender"])["cpu"].mean().unstack()
         names = [each.name for each in self.workloads]
         chosen = chosen.reindex(index=names, columns=list(CONTENDERS))
@@ -135,12 +138,15 @@ def caution(found: Evidence) -> str:
     """Say what is wrong with the figures of Auto, if anything is."""
     if found.of(AUTO)[0] == UNKNOWN:
         return " **`Auto` has not been run on them in its present form yet, so it has no figures.**"
+    mean, worst = map(_percent, found.last)
+    last = " Losses are those at the best epoch on validation data; at the last step `Auto` is at a mean of "
+    last += f"{mean} and a worst of {worst}."
     if found.held_out == len(found.workloads):
-        return ""
+        return last
     which = "these workloads" if not found.held_out else "those that are not held out"
     return (
-        f" `Auto`'s rate and decay were chosen by *test* losses of {which}: its figures are too good by an "
-        "unknown amount."
+        f"{last} Its rate and decay were chosen by *test* losses of {which}, so it is too good by an unknown "
+        "amount."
     )
 
 
