@@ -211,7 +211,8 @@ def test_a_schedule_spans_the_whole_run(tmp_path):
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_learns(tmp_path, name):
-    epochs = 15 if name in ("dog", "dadapt-sgd", "dadapt-adam") else 3  # these begin with tiny steps
+    slow = ("dog", "dog-suggested", "dadapt-sgd", "dadapt-adam")
+    epochs = 15 if name in slow else 3  # these begin with tiny steps
     kept = []
     for seed in range(3):  # one run of D-Adaptation may diverge by rounding
         lines = tiny(tmp_path, method=RATES.get(name, name), epochs=epochs, seed=seed).metrics()
@@ -237,6 +238,17 @@ def test_published_defaults():
         problem, net, resolved = problem_and_net(method=name)
         [group] = learner(net, resolved, problem).optimizer.param_groups
         assert group["lr"] == lr
+
+
+def test_what_authors_recommend():
+    for model, first in (("mlp", 1e-6), ("cnn", 1e-4)):
+        problem, net, resolved = problem_and_net(method="dog-suggested", model=model)
+        trained = learner(net, resolved, problem)
+        assert trained.optimizer.param_groups[0]["reps_rel"] == first
+        assert trained.averager is not None
+    problem, net, resolved = problem_and_net(method="ademamix-warm")
+    [group] = learner(net, resolved, problem).optimizer.param_groups
+    assert (group["t_alpha_beta3"], group["lr"]) == (resolved.epochs * problem.steps, 1e-3)
 
 
 def test_auto_is_the_default_and_first_in_a_comparison(monkeypatch):

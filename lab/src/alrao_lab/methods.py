@@ -168,6 +168,19 @@ def _dog(net: nn.Module, settings: Settings, problem: Task) -> Learner:
     return _plain("dog", "DoG")(net, settings, problem).average()
 
 
+def _dog_suggested(net: nn.Module, settings: Settings, problem: Task) -> Learner:
+    """DoG with the first step that its package suggests: larger where a network has BatchNorm."""
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
+    return _plain("dog", "DoG", reps_rel=1e-4 if normed else 1e-6)(net, settings, problem).average()
+
+
+def _ademamix_warm(net: nn.Module, settings: Settings, problem: Task) -> Learner:
+    """AdEMAMix whose slow average comes in over the whole training, as its authors train."""
+    steps = (settings.epochs or 1) * problem.steps
+    build = _plain("pytorch_optimizer", "AdEMAMix", weight_decouple=True, t_alpha_beta3=steps)
+    return build(net, settings, problem)
+
+
 def _mechanic(net: nn.Module, settings: Settings, problem: Task) -> Learner:
     adam = _imported("mechanic_pytorch", "mechanize")(torch.optim.Adam)
     lr, weight_decay = settings.method.lr or 1.0, settings.weight_decay
@@ -277,6 +290,10 @@ METHODS: dict[str, Method] = {
     "dog": Method(
         "DoG", "DoG, with its polynomial averaging", _dog, momentum="never"
     ),
+    "dog-suggested": Method(
+        "DoG (suggested)", "DoG, from a first step that depends on BatchNorm, as its package suggests",
+        _dog_suggested, "none", momentum="never",
+    ),
     "schedulefree": Method(
         "Schedule-Free", "Schedule-Free AdamW",
         _plain("schedulefree", "AdamWScheduleFree", betas=True, kind=ScheduleFree), momentum="positive",
@@ -302,6 +319,10 @@ METHODS: dict[str, Method] = {
     "ademamix": Method(
         "AdEMAMix", "AdEMAMix, at 0.001 or at a rate",
         _plain("pytorch_optimizer", "AdEMAMix", weight_decouple=True), momentum="never", default_rate=0.001,
+    ),
+    "ademamix-warm": Method(
+        "AdEMAMix (warm-up)", "AdEMAMix, at 0.001 or at a rate, with the warm-up of its slow average",
+        _ademamix_warm, momentum="never", default_rate=0.001,
     ),
     "soap": Method(
         "SOAP", "SOAP, at 0.003 or at a rate", _plain("pytorch_optimizer", "SOAP", weight_decay=0.01),

@@ -117,26 +117,29 @@ CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
         Contender("sgd", "sgd", "warmup", (1e-3, 1e-2, 1e-1), momentum=0.9, seeds=10),
-        Contender(ADAMW, "adamw", "warmup", (1e-4, 1e-3, 1e-2), (("adam", 0.0), ("adamw", 0.1)), seeds=10),
+        Contender(
+            ADAMW, "adamw", "warmup", (1e-4, 1e-3, 1e-2),
+            (("adam", 0.0), ("adamw", 0.1), ("adamw", 0.3), ("adamw", 1.0)), seeds=10,
+        ),
         Contender("adamw-wsd", "adamw", "wsd", (1e-4, 1e-3, 1e-2), seeds=10),
         Contender("muon", "muon", "warmup", (1e-4, 1e-3, 1e-2), seeds=10),
         Contender("auto", "auto", seeds=10),
         Contender("auto-plain", "auto-plain", seeds=10),
         Contender("adamw-0.001", "adamw", "warmup"),
         Contender("prodigy", "prodigy", "cosine"),
-        Contender("schedulefree", "schedulefree"),
+        Contender("schedulefree", "schedulefree", "ramp"),
         Contender("schedulefree+", "schedulefree+", "ramp"),
         Contender("prodigy-plus", "prodigy-plus"),
-        Contender("dadapt-adam", "dadapt-adam", "cosine"),
-        Contender("dog", "dog"),
-        Contender("mechanic", "mechanic", "cosine"),
-        Contender("ademamix", "ademamix", "warmup"),
+        Contender("dadapt-adam", "dadapt-adam", "warmup"),
+        Contender("dog", "dog-suggested"),
+        Contender("mechanic", "mechanic", "warmup"),
+        Contender("ademamix", "ademamix-warm", "warmup"),
         Contender("soap", "soap", "warmup"),
         Contender("muon-default", "muon", "warmup"),
         Contender("nadamw-calibrated", "nadamw-calibrated", "warmup-2%"),
         Contender("schedulefree-calibrated", "schedulefree-calibrated"),
     )
-}
+}  # fmt: skip
 GROUPS = {
     "references": tuple(name for name, each in CONTENDERS.items() if each.tuned),
     "peers": tuple(name for name, each in CONTENDERS.items() if not each.tuned and not each.ours),

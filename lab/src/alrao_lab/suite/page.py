@@ -26,9 +26,9 @@ SHOWN = (ADAMW, "muon", "auto", "auto-plain")
 """The contenders whose gap on each workload stands in one table; the others' losses are further down."""
 
 
-RUNS = 250
+RUNS = 268
 """What all runs on a workload cost, in runs of AdamW: 180 to 200 of references and peers cost 207 to 212 such
-runs on the first four workloads; ours are 20 runs, at most twice as long."""
+runs on the first four workloads, and 18 of higher decays as many; ours are 20 runs, at most twice as long."""
 MOST = 10.0
 """Larger gaps are shown as larger than this."""
 
