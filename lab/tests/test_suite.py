@@ -298,7 +298,8 @@ def test_half_of_its_workloads_are_held_out_by_the_rule():
     held_out = [each for each in WORKLOADS.values() if not each.chosen_on]
     choosing = [each for each in WORKLOADS.values() if each.chosen_on]
     assert 24 <= len(WORKLOADS) <= 30
-    assert abs(len(held_out) - len(choosing)) <= 2
+    assert len(held_out) >= 12
+    assert len(choosing) - len(held_out) <= 4  # names were known from a published program
     for each in held_out:
         assert each.data not in KNOWN["data"] or each.network not in KNOWN["network"]
     seen = {(each.data, each.network) for each in choosing}
