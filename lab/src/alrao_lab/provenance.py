@@ -22,12 +22,9 @@ PACKAGES = """torch torchvision numpy scikit-learn gymnasium stable-baselines3
     prodigyopt dadaptation dog-optimizer schedulefree prodigy-plus-schedule-free mechanic-pytorch"""
 
 
-def provenance(device: torch.device, records: Path | None = None) -> dict[str, Any]:
-    """Return the part of ``config.json`` that the settings do not determine, taken when the run starts.
-
-    A change of ``records``, the file that the run is added to, does not count as one of the code.
-    """
-    commit, modified = source_state() if records is None else source_state(records=records)
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Return the part of ``config.json`` that the settings do not determine, taken when the run starts."""
+    commit, modified = source_state()
     versions = {"alrao": alrao.__version__, "python": platform.python_version()}
     for package in PACKAGES.split():
         try:
@@ -46,10 +43,10 @@ def provenance(device: torch.device, records: Path | None = None) -> dict[str, A
     }
 
 
-def source_state(source: Path = Path(__file__), records: Path | None = None) -> tuple[str | None, bool]:
+def source_state(source: Path = Path(__file__)) -> tuple[str | None, bool]:
     """Return the commit of the code that runs, and whether a tracked file of its repository differs from it.
 
-    The file ``records`` may differ.
+    Those in ``results`` may differ: finished runs are added to them while others still train.
 
     The commit is None where the code is no clone, such as an installed package.
     """
@@ -61,11 +58,7 @@ def source_state(source: Path = Path(__file__), records: Path | None = None) -> 
     try:
         if not git("ls-files", str(source)):  # installed inside another repository
             return None, False
-        paths = [":/"]
-        top = Path(git("rev-parse", "--show-toplevel"))
-        if records is not None and records.resolve().is_relative_to(top):
-            paths.append(f":(top,exclude){records.resolve().relative_to(top)}")
-        changed = git("status", "--porcelain", "--untracked-files=no", *paths)
+        changed = git("status", "--porcelain", "--untracked-files=no", ":/", ":(top,exclude)results")
         return git("rev-parse", "--short=12", "HEAD"), bool(changed)
     except (OSError, subprocess.SubprocessError):
         return None, False

@@ -62,7 +62,7 @@ def recipes(
             try:
                 row = harness.run(
                     recipe, variant, seed, Path(programs), place, short=short, limit=limit,
-                    keep_in=kept if to_keep else None,
+                    keep=to_keep,
                 )  # fmt: skip
             except LabError as error:  # of one program, which must not end the others
                 failed[Path(recipe.name)] = str(error)

@@ -138,14 +138,14 @@ def run(
     *,
     short: bool,
     limit: float,
-    keep_in: Path | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
-    """Run a program once, and return its row; with ``keep_in`` only if that file may keep it."""
+    """Run a program once, and return its row; to ``keep`` it, only from a clean commit."""
     steps = recipe.few if short else recipe.steps
     row: dict[str, Any] = {"recipe": recipe.name, "variant": variant, "seed": seed, "steps": steps}
     row |= {"repository": recipe.repository, "program": recipe.commit, "measure": recipe.measure}
-    row |= {"published": recipe.published, **provenance(torch.device("cpu"), keep_in)}
-    if keep_in is not None:
+    row |= {"published": recipe.published, **provenance(torch.device("cpu"))}
+    if keep:
         _require_clean(row)
     with tempfile.TemporaryDirectory() as made:
         into = Path(made)
