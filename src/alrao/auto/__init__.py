@@ -27,7 +27,7 @@ from ..trainable import Trainable
 from ..warn import warn
 from .matrices import PERIOD, matrices_of
 from .search import RateSearch
-from .step import Weight, round_to_, take_step, widened
+from .step import Kept, Weight, Weights, round_to_, take_step, widened
 from .swap import Averages, training_weights, wide_dtype
 
 __all__ = ["Auto", "AutoScheduleFree"]
@@ -182,6 +182,8 @@ class Auto(AlraoOptimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        if name in ("state", "param_groups"):
+            self._kept: dict[int, Kept] = {}  # what steps of each group need
         if name in ("state", "param_groups") and hasattr(self, "averages"):
             # The first step replaces the state, and a program to clear it, as fastai's freeze().
             self.averages.follow(self)
@@ -240,6 +242,7 @@ class Auto(AlraoOptimizer):
             super()._draw_places(rates, group)
 
     def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
+        self._kept.clear()
         if group["follows"]:
             group["d"] = self.search.rate * group["scale"]
             rates.body = Constant(group["d"])
@@ -324,11 +327,11 @@ class Auto(AlraoOptimizer):
             )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        searching, states = not self.search.over, u.states
-        whole = u.whole
-        y, g = [p.detach() for p in u.params], list(u.grads)
-        narrow = [i for i, state in enumerate(states) if "rest" in state]
-        rounded, rests = [y[i] for i in narrow], [states[i]["rest"] for i in narrow]
+        searching, kept = not self.search.over, self._kept.get(id(group))
+        kept = kept if kept and kept.states is u.states else None
+        y, g = list(u.params), list(u.grads)
+        narrow = [] if kept else [i for i, state in enumerate(u.states) if "rest" in state]
+        rounded, rests = [y[i] for i in narrow], [u.states[i]["rest"] for i in narrow]
         if narrow:
             wide = widened(rounded)
             torch._foreach_add_(wide, widened(rests))
@@ -336,34 +339,47 @@ class Auto(AlraoOptimizer):
                 y[i], g[i] = of_weight, of_gradient
         pairs = zip(g, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
-        rates: list[Any] = list(u.rates)
         weight_decay, longest = group["weight_decay"], PERIOD * group["highest"]
         if weight_decay * longest > 1:  # at most all of a weight decays
             weight_decay = 1 / longest
         lr = _usable(u.factor, 1 / (weight_decay * longest) if weight_decay * longest > 0 else LARGEST_FACTOR)
+        rates: list[Any] = u.rates
         if searching and group["follows"]:
-            self._observe_way(whole, states, y, g, group["betas"][1])
+            self._observe_way(u.whole, u.states, y, g, group["betas"][1])
             # Copies are alike until the rate is known. A schedule starts from that.
             rates = [self.search.rate * group["scale"]] * len(y)
             lr = 1.0 if u.factor != 0 else 0.0
-        rate = next((each for each in rates if not isinstance(each, Tensor)), 1.0)
-        ages: dict[Any, list[Weight]] = {}  # by the steps behind them
-        for i, (p, state) in enumerate(zip(u.params, states, strict=True)):
-            weight = Weight(
-                y[i], g[i], state,
-                rates=self._in_units_of(rate, rates[i], p) if isinstance(rates[i], Tensor) else None,
-                turn=self._turns[whole[i]] if "exp_avg" in state else None,
-                decays=not searching and whole[i] in self._matrices,
-                whole=None if whole[i] is p else whole[i],
-            )  # fmt: skip
-            ages.setdefault((state["step"], state["k"]), []).append(weight)
-        for weights in ages.values():
+        if kept is None:
+            kept = self._gathered(u, y, rates)
+            if not (searching or narrow) and u.whole is u.params:
+                self._kept[id(group)] = kept
+        for weights in kept.ages:
             take_step(
-                weights, rate, lr=lr, beta=group["beta"], beta2=group["betas"][1], eps=group["eps"],
-                weight_decay=weight_decay, newest=group.get("stands_for", 1),
+                weights, [g[i] for i in weights.at], kept.rate, lr=lr, beta=group["beta"],
+                beta2=group["betas"][1], eps=group["eps"], weight_decay=0.0 if searching else weight_decay,
+                newest=group.get("stands_for", 1),
             )  # fmt: skip
         if narrow:
             round_to_(rounded, rests, [y[i] for i in narrow])
+
+    def _gathered(self, u: GroupUpdate, y: list[Tensor], rates: list[Any]) -> Kept:
+        """Return what steps of some parameters need, until something of it changes."""
+        rate = next((each for each in rates if not isinstance(each, Tensor)), 1.0)
+        ages: dict[Any, list[int]] = {}  # by the steps behind them
+        for i, state in enumerate(u.states):
+            ages.setdefault((state["step"], state["k"]), []).append(i)
+        weights = [
+            Weight(
+                y[i], state,
+                rates=self._in_units_of(rate, rates[i], p) if isinstance(rates[i], Tensor) else None,
+                turn=self._turns[whole] if "exp_avg" in state else None,
+                decays=whole in self._matrices,
+                whole=None if whole is p else whole,
+            )
+            for i, (p, whole, state) in enumerate(zip(u.params, u.whole, u.states, strict=True))
+        ]  # fmt: skip
+        of_ages = [Weights([weights[i] for i in at], at) for at in ages.values()]
+        return Kept(u.params, u.states, len(self.state), of_ages, rate)
 
     def _end_step(self, on_device: bool) -> None:
         if self._seen:
@@ -388,7 +404,10 @@ class Auto(AlraoOptimizer):
         return found
 
     def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
-        searching = not self.search.over
+        searching, kept = not self.search.over, self._kept.get(id(group))
+        if kept and kept.fits(params, len(self.state)):
+            return kept.states
+        self._kept.pop(id(group), None)
         states: list[dict[str, Any]] = [self.state[p] for p in params]
         new = [p for p in params if "step" not in self.state[p]]
         if new and group["follows"]:
@@ -615,7 +634,7 @@ class Auto(AlraoOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         with torch.no_grad():
             self.averages.notice_changes()
-        return super().__getstate__()
+        return {**super().__getstate__(), "_kept": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

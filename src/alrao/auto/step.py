@@ -13,6 +13,7 @@ During the search gradients are taken at the newest weights, :math:`y' = y - \de
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from ..runtime.capturable import COUNTS
 from .matrices import MOMENTUM, PERIOD, orthogonal_steps
 
-__all__ = ["Weight", "average_of", "newest_share", "round_to_", "take_step", "widened"]
+__all__ = ["Weight", "Weights", "average_of", "newest_share", "round_to_", "take_step", "widened"]
 
 
 class Weight(NamedTuple):
@@ -29,8 +30,6 @@ class Weight(NamedTuple):
 
     y: Tensor
     """Training weights, at least in float32; change in place."""
-    g: Tensor
-    """The gradient, in the type of ``y``."""
     state: dict[str, Any]
     """What is kept of it; tensors change in place. The iterate ``z`` is there once the search is over."""
     rates: Tensor | None
@@ -43,8 +42,73 @@ class Weight(NamedTuple):
     """The sharded parameter that it is a part of."""
 
 
+class Weights:
+    """Parameters that have taken the same number of steps, in the lists that foreach functions take."""
+
+    def __init__(self, weights: list[Weight], at: list[int]) -> None:
+        self.at, self.of, self.state = at, weights, weights[0].state  # places in the group; counters
+        self.y, states = [w.y for w in weights], [w.state for w in weights]
+        self.z, self.x = ([s[key] for s in states if key in s] for key in "zx")
+        self.target = self.z or self.y
+        """What steps move."""
+        self.units = [i for i, w in enumerate(weights) if w.turn is None]
+        self.exp_avg_sq = [states[i]["exp_avg_sq"] for i in self.units]
+        self.matrices = [i for i, w in enumerate(weights) if w.turn is not None]
+        self.exp_avg = [states[i]["exp_avg"] for i in self.matrices]
+        self.apart = [i for i in self.units if weights[i].decays or weights[i].rates is not None]
+        """Those whose step is not only a multiple of Adam's."""
+        on_host = not isinstance(self.state["k"], Tensor) and all(y.is_cpu for y in self.y)
+        dense = all(each.is_contiguous() for each in (*self.target, *self.exp_avg_sq))
+        self.at_once = on_host and dense
+        """Whether :func:`_move_at_once` can move them."""
+        self.count = torch.zeros(())  # of steps, as torch's fused Adam takes it
+        self._split: dict[Any, list[list[Tensor]]] = {}
+
+    def split(self, at: list[int]) -> list[list[Tensor]]:
+        """Return training weights and iterates of those that move, ``at`` among them, and of the others."""
+        found = self._split.get(tuple(at))
+        if found is None:
+            moved, still = self.units + at, [i for i in self.matrices if i not in at]
+            found = [[of[i] for i in each] for each in (moved, still) for of in (self.y, self.target)]
+            self._split[tuple(at)] = found
+        return found
+
+    def due(self, k: Any) -> list[int]:
+        """Return the hidden matrices whose turn it is; where that is not known on the host, all of them."""
+        if isinstance(k, Tensor):
+            return self.matrices
+        turn = k % PERIOD if k >= PERIOD else None
+        return [i for i in self.matrices if self.of[i].turn == turn]
+
+
+class Kept(NamedTuple):
+    """What a step of a group needs of its parameters, kept as long as nothing of it is replaced."""
+
+    params: list[Tensor]
+    states: list[dict[str, Any]]
+    known: int
+    """Number of all parameters that the optimizer has a state of."""
+    ages: list[Weights]
+    rate: float
+    """The learning rate of all that have no rates of their own."""
+
+    def fits(self, params: list[Tensor], known: int) -> bool:
+        """Return whether this is still what a step of these parameters needs."""
+        if len(params) != len(self.params) or known != self.known or not all(map(is_, params, self.params)):
+            return False
+        for age in self.ages:
+            k = age.state["k"]
+            for weight, z in zip(age.of, age.z, strict=True):
+                own = weight.state["k"]
+                same = own is k or not (isinstance(k, Tensor) or own != k)
+                if weight.state["z"] is not z or z.dtype is not weight.y.dtype or not same:
+                    return False
+        return True
+
+
 def take_step(
-    weights: list[Weight],
+    of: Weights,
+    g: list[Tensor],
     rate: float,
     *,
     lr: Any,
@@ -54,10 +118,11 @@ def take_step(
     weight_decay: float,
     newest: int = 1,
 ) -> None:
-    """Move training weights that have taken the same number of steps and, after the search, the iterates.
+    """Move training weights and, after the search, the iterates.
 
     Args:
-        weights: what moves.
+        of: what moves.
+        g: their gradients, in the types of the weights.
         rate: learning rate of all that have no rates of their own.
         lr: factor on all rates, a number or a tensor without an axis.
         beta: share of the average in the training weights.
@@ -66,59 +131,88 @@ def take_step(
         weight_decay: decoupled decay of matrices, in proportion to the rates.
         newest: steps that this one stands for.
     """
-    step, k = (weights[0].state[key] for key in COUNTS)  # tensors, where nothing may be read on the host
-    moved = [w for w in weights if w.turn is None]
-    delta = _unit_steps(moved, step, beta2, eps, weight_decay) if moved else []
-    turning = [w for w in weights if w.turn is not None]
-    if turning:
-        torch._foreach_lerp_([w.state["exp_avg"] for w in turning], [w.g for w in turning], 1 - MOMENTUM)
-        captured = isinstance(k, Tensor)  # all of them move, a fifth as far
-        turning = [w for w in turning if captured or (k >= PERIOD and k % PERIOD == w.turn)]
-        delta += _matrix_steps(turning, 1 if captured else PERIOD, weight_decay) if turning else []
-        moved += turning
-    own = [(d, w.rates) for d, w in zip(delta, moved, strict=True) if w.rates is not None]
-    if own:
-        torch._foreach_mul_(*map(list, zip(*own, strict=True)))
-    if isinstance(lr, Tensor) and delta:  # alpha must be a number
-        torch._foreach_mul_(delta, lr.to(delta[0].dtype))  # in another one it would be a launch for each
+    step, k = (of.state[key] for key in COUNTS)  # tensors, where nothing may be read on the host
+    y, z, at = of.y, of.z, of.due(k)
+    steps: list[Tensor] = []  # of matrices
+    if of.matrices:
+        torch._foreach_lerp_(of.exp_avg, [g[i] for i in of.matrices], 1 - MOMENTUM)
+    if at:
+        length = 1 if isinstance(k, Tensor) else PERIOD  # there all of them move, a fifth as far
+        averages, whole = [of.of[i].state["exp_avg"] for i in at], [of.of[i].whole for i in at]
+        steps = orthogonal_steps([g[i] for i in at], averages, whole, length)
+        if weight_decay:
+            torch._foreach_add_(steps, [y[i] for i in at], alpha=length * weight_decay)
+    if of.at_once and all(each.is_contiguous() for each in g):
+        of.count.fill_(step)
+        share = newest_share(k, newest) if z else None
+        _move_at_once(of, g, at, steps, rate * lr, share, beta, beta2, eps, weight_decay)
     else:
-        rate *= lr
-    y, z = [w.y for w in weights], [w.state["z"] for w in weights if "z" in w.state]
-    if not z:
-        torch._foreach_add_(y, delta, alpha=-rate)
-        if "x" in weights[0].state:  # from its second step on
-            torch._foreach_lerp_([w.state["x"] for w in weights], y, newest_share(step))
-        return
-    if delta:
-        torch._foreach_add_([w.state["z"] for w in moved], delta, alpha=-rate)
-        torch._foreach_add_([w.y for w in moved], delta, alpha=-(1 - beta) * rate)
-    _average_(y, z, k, newest)
+        moved = of.units + at
+        delta = (_unit_steps(of, g, step, beta2, eps, weight_decay) if of.units else []) + steps
+        own = [(d, of.of[i].rates) for d, i in zip(delta, moved, strict=True) if of.of[i].rates is not None]
+        if own:
+            torch._foreach_mul_(*map(list, zip(*own, strict=True)))
+        if isinstance(lr, Tensor) and delta:  # alpha must be a number
+            torch._foreach_mul_(delta, lr.to(delta[0].dtype))  # in another one it would be a launch for each
+        else:
+            rate *= lr
+        if delta:
+            torch._foreach_add_([of.target[i] for i in moved], delta, alpha=-rate)
+        if delta and z:
+            torch._foreach_add_([y[i] for i in moved], delta, alpha=-(1 - beta) * rate)
+        if z:
+            _average_(y, z, k, newest)
+    if of.x:  # of the search, from its second step on
+        torch._foreach_lerp_(of.x, y, newest_share(step))
 
 
 def _unit_steps(
-    weights: list[Weight], step: Any, beta2: float, eps: float, weight_decay: float
+    of: Weights, g: list[Tensor], step: Any, beta2: float, eps: float, weight_decay: float
 ) -> list[Tensor]:
     """Return Adam's steps without the first moment, of about unit size."""
-    g, exp_avg_sq = [w.g for w in weights], [w.state["exp_avg_sq"] for w in weights]
+    g, exp_avg_sq = [g[i] for i in of.units], of.exp_avg_sq
     torch._foreach_mul_(exp_avg_sq, beta2)
     torch._foreach_addcmul_(exp_avg_sq, g, g, 1 - beta2)
     denominators = torch._foreach_div(exp_avg_sq, 1 - beta2**step)
     torch._foreach_sqrt_(denominators)
     torch._foreach_add_(denominators, eps)
     delta = list(torch._foreach_div(g, denominators))
-    others = [(d, w.y) for d, w in zip(delta, weights, strict=True) if w.decays]
+    others = [(d, of.y[i]) for d, i in zip(delta, of.units, strict=True) if of.of[i].decays]
     if weight_decay and others:
         torch._foreach_add_(*map(list, zip(*others, strict=True)), alpha=weight_decay)
     return delta
 
 
-def _matrix_steps(weights: list[Weight], length: int, weight_decay: float) -> list[Tensor]:
-    """Return the steps of hidden matrices, each of which stands for ``length`` of them."""
-    g, exp_avg = [w.g for w in weights], [w.state["exp_avg"] for w in weights]
-    delta = orthogonal_steps(g, exp_avg, [w.whole for w in weights], length)
-    if weight_decay:
-        torch._foreach_add_(delta, [w.y for w in weights], alpha=length * weight_decay)
-    return delta
+def _move_at_once(
+    of: Weights, g: list[Tensor], at: list[int], steps: list[Tensor], rate: float, share: float | None,
+    beta: float, beta2: float, eps: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """Do the same on the CPU, by torch's fused Adam, which is one pass over the weights in place of six."""
+    target, apart = of.target, {}
+    if of.apart:  # their steps, times the rate
+        decays = [-rate * weight_decay * of.of[i].decays for i in of.apart]
+        apart = dict(zip(of.apart, torch._foreach_mul([of.y[i] for i in of.apart], decays), strict=True))
+    y, z, *still = of.split(at)
+    if y and share is not None:  # for a moment the training weights are the average
+        torch._foreach_lerp_(y, z, 1 - 1 / beta)
+    if of.units:
+        g = [g[i] for i in of.units]
+        # The first moment, with a coefficient of 0, is the gradient, and stays that.
+        torch._fused_adam_(
+            [apart.get(i, target[i]) for i in of.units], g, [each.data for each in g], of.exp_avg_sq, [],
+            [of.count] * len(g), lr=rate, beta1=0.0, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False,
+            maximize=False,
+        )  # fmt: skip
+    for i, step in apart.items():
+        rates = of.of[i].rates
+        target[i].add_(step) if rates is None else target[i].addcmul_(step, rates)
+    for i, step in zip(at, steps, strict=True):
+        rates = of.of[i].rates
+        target[i].add_(step if rates is None else step * rates, alpha=-rate)
+    if y and share is not None:
+        torch._foreach_lerp_(y, z, 1 - (1 - share) * beta)
+    if still[0] and share is not None:
+        torch._foreach_lerp_(still[0], still[1], share)
 
 
 def _average_(y: list[Tensor], z: list[Tensor], k: Any, newest: int) -> None:

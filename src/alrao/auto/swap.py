@@ -208,7 +208,7 @@ class Averages:
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
         if not self.evaluating and not self._expected:
-            known = [p for p, state in self.state.items() if not state.keys().isdisjoint(KEPT)]
+            known = [p for p, each in self.state.items() if "z" in each or "x" in each or "start" in each]
             edited = [p for p, state in self.state.items() if "edited" in state]
             self.written.note(known, edited, reads=reads, as_before=as_before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_, ne
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class Written:
         self._params: list[Tensor] = []
         self._kinds: list[Any] = []
         self._versions: list[int] = []
-        self._marks: list[Tensor] = []
+        self._exact = False  # whether marks are checksums
+        self._marks: list[Any] = []
         self._copies: dict[Tensor, Tensor] = {}
         self._memory: list[Any] = []
         self._words: list[Tensor] = []  # the bits of the parameters, which are in that memory
@@ -38,11 +40,12 @@ class Written:
             reads: whether numbers may be read on the host.
             as_before: they hold what they held when they were last noted, maybe in another type.
         """
+        same = len(params) == len(self._params) and all(map(is_, params, self._params))
         self._versions = [p._version for p in params]
-        if as_before and self._params == params:
+        if as_before and same and params:
             return
-        self._params, self._kinds = params, _kinds(params)
-        self._marks = self._marked(exact=reads and all(p.is_cpu for p in params))
+        self._exact = reads and all(p.is_cpu for p in params)
+        self._params, self._marks = params, self._marked()
         for p in copied:
             if p in self._copies:
                 self._copies[p].copy_(local(p.detach()))
@@ -61,43 +64,49 @@ class Written:
         Args:
             reads: whether numbers may be read on the host.
         """
-        reads = reads and not any(mark.is_meta for mark in self._marks)
+        params = self._params
+        reads = reads and not any(p.is_meta for p in params)
         found = self._differ() if reads else []
-        if not (reads and self._exact) and _kinds(self._params) == self._kinds:
-            pairs = zip(self._params, self._versions, strict=True)
-            found = found or [p in self._copies for p in self._params]
-            found = [differs or p._version != then for differs, (p, then) in zip(found, pairs, strict=True)]
+        if not (reads and self._exact) and _kinds(params) == self._kinds:
+            found = found or [p in self._copies for p in params]
+            pairs = zip(found, params, self._versions, strict=True)
+            found = [differs or p._version != then for differs, p, then in pairs]
         return [
             (p, local(p.detach()) != self._copies[p] if p in self._copies else None)
-            for p, differs in zip(self._params, found, strict=False)  # none are found once they are cast
+            for p, differs in zip(params, found, strict=False)  # none are found once they are cast
             if differs
         ]
 
-    @property
-    def _exact(self) -> bool:
-        return bool(self._marks) and self._marks[0].dtype == torch.int64
-
     def _differ(self) -> list[bool]:
         """Return which parameters have other marks than before; none once they have been cast or moved."""
-        if not self._params or _kinds(self._params) != self._kinds:
+        kinds, before, now = self._kinds, self._marks, self._marked()
+        if self._kinds != kinds:
+            self._kinds, self._memory = kinds, []
             return []
-        now, before = torch.stack(self._marked(exact=self._exact)), torch.stack(self._marks)
-        found: list[bool] = (now != before).view(len(now), -1).any(1).tolist()
-        return found
+        if now and not self._exact:
+            differ: list[bool] = (torch.stack(now) != torch.stack(before)).tolist()
+            return differ
+        return [] if now == before else list(map(ne, now, before))
 
-    def _marked(self, *, exact: bool) -> list[Tensor]:
-        """Return a number for each parameter that changes with its bits; see :class:`Written`."""
+    def _marked(self) -> list[Any]:
+        """Return for each parameter what changes with its bits; see :class:`Written`."""
         parts = [p if type(p) in (nn.Parameter, Tensor) else local(p) for p in self._params]
-        if parts and not exact:
-            self._memory, self._words = [], []  # which the parameters may have left
+        if not self._exact:
+            self._memory, self._words, self._kinds = [], [], _kinds(parts)  # they may have left the memory
+            if not parts:
+                return []
             wide = torch.float64 if any(p.dtype == torch.float64 for p in parts) else torch.float32
             return list(torch._foreach_norm([p.detach() for p in parts], dtype=wide))
         # A view of the memory is kept: to make it takes longer than the sum of a small parameter. Others than
         # contiguous ones are copied each time.
-        memory = [(p.data_ptr(), p.stride()) if p.is_contiguous() else object() for p in parts]
+        memory = [p.data_ptr() if p.is_contiguous() else object() for p in parts]
         if memory != self._memory:
-            self._memory, self._words = memory, [_words(p.detach()) for p in parts]
-        return [words.sum(1) for words in self._words]
+            self._memory, self._words, self._kinds = (
+                memory,
+                [_words(p.detach()) for p in parts],
+                _kinds(parts),
+            )
+        return [words.sum(1).tolist() for words in self._words]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_memory": [], "_words": []}
