@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import string_at
 from operator import is_, ne
 from typing import Any
 
@@ -10,13 +11,16 @@ from torch import Tensor, nn
 
 from .sharding import INTEGERS, local
 
+SMALL = 2**14
+"""Bytes of a parameter of which a copy is kept in place of a checksum."""
+
 
 class Written:
     """Notices parameters that something else has changed since they were noted.
 
-    On the CPU every change is noticed, by a checksum of the bits. Elsewhere a read would stall the device:
-    a change that torch counts is noticed at once, and one through ``.data``, which it does not count, by
-    the norm and only where numbers may be read.
+    On the CPU every change is noticed, by a checksum of the bits, or a copy of few of them. Elsewhere a read
+    would stall the device: a change that torch counts is noticed at once, and one through ``.data``, which
+    it does not count, by the norm and only where numbers may be read.
     """
 
     def __init__(self) -> None:
@@ -27,7 +31,7 @@ class Written:
         self._marks: list[Any] = []
         self._copies: dict[Tensor, Tensor] = {}
         self._memory: list[Any] = []
-        self._words: list[Tensor] = []  # the bits of the parameters, which are in that memory
+        self._words: list[Tensor | None] = []  # the bits of large parameters, which are in that memory
 
     def note(
         self, params: list[Tensor], copied: list[Tensor], *, reads: bool, as_before: bool = False
@@ -101,12 +105,11 @@ class Written:
         # contiguous ones are copied each time.
         memory = [p.data_ptr() if p.is_contiguous() else object() for p in parts]
         if memory != self._memory:
-            self._memory, self._words, self._kinds = (
-                memory,
-                [_words(p.detach()) for p in parts],
-                _kinds(parts),
-            )
-        return [words.sum(1).tolist() for words in self._words]
+            self._memory, self._kinds = memory, _kinds(parts)
+            small = [p.is_contiguous() and p.nbytes <= SMALL for p in parts]
+            self._words = [None if few else _words(p.detach()) for p, few in zip(parts, small, strict=True)]
+        pairs = zip(memory, parts, self._words, strict=True)
+        return [string_at(at, p.nbytes) if words is None else words.sum(1).tolist() for at, p, words in pairs]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_memory": [], "_words": []}
