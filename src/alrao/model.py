@@ -210,7 +210,8 @@ class Alrao(Wrapper):
     def _notice_evaluation(self) -> None:
         """Warn once of an evaluation in training mode: passes that record no graph."""
         if torch.is_grad_enabled():
-            self._unrecorded = 0 if self._evaluated else self._unrecorded
+            if self._evaluated and self._unrecorded:
+                self._unrecorded = 0
             return
         if not self.averages.differ or self.finite_statistics.resetting:
             return

@@ -35,8 +35,9 @@ def watch_steps(head: nn.Module, former: Iterable[nn.Parameter] = ()) -> None:
 
 def unwatch_steps(head: nn.Module) -> None:
     """Leave a head alone, because an optimizer of alrao has stepped."""
-    _steps.pop(head, None)
-    _former.pop(head, None)
+    if _steps:
+        _steps.pop(head, None)
+        _former.pop(head, None)
 
 
 def note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

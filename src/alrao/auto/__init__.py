@@ -302,7 +302,8 @@ class Auto(AlraoOptimizer):
     def _notice_mode(self, evaluating: bool) -> None:
         """Warn once of a training that goes on in evaluation mode, or of gradients of the other mode."""
         self.model.check_gradients(evaluating)
-        self._in_evaluation = self._in_evaluation + 1 if evaluating else 0
+        if evaluating or self._in_evaluation:
+            self._in_evaluation = self._in_evaluation + 1 if evaluating else 0
         if self._in_evaluation == PATIENCE:
             warn(
                 f"{PATIENCE} steps in a row were made in evaluation mode, with gradients at the averaged "
@@ -315,9 +316,10 @@ class Auto(AlraoOptimizer):
         if self._told_of_schedule or not self.search.over:
             return
         following = [group for group in self.param_groups if group["follows"]]
-        if not following or any(isinstance(group["lr"], Tensor) for group in following):
+        factors = [group["lr"] for group in following]
+        if not following or any(isinstance(factor, Tensor) for factor in factors) or 1.0 in factors:
             return
-        factor = max(group["lr"] for group in following)
+        factor = max(factors)
         if 0 < factor < LOW < max(group.get(HIGHEST, 0.0) for group in following):
             self._told_of_schedule = True
             warn(

@@ -118,7 +118,8 @@ def _orthogonal(matrices: list[Tensor], length: int) -> list[Tensor]:
     short = [i for i, x in enumerate(lying) if x.shape[1] < longest]
     blank = lying[0].new_zeros(side, longest) if short else lying[0]
     pieces = [[x, blank[:, x.shape[1] :]] if x.shape[1] < longest else [x] for x in lying]
-    x = torch.cat([piece for each in pieces for piece in each], 1).view(side, -1, longest).transpose(0, 1)
+    joined = lying[0] if len(lying) == 1 else torch.cat([piece for each in pieces for piece in each], 1)
+    x = joined.view(side, -1, longest).transpose(0, 1) if len(lying) > 1 else joined[None]
     # Smaller gradients count less: squares of their entries may underflow, and with them the norm.
     x = x / (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) + 1 / MAX_NORM)
     x = x.to(_product_dtype(side, x))

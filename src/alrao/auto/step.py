@@ -142,7 +142,7 @@ def take_step(
         steps = orthogonal_steps([g[i] for i in at], averages, whole, length)
         if weight_decay:
             torch._foreach_add_(steps, [y[i] for i in at], alpha=length * weight_decay)
-    if of.at_once and all(each.is_contiguous() for each in g):
+    if of.at_once and all(map(Tensor.is_contiguous, g)):
         of.count.fill_(step)
         share = newest_share(k, newest) if z else None
         _move_at_once(of, g, at, steps, rate * lr, share, beta, beta2, eps, weight_decay)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ctypes import string_at
-from operator import is_, ne
+from operator import attrgetter, is_, ne
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .sharding import INTEGERS, local
+
+version_of, is_cpu, is_meta = map(attrgetter, ("_version", "is_cpu", "is_meta"))  # faster than loops
 
 SMALL = 2**14
 """Bytes of a parameter of which a copy is kept in place of a checksum."""
@@ -45,10 +47,10 @@ class Written:
             as_before: they hold what they held when they were last noted, maybe in another type.
         """
         same = len(params) == len(self._params) and all(map(is_, params, self._params))
-        self._versions = [p._version for p in params]
+        self._versions = list(map(version_of, params))
         if as_before and same and params:
             return
-        self._exact = reads and all(p.is_cpu for p in params)
+        self._exact = reads and all(map(is_cpu, params))
         self._params, self._marks = params, self._marked()
         for p in copied:
             if p in self._copies:
@@ -69,7 +71,7 @@ class Written:
             reads: whether numbers may be read on the host.
         """
         params = self._params
-        reads = reads and not any(p.is_meta for p in params)
+        reads = reads and not any(map(is_meta, params))
         found = self._differ() if reads else []
         if not (reads and self._exact) and _kinds(params) == self._kinds:
             found = found or [p in self._copies for p in params]
@@ -103,7 +105,7 @@ class Written:
             return list(torch._foreach_norm([p.detach() for p in parts], dtype=wide))
         # A view of the memory is kept: to make it takes longer than the sum of a small parameter. Others than
         # contiguous ones are copied each time.
-        memory = [p.data_ptr() if p.is_contiguous() else object() for p in parts]
+        memory: list[Any] = [p.data_ptr() if p.is_contiguous() else object() for p in parts]
         if memory != self._memory:
             self._memory, self._kinds = memory, _kinds(parts)
             small = [p.is_contiguous() and p.nbytes <= SMALL for p in parts]
