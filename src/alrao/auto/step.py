@@ -61,7 +61,7 @@ class Weights:
         dense = all(each.is_contiguous() for each in (*self.target, *self.exp_avg_sq))
         self.at_once = on_host and dense
         """Whether :func:`_move_at_once` can move them."""
-        self.count = torch.zeros(())  # of steps, as torch's fused Adam takes it
+        self.count = torch.zeros((), dtype=torch.float32, device="cpu")  # of steps, for torch's fused Adam
         self._split: dict[Any, list[list[Tensor]]] = {}
 
     def split(self, at: list[int]) -> list[list[Tensor]]:
