@@ -421,6 +421,51 @@ def test_a_matrix_keeps_its_kind_of_step_when_another_layer_becomes_the_last():
             assert optimizer.state[p].keys() == again.state[p].keys()
 
 
+def trained_plain(between=lambda net, optimizer: None, *, transposed=False, steps=90):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    if transposed:
+        for p in net.parameters():
+            p.data = p.data.mT.contiguous().mT if p.ndim > 1 else p.data
+    optimizer = alrao.Auto(net, steps=steps)
+    for seed in range(steps):
+        x = torch.randn(16, 4, generator=torch.Generator().manual_seed(seed)).double()
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), x[:, :3].argmax(1)).backward()
+        optimizer.step()
+        between(net, optimizer)
+    net.eval()
+    return net, optimizer
+
+
+def test_weights_that_are_laid_out_otherwise_take_the_same_steps():
+    """They are no case for torch's fused Adam, which takes memory as it comes."""
+    (one, _), (other, _) = trained_plain(), trained_plain(transposed=True)
+    assert not other[0].weight.is_contiguous()
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
+
+
+def test_a_state_that_a_program_replaces_is_the_one_that_steps_change():
+    def move(net, optimizer):  # as programs do that keep it elsewhere between steps
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                state[key] = value.clone() if isinstance(value, torch.Tensor) else value
+
+    (one, _), (other, _) = trained_plain(), trained_plain(move)
+    assert equal(one.parameters(), other.parameters())
+
+
+def test_a_gradient_is_as_it_was_after_a_step():
+    net, optimizer = trained_plain()
+    net.train()
+    before = {p: (p.grad.clone(), p.grad._version) for p in net.parameters()}
+    optimizer.step()
+    for p, (grad, version) in before.items():
+        assert torch.equal(p.grad, grad)
+        assert p.grad._version == version
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-30, 3e-23, 1e-19, 1e-15, 1e-8, 1.0, 1e14])
 def test_no_gradient_is_too_small_or_too_large_for_a_matrix_step(scale, dtype):

@@ -216,11 +216,30 @@ def test_neurons_that_change_their_places_do_so_in_all_sets_of_weights():
     assert loss_of(net).item() <= 1.01 * before
 
 
-def test_the_memory_of_weights_that_have_moved_is_released():
-    p, written = nn.Parameter(torch.zeros(8)), Written()
+@pytest.mark.parametrize("columns", [8, 9, 2048], ids=["few", "an odd number", "many"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_change_of_one_bit_or_of_the_order_is_noticed(dtype, columns):
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(9, columns).to(dtype)) for _ in range(3)]
+    params[2].data = torch.randn(columns, 9).to(dtype).mT  # not contiguous
+    written = Written()
+    for change in (lambda p: p.data.view(-1)[5:6].neg_(), lambda p: p.data.copy_(p.data.flip(0).clone())):
+        for p in params[:2]:
+            written.note(params, [], reads=True)
+            assert not written.changed(reads=True)
+            change(p)
+            assert [each is p for each, _ in written.changed(reads=True)] == [True]
+    written.note(params, [], reads=True)
+    params[2].data[3, 4] += 1
+    assert [each is params[2] for each, _ in written.changed(reads=True)] == [True]
+
+
+@pytest.mark.parametrize("size", [8, 2**16], ids=["a few", "many"])
+def test_the_memory_of_weights_that_have_moved_is_released(size):
+    p, written = nn.Parameter(torch.zeros(size)), Written()
     written.note([p], [], reads=True)
     memory = p.untyped_storage().data_ptr()
-    p.data = torch.ones(8)
+    p.data = torch.ones(size)
     written.note([p], [], reads=False)  # as on a device
     kept = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.device.type == "cpu"]
     assert all(each.untyped_storage().data_ptr() != memory for each in kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import string_at
-from operator import attrgetter, is_, ne
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -51,7 +51,8 @@ class Written:
         if as_before and same and params:
             return
         self._exact = reads and all(map(is_cpu, params))
-        self._params, self._marks = params, self._marked()
+        self._params = params
+        self._marks = self._marked()
         for p in copied:
             if p in self._copies:
                 self._copies[p].copy_(local(p.detach()))
@@ -92,7 +93,7 @@ class Written:
         if now and not self._exact:
             differ: list[bool] = (torch.stack(now) != torch.stack(before)).tolist()
             return differ
-        return [] if now == before else list(map(ne, now, before))
+        return [] if now == before else [mark != then for mark, then in zip(now, before, strict=True)]
 
     def _marked(self) -> list[Any]:
         """Return for each parameter what changes with its bits; see :class:`Written`."""
