@@ -55,23 +55,6 @@ class Weights:
         self.exp_avg_sq = [states[i]["exp_avg_sq"] for i in self.units]
         self.matrices = [i for i, w in enumerate(weights) if w.turn is not None]
         self.exp_avg = [states[i]["exp_avg"] for i in self.matrices]
-        self.apart = [i for i in self.units if weights[i].decays or weights[i].rates is not None]
-        """Those whose step is not only a multiple of Adam's."""
-        on_host = not isinstance(self.state["k"], Tensor) and all(y.is_cpu for y in self.y)
-        dense = all(each.is_contiguous() for each in (*self.target, *self.exp_avg_sq))
-        self.at_once = on_host and dense
-        """Whether :func:`_move_at_once` can move them."""
-        self.count = torch.zeros((), dtype=torch.float32, device="cpu")  # of steps, for torch's fused Adam
-        self._split: dict[Any, list[list[Tensor]]] = {}
-
-    def split(self, at: list[int]) -> list[list[Tensor]]:
-        """Return training weights and iterates of those that move, ``at`` among them, and of the others."""
-        found = self._split.get(tuple(at))
-        if found is None:
-            moved, still = self.units + at, [i for i in self.matrices if i not in at]
-            found = [[of[i] for i in each] for each in (moved, still) for of in (self.y, self.target)]
-            self._split[tuple(at)] = found
-        return found
 
     def due(self, k: Any) -> list[int]:
         """Return the hidden matrices whose turn it is; where that is not known on the host, all of them."""
@@ -132,38 +115,27 @@ def take_step(
         newest: steps that this one stands for.
     """
     step, k = (of.state[key] for key in COUNTS)  # tensors, where nothing may be read on the host
-    y, z, at = of.y, of.z, of.due(k)
-    steps: list[Tensor] = []  # of matrices
+    at = of.due(k)
+    moved, delta = of.units + at, _unit_steps(of, g, step, beta2, eps, weight_decay) if of.units else []
     if of.matrices:
         torch._foreach_lerp_(of.exp_avg, [g[i] for i in of.matrices], 1 - MOMENTUM)
-    if at:
-        length = 1 if isinstance(k, Tensor) else PERIOD  # there all of them move, a fifth as far
-        averages, whole = [of.of[i].state["exp_avg"] for i in at], [of.of[i].whole for i in at]
-        steps = orthogonal_steps([g[i] for i in at], averages, whole, length)
-        if weight_decay:
-            torch._foreach_add_(steps, [y[i] for i in at], alpha=length * weight_decay)
-    if of.at_once and all(map(Tensor.is_contiguous, g)):
-        of.count.fill_(step)
-        share = newest_share(k, newest) if z else None
-        _move_at_once(of, g, at, steps, rate * lr, share, beta, beta2, eps, weight_decay)
+    if at:  # where numbers stay on a device, all of them move, a fifth as far
+        delta += _matrix_steps(of, g, at, 1 if isinstance(k, Tensor) else PERIOD, weight_decay)
+    own = [(d, of.of[i].rates) for d, i in zip(delta, moved, strict=True) if of.of[i].rates is not None]
+    if own:
+        torch._foreach_mul_(*map(list, zip(*own, strict=True)))
+    if isinstance(lr, Tensor) and delta:  # alpha must be a number
+        torch._foreach_mul_(delta, lr.to(delta[0].dtype))  # in another one it would be a launch for each
     else:
-        moved = of.units + at
-        delta = (_unit_steps(of, g, step, beta2, eps, weight_decay) if of.units else []) + steps
-        own = [(d, of.of[i].rates) for d, i in zip(delta, moved, strict=True) if of.of[i].rates is not None]
-        if own:
-            torch._foreach_mul_(*map(list, zip(*own, strict=True)))
-        if isinstance(lr, Tensor) and delta:  # alpha must be a number
-            torch._foreach_mul_(delta, lr.to(delta[0].dtype))  # in another one it would be a launch for each
-        else:
-            rate *= lr
-        if delta:
-            torch._foreach_add_([of.target[i] for i in moved], delta, alpha=-rate)
-        if delta and z:
-            torch._foreach_add_([y[i] for i in moved], delta, alpha=-(1 - beta) * rate)
-        if z:
-            _average_(y, z, k, newest)
+        rate *= lr
+    if delta:
+        torch._foreach_add_([of.target[i] for i in moved], delta, alpha=-rate)
+    if delta and of.z:
+        torch._foreach_add_([of.y[i] for i in moved], delta, alpha=-(1 - beta) * rate)
+    if of.z:
+        _average_(of.y, of.z, k, newest)
     if of.x:  # of the search, from its second step on
-        torch._foreach_lerp_(of.x, y, newest_share(step))
+        torch._foreach_lerp_(of.x, of.y, newest_share(step))
 
 
 def _unit_steps(
@@ -183,36 +155,16 @@ def _unit_steps(
     return delta
 
 
-def _move_at_once(
-    of: Weights, g: list[Tensor], at: list[int], steps: list[Tensor], rate: float, share: float | None,
-    beta: float, beta2: float, eps: float, weight_decay: float,
-) -> None:  # fmt: skip
-    """Do the same on the CPU, by torch's fused Adam, which is one pass over the weights in place of six."""
-    target, apart = of.target, {}
-    if of.apart:  # their steps, times the rate
-        decays = [-rate * weight_decay * of.of[i].decays for i in of.apart]
-        apart = dict(zip(of.apart, torch._foreach_mul([of.y[i] for i in of.apart], decays), strict=True))
-    y, z, *still = of.split(at)
-    if y and share is not None:  # for a moment the training weights are the average
-        torch._foreach_lerp_(y, z, 1 - 1 / beta)
-    if of.units:
-        g = [g[i] for i in of.units]
-        # The first moment, with a coefficient of 0, is the gradient, and stays that.
-        torch._fused_adam_(
-            [apart.get(i, target[i]) for i in of.units], g, [each.data for each in g], of.exp_avg_sq, [],
-            [of.count] * len(g), lr=rate, beta1=0.0, beta2=beta2, weight_decay=0.0, eps=eps, amsgrad=False,
-            maximize=False,
-        )  # fmt: skip
-    for i, step in apart.items():
-        rates = of.of[i].rates
-        target[i].add_(step) if rates is None else target[i].addcmul_(step, rates)
-    for i, step in zip(at, steps, strict=True):
-        rates = of.of[i].rates
-        target[i].add_(step if rates is None else step * rates, alpha=-rate)
-    if y and share is not None:
-        torch._foreach_lerp_(y, z, 1 - (1 - share) * beta)
-    if still[0] and share is not None:
-        torch._foreach_lerp_(still[0], still[1], share)
+def _matrix_steps(
+    of: Weights, g: list[Tensor], at: list[int], length: int, weight_decay: float
+) -> list[Tensor]:
+    """Return the steps of hidden matrices, each of which stands for ``length`` of them."""
+    weights = [of.of[i] for i in at]
+    averages, whole = [w.state["exp_avg"] for w in weights], [w.whole for w in weights]
+    delta = orthogonal_steps([g[i] for i in at], averages, whole, length)
+    if weight_decay:
+        torch._foreach_add_(delta, [w.y for w in weights], alpha=length * weight_decay)
+    return delta
 
 
 def _average_(y: list[Tensor], z: list[Tensor], k: Any, newest: int) -> None:
