@@ -190,7 +190,7 @@ def test_a_checkpoint_of_training_weights_is_not_evaluated_in_silence(tmp_path):
 
 
 def test_lightnings_own_clipping_and_monitor_with_auto(tmp_path):
-    """The monitor logs the rate that the next step takes, the factor stays; without the callback the factor."""
+    """The monitor logs the rate of the next step, and leaves the factor; without the callback the factor."""
     made = []
     for callbacks in ([AlraoCallback()], []):
         logger = pl.loggers.CSVLogger(tmp_path / str(len(made)))

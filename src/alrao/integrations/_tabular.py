@@ -131,9 +131,9 @@ class Tabular:
     ) -> None:
         if isinstance(network, nn.Module):
             raise TypeError(
-                "network must be a function of the numbers of inputs and of outputs that returns a new "
-                f"network, got a {type(network).__name__}: pass network=lambda inputs, outputs: …, or the "
-                "name of a function if the estimator is pickled"
+                "network must be a function of the numbers of inputs and of outputs that returns a network, "
+                f"so that every fit starts from new weights, got a {type(network).__name__}: pass "
+                "network=lambda inputs, outputs: …, or a function with a name if the estimator is pickled"
             )
         self.classify = classify
         self.device = torch.device(device)
