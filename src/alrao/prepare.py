@@ -92,7 +92,8 @@ def _why_plain(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str | Non
             now, its = _differentiated(model, loss)
             Auto(model).step()
     except Exception as error:
-        return str(error)
+        what = "a warning" if isinstance(error, UserWarning) else "an error"
+        return f"with copies of its output layer there is {what}: {error}"
     finally:
         numbers.restore()
     body = [name for name in grads if name in its and its[name].shape == grads[name].shape]

@@ -40,8 +40,20 @@ def unwrap(model: nn.Module) -> Alrao:
     return inner
 
 
-def trained(model: Trainable | None, params: Iterable[Any] | None = None) -> tuple[Alrao | Plain, Any]:
-    """Return the model that an optimizer is to train, or a view of what is no Alrao model, and the groups."""
+UNSEEN = """. The mode of a network cannot be seen either: call optimizer.eval() before an evaluation or a \
+checkpoint for inference, and optimizer.train() after it, or pass the network itself"""
+
+
+def trained(
+    model: Trainable | None, params: Iterable[Any] | None = None, *, switches: bool = False
+) -> tuple[Alrao | Plain, Any]:
+    """Return the model that an optimizer is to train, or a view of what is no Alrao model, and the groups.
+
+    Args:
+        model: a model, networks or parameters, as the optimizer was given them.
+        params: parameters or groups, as the optimizer was given them.
+        switches: whether the optimizer has other weights for evaluation mode.
+    """
     if model is None:
         model, params = params, None
     if isinstance(model, nn.Module) and not _only_holds(model):
@@ -63,10 +75,9 @@ def trained(model: Trainable | None, params: Iterable[Any] | None = None) -> tup
         return found, groups
     _check(net)
     logger.info(
-        "%d parameters were given without their layers: names and shapes tell their features. The mode of a "
-        "network cannot be seen either: call optimizer.eval() before an evaluation or a checkpoint for "
-        "inference, and optimizer.train() after it, or pass the network itself",
+        "%d parameters were given without their layers: names and shapes tell their features%s",
         sum(1 for _ in net.parameters()),
+        UNSEEN if switches else "",
     )
     return Plain(net, []), groups
 

@@ -112,6 +112,11 @@ def test_axis_0_has_the_features_of_parameters_without_a_module(caplog):
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert "without their layers" in record.getMessage()
+    assert "optimizer.eval()" not in record.getMessage(), "SGD has one set of weights, and no such method"
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "alrao"):
+        alrao.Auto(params)
+    (record,) = caplog.records
     assert "optimizer.eval()" in record.getMessage()
 
 

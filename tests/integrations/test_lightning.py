@@ -190,14 +190,24 @@ def test_a_checkpoint_of_training_weights_is_not_evaluated_in_silence(tmp_path):
 
 
 def test_lightnings_own_clipping_and_monitor_with_auto(tmp_path):
-    logger = pl.loggers.CSVLogger(tmp_path)
-    watch = [AlraoCallback(), pl.callbacks.LearningRateMonitor()]
-    fit = trainer(4, gradient_clip_val=1.0, logger=logger, log_every_n_steps=1, callbacks=watch)
-    fit.fit(seeded(Module, **AUTO), loader())
-    rows = [row for row in rows_of(tmp_path) if row["alrao/lr"]]
-    (optimizer,) = fit.optimizers
-    assert float(rows[-1]["alrao/lr"]) == pytest.approx(optimizer.param_groups[0]["d"], rel=1e-6)
-    assert {float(row["lr-Auto"]) for row in rows_of(tmp_path) if row["lr-Auto"]} == {1.0}
+    """The monitor logs the rate of the next step, and leaves the factor; without the callback the factor."""
+    made = []
+    for callbacks in ([AlraoCallback()], []):
+        logger = pl.loggers.CSVLogger(tmp_path / str(len(made)))
+        fit = trainer(
+            4, gradient_clip_val=1.0, logger=logger, log_every_n_steps=1,
+            callbacks=[pl.callbacks.LearningRateMonitor("step"), *callbacks],
+        )  # fmt: skip
+        fit.fit(seeded(Module, **AUTO, scheduled=True), loader())
+        (optimizer,) = fit.optimizers
+        assert optimizer.param_groups[0]["lr"] == 0.5**4
+        made.append(rows_of(tmp_path / str(len(made))))
+    rates = [float(row["alrao/lr"]) for row in made[0] if row["alrao/lr"]]  # after each step
+    assert rates[-1] == pytest.approx(optimizer.param_groups[0]["d"] * 0.5**4, rel=1e-6)
+    before = [float(row["lr-Auto"]) for row in made[0] if row["lr-Auto"]]
+    assert len(before) == len(rates) == 12
+    assert before[1:] == pytest.approx(rates[:-1], rel=1e-6)
+    assert {float(row["lr-Auto"]) for row in made[1] if row["lr-Auto"]} == {0.5**k for k in range(4)}
 
 
 # The callback.

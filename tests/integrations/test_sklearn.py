@@ -240,3 +240,36 @@ def test_the_network_can_be_used_without_the_estimator():
         probabilities = classifier.network_(standardised).softmax(1).numpy()
     np.testing.assert_allclose(probabilities, classifier.predict_proba(X), rtol=1e-6)
     assert not hasattr(AlraoClassifier(), "input_mean_")
+
+
+def linear(inputs, outputs):
+    return torch.nn.Linear(inputs, outputs)
+
+
+@both
+def test_the_losses_of_each_iteration_are_kept_and_printed(kind, capsys):
+    X, _, _ = two_kinds()
+    estimator = fitted(kind, X)
+    assert capsys.readouterr().out == ""
+    assert len(estimator.loss_curve_) == estimator.n_iter_
+    assert estimator.loss_curve_[-1] < estimator.loss_curve_[0]
+    again = fitted(kind, X, verbose=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith("Iteration ") for line in lines] == [True] * again.n_iter_
+    assert all(f"loss = {loss:.8f}" in line for loss, line in zip(again.loss_curve_, lines, strict=True))
+    assert again.loss_curve_ == estimator.loss_curve_
+
+
+@both
+def test_a_network_a_decay_and_a_device_of_ones_own(kind):
+    X, _, _ = two_kinds()
+    estimator = fitted(kind, X, network=linear, weight_decay=0.1, device="cpu")
+    assert not any(isinstance(layer, torch.nn.ReLU) for layer in estimator.network_.modules())
+    assert estimator.score(X, X[:, 0] > np.median(X[:, 0]) if kind is AlraoClassifier else X[:, 0]) > 0.5
+    (group,) = estimator._tabular.optimizer.param_groups
+    assert group["weight_decay"] == 0.1
+    assert (group["params"][0].device.type, group["lr"]) == ("cpu", 1.0)
+    with pytest.raises(TypeError, match=r"function of the numbers of inputs.*got a Linear: pass "):
+        fitted(kind, X, network=linear(4, 1))
+    with pytest.raises(RuntimeError, match="nowhere"):
+        fitted(kind, X, device="nowhere")

@@ -129,6 +129,12 @@ class Tabular:
         device: Any = "cpu",
         network: Callable[[int, int], nn.Module] | None = None,
     ) -> None:
+        if isinstance(network, nn.Module):
+            raise TypeError(
+                "network must be a function of the numbers of inputs and of outputs that returns a network, "
+                f"so that every fit starts from new weights, got a {type(network).__name__}: pass "
+                "network=lambda inputs, outputs: …, or a function with a name if the estimator is pickled"
+            )
         self.classify = classify
         self.device = torch.device(device)
         self.generator = Generator("cpu").manual_seed(seed)

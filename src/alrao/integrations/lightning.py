@@ -5,6 +5,8 @@ Needs ``pip install 'alrao[lightning]'``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,6 +14,7 @@ from torch.optim import Optimizer
 try:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import LearningRateMonitor
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"alrao.integrations.lightning needs the package {error.name}, which is not installed: "
@@ -23,7 +26,7 @@ from ..auto import Auto
 from ..model import Alrao
 from ..optim import AlraoOptimizer
 from ..plain import Plain
-from ._posterior import interval_scalars, models_in, posterior_scalars
+from ._posterior import interval_scalars, learning_rates, models_in, posterior_scalars
 
 __all__ = ["AlraoCallback"]
 
@@ -32,8 +35,8 @@ class AlraoCallback(Callback):
     """Log the posterior of the Alrao model in a ``LightningModule``, and clip its gradients.
 
     The callback is optional: a module that returns ``alrao.Auto(self.model)`` from ``configure_optimizers``
-    trains without it. It logs ``alrao/lr``, the learning rate of the first group, its factor included
-    (``LearningRateMonitor`` logs the factor); ``alrao/interval/low`` and ``…/high``, the interval;
+    trains without it. It logs ``alrao/lr``, the learning rate of the first group, its factor included, which
+    ``LearningRateMonitor`` then logs of each group; ``alrao/interval/low`` and ``…/high``, the interval;
     ``alrao/posterior/…``, the posterior of each copy of the head, named after its initial rate;
     ``alrao/rate``, the geometric mean rate under the posterior; and ``alrao/copies``, the effective number of
     copies (the exponential of the posterior's entropy). With several Alrao models in the module, their names
@@ -90,6 +93,9 @@ class AlraoCallback(Callback):
                     f"{kinds}: return alrao.Auto(self.{place}) from configure_optimizers"
                 )
         clips = trainer.gradient_clip_val
+        for each in trainer.callbacks:  # type: ignore[attr-defined]
+            if type(each) is LearningRateMonitor:
+                each.__class__ = _RateMonitor
         own_way = type(pl_module).configure_gradient_clipping.__qualname__
         if all(isinstance(each, Auto) for each in trainer.optimizers):
             return
@@ -144,6 +150,33 @@ class AlraoCallback(Callback):
             scalars = posterior_scalars(model, own)
             scalars = {prefix + key: value for key, value in scalars.items()}
             pl_module.log_dict(scalars, on_step=True, on_epoch=False)
+
+
+class _RateMonitor(LearningRateMonitor):
+    """Logs learning rates, and not the factors that groups have as ``lr``."""
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        with _rates_in_groups(trainer):
+            super().on_train_batch_start(trainer, *args, **kwargs)
+
+    def on_train_epoch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        with _rates_in_groups(trainer):
+            super().on_train_epoch_start(trainer, *args, **kwargs)
+
+
+@contextmanager
+def _rates_in_groups(trainer: Trainer) -> Iterator[None]:
+    kept = []
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, AlraoOptimizer):
+            for group, rate in zip(optimizer.param_groups, learning_rates(optimizer), strict=True):
+                kept.append((group, group["lr"]))
+                group["lr"] = rate
+    try:
+        yield
+    finally:
+        for group, factor in kept:
+            group["lr"] = factor
 
 
 def _is_number(value: Any) -> bool:

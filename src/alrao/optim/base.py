@@ -110,7 +110,7 @@ class AlraoOptimizer(Optimizer):
                 raise ValueError(f"{name}=True is not supported: {reason}. Leave it out")
         if evidence not in reports.CHOICES:
             raise ValueError(f"evidence must be 'mean' or 'sum', got {evidence!r}")
-        self.model, params = trained(model, params)
+        self.model, params = trained(model, params, switches=hasattr(self, "eval"))
         self._distribution = as_distribution(lr)  # before anything changes
         self._find_sharded_modules()
         self.process_group = process_group
