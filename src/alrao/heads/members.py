@@ -84,7 +84,7 @@ class Exchange:
 
     def local(self, parameter: Any) -> Any:
         """Return the copies of a parameter that this process holds."""
-        return parameter if self.alone or parameter is None else parameter.to_local()
+        return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
     def linear(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return :func:`shared_linear` of all copies."""
@@ -119,14 +119,6 @@ class Exchange:
         if not self.alone:
             dist.all_reduce(x, group=self.group)
         return x
-
-    def add_exponentials(self, x: Tensor) -> None:
-        """Replace ``x`` by the logarithm of the sum of exponentials over the processes."""
-        if not self.alone:
-            highest = x.clone()
-            dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.group)
-            highest.clamp_(min=torch.finfo(x.dtype).min)
-            self.add(x.sub_(highest).exp_()).log_().add_(highest)
 
 
 class _Gathered(torch.autograd.Function):

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from .. import evidence as reports
 from .. import finite
-from ..tensors import LazyLogProbs, LogProbs
+from ..tensors import LazyLogProbs, LogProbs, Members
 from ..watch import version_of
+from .after_output import mixture_of_softmaxes
 from .members import Exchange
-from .softmax import refuse_second_derivative, wide, without_autocast
+from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
 
 LARGE = 2**22  # how many numbers all copies' outputs have together from which on they are not held at once
 CHUNK = 2**23  # the most numbers of one copy's output that are held at a time
@@ -82,14 +83,25 @@ class Vocabulary:
     def values(self, rows: Tensor, shape: Sequence[int] | None = None) -> Tensor:
         """Return the log-probabilities of rows of inputs, without a graph; the rows are in a ``shape``."""
         self._check()
+        copies, classes = len(self.a), self.weight.shape[1]
         with torch.no_grad(), without_autocast(rows):
-            copies = _Copies(self, finite.zero_unusable(rows))
+            given = self.cast(rows)
             shape = [len(rows)] if shape is None else shape
-            out = torch.empty(*shape, copies.classes, dtype=wide(rows.dtype), device=rows.device)
-            by_row = out.view(len(rows), copies.classes)
-            for chunk in copies.chunks():
-                copies.log_mixture(chunk, by_row[chunk])
-            return out
+            out = torch.empty(*shape, classes, dtype=wide(rows.dtype), device=rows.device)
+            for chunk in chunks(len(rows), copies * classes):
+                out.view(len(rows), classes)[chunk] = self.mixture(rows[chunk], *given, self.evidence)
+        return out
+
+    def cast(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the weights and the biases in the type of the products."""
+        return self.weight.to(z.dtype), None if self.bias is None else self.bias.to(z.dtype)
+
+    def mixture(self, z: Tensor, weight: Tensor, bias: Tensor | None, evidence: Tensor) -> Tensor:
+        """Return the log-probabilities of a chunk of rows, from the outputs of all copies at once."""
+        if self.exchange.alone:
+            return categorical_mixture(z, weight, bias, self.a, evidence, self.mixing)
+        own, mixed = self.exchange.linear(z, weight, bias)
+        return mixture_of_softmaxes(Members(own, mixed, self.a[:, 0], evidence, "categorical"), 1)
 
     def nll(self, rows: Tensor, target: Tensor, share: Tensor, divisor: Tensor | None) -> Tensor:
         """Return the loss of each row for a hard target times its ``share``, or their sum by a divisor."""
@@ -97,99 +109,22 @@ class Vocabulary:
         return _HardNLL.apply(rows, self.weight, self.bias, self.evidence, target, share, divisor, self)
 
 
-class _Copies:
-    """The copies' weights in the type of the products, their inputs, and room for the output of one copy."""
-
-    def __init__(self, layer: Vocabulary, z: Tensor) -> None:
-        self.z, self.reads, self.exchange = z, layer.reads, layer.exchange
-        self.weight = layer.weight.to(z.dtype)
-        self.bias = None if layer.bias is None else layer.bias.to(z.dtype)
-        self.number, self.classes, _ = layer.weight.shape
-        self.all_a, self.a = layer.a, layer.a[layer.exchange.own]
-        self._room = torch.empty(0, dtype=wide(z.dtype), device=z.device)
-
-    def chunks(self) -> Iterator[slice]:
-        """Return slices of the rows of about equal length, so that one has at most ``CHUNK`` numbers."""
-        rows = len(self.z)
-        number = -(-rows // max(1, CHUNK // max(1, self.classes)))
-        for i in range(number):
-            yield slice(rows * i // number, rows * (i + 1) // number)
-
-    def log_probs(self, j: int, rows: slice, *, careful: bool) -> Tensor:
-        """Return a copy's log-probabilities; with care, ``-inf`` in each row in which one is not finite."""
-        z, weight, bias = self.z[rows], self.weight[j], None if self.bias is None else self.bias[j]
-        if z.dtype is self._room.dtype:
-            if self._room.numel() < len(z) * self.classes:
-                self._room = self._room.new_empty(len(z) * self.classes)
-            out = self._room[: len(z) * self.classes].view(len(z), self.classes)
-            if bias is None:
-                torch.mm(z, weight.t(), out=out)
-            else:
-                torch.addmm(bias, z, weight.t(), out=out)
-            torch.log_softmax(out, -1, out=out)
-        else:
-            out = F.linear(z, weight, bias).log_softmax(-1, dtype=self._room.dtype)
-        return finite.fail(out, finite.alive_rows(out)) if careful else out
-
-    def log_mixture(self, rows: slice, out: Tensor) -> Tensor | None:
-        """Fill in a chunk's log-probabilities; return the weight of copies left in each row, None: all."""
-        if self.reads:
-            out.zero_()
-            for j in range(self.number):
-                out.addcmul_(self.log_probs(j, rows, careful=False).exp_(), self.a[j])
-            self.exchange.add(out)
-            if out.numel() == 0 or out.amin().item() > finite.TINY:
-                out.log_()
-                return None
-        out.fill_(-torch.inf)
-        left = torch.zeros_like(out[:, :1])
-        for j in range(self.number):
-            log_p = self.log_probs(j, rows, careful=True)
-            left += self.a[j] * (log_p[:, :1] > -torch.inf)
-            torch.logaddexp(out, log_p.add_(self.a[j].log()), out=out)
-        left = self.exchange.add(left)
-        self.exchange.add_exponentials(out)
-        out.sub_(left.log()).clamp_(min=-finite.HUGE)
-        out.masked_fill_(left <= 0, -log(self.classes))
-        return left
+def chunks(rows: int, numbers: int) -> Iterator[slice]:
+    """Return slices of rows of about equal length, of at most ``CHUNK`` numbers; a row has ``numbers``."""
+    number = -(-rows // max(1, CHUNK // max(1, numbers)))
+    for i in range(number):
+        yield slice(rows * i // number, rows * (i + 1) // number)
 
 
-class _Gradients:
-    """The sums that a pass over the chunks gathers, for those inputs that need them."""
+def _zeros(given: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
+    """Return a sum for the gradient of each of the tensors that need one."""
+    pairs = zip(given, needed, strict=False)
+    return [torch.zeros_like(x, dtype=wide(x.dtype)) if need else None for x, need in pairs]
 
-    def __init__(self, z: Tensor, weight: Tensor, bias: Tensor | None, needs: tuple[bool, ...]) -> None:
-        make = torch.empty_like if len(z) else torch.zeros_like
-        self.z = make(z) if needs[0] else None
-        self.weight = make(weight, dtype=wide(weight.dtype)) if needs[1] else None
-        self.bias = None if bias is None or not needs[2] else torch.zeros_like(bias, dtype=wide(bias.dtype))
 
-    def add(self, j: int, own: Tensor, z: Tensor, *, first: bool, sign: int = 1) -> None:
-        """Add ``sign`` times the product of a copy's gradient by its logits with its inputs."""
-        if self.weight is None:
-            return
-        total = self.weight[j]
-        if total.dtype is own.dtype:
-            torch.addmm(total, own.t(), z, beta=0 if first else 1, alpha=sign, out=total)
-        elif first:
-            total.copy_(own.t() @ z).mul_(sign)
-        else:
-            total.add_(own.t() @ z, alpha=sign)
-
-    def scale_(self, factor: Tensor, *, reads: bool) -> None:
-        """Multiply all of them by a number."""
-        if reads and factor.item() == 1:
-            return
-        for total in (self.z, self.weight, self.bias):
-            if total is not None:
-                total.mul_(factor)
-
-    def of(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the gradients in the types of their inputs."""
-        return (
-            self.z,
-            None if self.weight is None else self.weight.to(weight.dtype),
-            None if self.bias is None or bias is None else self.bias.to(bias.dtype),
-        )
+def _cast(sums: list[Any], given: Sequence[Any]) -> list[Any]:
+    """Return the sums in the types of the tensors whose gradients they are."""
+    return [x if x is None else x.to(like.dtype) for x, like in zip(sums, given, strict=True)]
 
 
 # Hard targets.
@@ -205,9 +140,9 @@ class _HardNLL(torch.autograd.Function):
             scale = -share if divisor is None else torch.where(divisor == 0, 0, -share / divisor)
             # Half precision needs the factor of a gradient scaler before the products, not after them.
             early = divisor is not None and z.dtype is not torch.float16 and any(ctx.needs_input_grad)
-            gradients = _Gradients(z, weight, bias, ctx.needs_input_grad) if early else None
-            log_p, log_m = _hard_pass(layer, z, target, scale, gradients)
-            ctx.layer, ctx.early = layer, None if gradients is None else (gradients, log_p)
+            sums = _zeros((z, weight, bias), ctx.needs_input_grad) if early else None
+            log_p, log_m = _hard_pass(layer, z, target, scale, sums)
+            ctx.layer, ctx.early = layer, None if sums is None else (sums, log_p)
             ctx.save_for_backward(z, weight, bias, target, scale)
             losses = share * -log_m
             return losses if divisor is None else losses.sum() / divisor
@@ -219,67 +154,82 @@ class _HardNLL(torch.autograd.Function):
         with without_autocast(z):
             scale = scale * g
             if ctx.early is None:
-                gradients = _Gradients(z, weight, bias, ctx.needs_input_grad)
-                log_p, _ = _hard_pass(ctx.layer, z, target, scale, gradients)
+                sums = _zeros((z, weight, bias), ctx.needs_input_grad)
+                log_p, _ = _hard_pass(ctx.layer, z, target, scale, sums)
             else:
-                (gradients, log_p), ctx.early = ctx.early, None  # the caller takes these tensors for its own
-                gradients.scale_(g, reads=ctx.layer.reads)
+                (sums, log_p), ctx.early = ctx.early, None  # the caller takes these tensors for its own
+                if not ctx.layer.reads or g.item() != 1:
+                    sums = [x if x is None else x.mul_(g) for x in sums]
             scores = (log_p * scale[:, None]).masked_fill(scale[:, None] == 0, 0).sum(0)
             evidence = reports.pack(scores, scale.sum(), scale.relu().sum(), scale.count_nonzero())
             evidence = reports.count_once(ctx, evidence, scale)
-            return (*gradients.of(weight, bias), evidence, None, None, None, None)
+            return (*_cast(sums, (z, weight, bias)), evidence, None, None, None, None)
 
 
 def _hard_pass(
-    layer: Vocabulary, z: Tensor, target: Tensor, scale: Tensor, gradients: _Gradients | None
+    layer: Vocabulary, z: Tensor, target: Tensor, scale: Tensor, sums: list[Any] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the target's log-probabilities under each copy and under the mixture; fill in the gradients."""
+    """Return the target's log-probabilities under each copy and under the mixture; add up the gradients."""
     healthy = finite.usable(z)
     z = torch.where(healthy, z, 0)
-    copies, exchange = _Copies(layer, z), layer.exchange
+    weight, bias = layer.cast(z)
+    exchange, (number, classes, _) = layer.exchange, weight.shape
     log_p = torch.empty(len(z), len(layer.a), dtype=wide(z.dtype), device=z.device)
     log_m = torch.empty_like(log_p[:, 0])
+    room = log_p.new_empty(0)  # for the outputs of one copy
     low = z.dtype is not log_p.dtype
-    mixed_copies = range(copies.number)[layer.mixing or slice(None)]
-    suspects = [not copies.reads] * copies.number
-    for rows in copies.chunks():
+    mixed_copies = range(number)[layer.mixing or slice(None)]
+    suspects = [not layer.reads] * number
+    of_z, of_weight, of_bias = sums or (None, None, None)
+    for rows in chunks(len(z), classes):
         x, y, s = z[rows], target[rows, None], scale[rows, None]
         scaled = x if low else x * s
-        of_own = log_p.new_empty(len(x), copies.number)
+        of_own = log_p.new_empty(len(x), number)
         back = log_p.new_empty(len(mixed_copies), *x.shape)
-        for j in range(copies.number):
+        for j in range(number):
+            w, its_bias = weight[j], None if bias is None else bias[j]
             while True:
                 careful = suspects[j]
-                log_probs = copies.log_probs(j, rows, careful=careful)
-                of_target = log_probs.gather(1, y)
+                if low:
+                    log_probs = F.linear(x, w, its_bias).log_softmax(-1, dtype=log_p.dtype)
+                else:
+                    room.resize_(len(x), classes)
+                    torch.mm(x, w.t(), out=room) if its_bias is None else torch.addmm(
+                        its_bias, x, w.t(), out=room
+                    )
+                    log_probs = torch.log_softmax(room, -1, out=room)
+                if careful:  # -inf in each row in which an output is not finite
+                    log_probs = finite.fail(log_probs, finite.alive_rows(log_probs))
+                check = of_target = log_probs.gather(1, y)
                 of_own[:, j] = of_target[:, 0]
-                check = of_target
-                if gradients is not None:
+                if sums is not None:
                     own = log_probs.exp_().scatter_add_(1, y, -(of_target > -torch.inf).to(log_p.dtype))
                     if low:
                         own.mul_(s)
                     own = own.to(z.dtype)
                     if j in mixed_copies:
-                        w = copies.weight[j]
                         check = own @ (finite.zero_nonfinite(w) if careful else w)
                         back[j - mixed_copies.start] = check
                 if careful or finite.all_finite((check.sum().item(), of_target.sum().item())):
                     break
                 suspects[j] = True
-            if gradients is not None:
-                gradients.add(j, own, scaled, first=rows.start == 0, sign=-1)
-                if gradients.bias is not None:
-                    gradients.bias[j] -= own.sum(0) if low else s[:, 0] @ own
+            if of_weight is not None:
+                if low:
+                    of_weight[j] -= own.t() @ scaled
+                else:
+                    torch.addmm(of_weight[j], own.t(), scaled, alpha=-1, out=of_weight[j])
+            if of_bias is not None:
+                of_bias[j] -= own.sum(0) if low else s[:, 0] @ own
         log_p[rows] = exchange.gather(of_own)
-        shares = finite.share_among(log_p[rows] > -torch.inf, copies.all_a.view(1, -1), 1)
+        shares = finite.share_among(log_p[rows] > -torch.inf, layer.a.view(1, -1), 1)
         joint = log_p[rows] + shares.log()
         mixed = joint.logsumexp(1).clamp(min=-finite.HUGE)
-        log_m[rows] = torch.where(shares.sum(1) > 0, mixed, -log(copies.classes))
-        if gradients is not None and gradients.z is not None:
+        log_m[rows] = torch.where(shares.sum(1) > 0, mixed, -log(classes))
+        if of_z is not None:
             responsibilities = (joint - log_m[rows, None]).exp()[:, layer.mixing or exchange.own]
             responsibilities *= -1 if low else -s
             of_rows = exchange.add(torch.einsum("rc,crd->rd", responsibilities, back))
-            gradients.z[rows] = of_rows.where(healthy[rows], 0)
+            of_z[rows] = of_rows.where(healthy[rows], 0)
     return log_p, log_m
 
 
@@ -295,91 +245,32 @@ class _Mixture(torch.autograd.Function):
         layer: Vocabulary, axis: int,
     ) -> Tensor:  # fmt: skip
         ctx.layer, ctx.axis = layer, axis
-        ctx.save_for_backward(z, weight, bias)
+        ctx.save_for_backward(z, weight, bias, evidence)
         return LazyLogProbs.empty(z, axis, weight.shape[1], wide(z.dtype))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
-        z, weight, bias = ctx.saved_tensors
+        z, *given = ctx.saved_tensors
         moved = z.movedim(ctx.axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
         of_rows = g.movedim(ctx.axis, -1).reshape(len(rows), -1)
         with without_autocast(z):
-            gradients = _Gradients(rows, weight, bias, ctx.needs_input_grad)
-            evidence = _backward_pass(ctx.layer, rows, of_rows, gradients)
-        evidence = reports.count_once(ctx, evidence, of_rows.sum(-1))
-        grad_z, grad_weight, grad_bias = gradients.of(weight, bias)
+            cast = [rows, *ctx.layer.cast(rows), given[-1]]
+            sums = _zeros(cast, ctx.needs_input_grad)
+            for chunk in chunks(len(rows), len(ctx.layer.a) * of_rows.shape[1]):
+                leaves = [x if x is None else reports.detached(x) for x in (rows[chunk], *cast[1:])]
+                inputs = [
+                    x.requires_grad_() for x, total in zip(leaves, sums, strict=True) if total is not None
+                ]
+                with torch.enable_grad():
+                    found = iter(torch.autograd.grad(ctx.layer.mixture(*leaves), inputs, of_rows[chunk]))
+                for i, total in enumerate(sums):
+                    if total is not None:
+                        (total if i else total[chunk]).add_(next(found))
+        grad_z, grad_weight, grad_bias, evidence = _cast(sums, (rows, *given))
         if grad_z is not None:
             grad_z = grad_z.view(moved.shape).movedim(-1, ctx.axis)
+        if evidence is not None:
+            evidence = reports.count_once(ctx, evidence, of_rows.sum(-1))
         return grad_z, grad_weight, grad_bias, evidence, None, None
-
-
-def _backward_pass(layer: Vocabulary, z: Tensor, g: Tensor, gradients: _Gradients) -> Tensor:
-    """Fill in the gradients for any gradient ``g`` by the log-probabilities; return the evidence."""
-    healthy = finite.usable(z)
-    z = torch.where(healthy, z, 0)
-    copies = _Copies(layer, z)
-    scores = torch.zeros(copies.number, dtype=wide(z.dtype), device=z.device)
-    positive, seen = scores.new_zeros(()), scores.new_zeros(())
-    for rows in copies.chunks():
-        x, chunk = z[rows], _Chunk(copies, rows, g[rows])
-        positive += chunk.g.relu().sum()
-        seen += chunk.total.count_nonzero()
-        grad_z = torch.zeros_like(x, dtype=scores.dtype)
-        for j in range(copies.number):
-            score, own, back = chunk.gradients_of(j)
-            scores[j] += score
-            if back is not None:
-                grad_z += back
-            gradients.add(j, own.to(z.dtype), x, first=rows.start == 0)
-            if gradients.bias is not None:
-                gradients.bias[j] += own.sum(0)
-        if gradients.z is not None:
-            gradients.z[rows] = layer.exchange.add(grad_z).where(healthy[rows], 0)
-    return reports.pack(layer.exchange.gather(scores), g.sum(), positive, seen)
-
-
-class _Chunk:
-    """Rows whose gradient ``g`` by the mixture's log-probabilities is given."""
-
-    def __init__(self, copies: _Copies, rows: slice, g: Tensor) -> None:
-        self.copies, self.rows, self.g, self.total = copies, rows, g, g.sum(-1, keepdim=True)
-        self._log_m = torch.empty_like(g, memory_format=torch.contiguous_format)
-        self._left = copies.log_mixture(rows, self._log_m)
-        if self._left is None:
-            self._g_over_m, self._room = self._log_m.neg().exp_().mul_(g), torch.empty_like(g)
-
-    def gradients_of(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a copy's score, its own gradient by its logits, and its part of the gradient by ``z``."""
-        if self._left is None:
-            score, own, back = self._plainly(j)
-            if finite.all_finite((score.item(), 0.0 if back is None else back.sum().item())):
-                return score, own, back
-        return self._carefully(j)
-
-    def _plainly(self, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the same where everything is finite, with a third of the passes over the numbers."""
-        copies, g, a = self.copies, self.g, self.copies.a[j].item()
-        log_p = copies.log_probs(j, self.rows, careful=False)
-        score = torch.bmm(log_p[:, None], g[:, :, None]).sum()
-        p, back = log_p.exp_(), None
-        if a > 0:  # a_j p_jk (u_k - sum_i p_ji u_i) with u = g / m
-            mixed = torch.ops.aten._softmax_backward_data.out(
-                self._g_over_m, p, -1, p.dtype, grad_input=self._room
-            )
-            back = (mixed.to(copies.weight.dtype) @ copies.weight[j]).to(p.dtype).mul_(a)
-        return score, torch.addcmul(g, p, self.total, value=-1, out=p), back
-
-    def _carefully(self, j: int) -> tuple[Tensor, Tensor, Tensor]:
-        copies, g, log_m = self.copies, self.g, self._log_m
-        left = self._left if self._left is not None else torch.ones_like(log_m[:, :1])
-        log_p = copies.log_probs(j, self.rows, careful=True)
-        alive = log_p[:, :1] > -torch.inf
-        score = (log_p * g).masked_fill_(g == 0, 0).sum()
-        share = copies.a[j] / left.clamp(min=torch.finfo(log_m.dtype).tiny)
-        mixed = (log_p - log_m).add_(share.log()).exp_().mul_(g)
-        p = log_p.exp_()
-        mixed.addcmul_(p, mixed.sum(-1, keepdim=True), value=-1)
-        back = mixed.masked_fill_(~alive, 0).to(copies.weight.dtype) @ finite.zero_nonfinite(copies.weight[j])
-        return score, p.mul_(-self.total).add_(g).masked_fill_(~alive, 0), back
