@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from .contrib.adaptive import AdaptiveHead
 from .heads.head import Head
-from .heads.linear import LINEAR_HEADS, Window
+from .heads.linear import LINEAR_HEADS
 from .posterior import Posterior
 from .runtime.sharding import plain_class
 from .warn import warn
@@ -33,7 +33,9 @@ def can_be_output(module: nn.Module) -> bool:
     if plain_class(module) is nn.modules.linear.NonDynamicallyQuantizableLinear:
         return False
     if isinstance(module, _CONVOLUTIONS):
-        return module.groups == 1 and (module.padding_mode == "zeros" or Window.of(module) is None)
+        ones = (1,) * len(module.kernel_size)
+        unpadded = module.padding in ("valid", "same", (0,) * len(ones))
+        return module.kernel_size == module.stride == ones and module.groups == 1 and unpadded
     return True
 
 
@@ -78,8 +80,6 @@ def candidates(net: nn.Module) -> dict[str, nn.Module]:
             found[name] = module
         elif module not in inside_adaptive and can_be_output(module):
             found[name] = module
-    if any(not isinstance(module, _CONVOLUTIONS) for module in found.values()):
-        found = {name: module for name, module in found.items() if Window.of(module) is None}
     return found
 
 
@@ -96,8 +96,9 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
     if output is None:
         if not found:
             raise ValueError(
-                f"{type(net).__name__} has no output layer to copy, neither a Linear layer nor a "
-                "convolution nor an AdaptiveLogSoftmaxWithLoss: add one as its last layer"
+                f"{type(net).__name__} has no output layer to copy, neither a Linear layer nor a 1x1 "
+                "convolution nor an AdaptiveLogSoftmaxWithLoss: add one as its last layer, or train the "
+                "plain network, alrao.Auto(net)"
             )
         # The base of a Hugging Face model may be registered last.
         base = getattr(net, "base_model_prefix", None)
@@ -123,7 +124,7 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
     if not can_be_output(module):
         raise ValueError(
             f"{name!r} is a {qualified(module)}, which computes something else than torch.nn.Linear, an "
-            f"ungrouped convolution or torch.nn.AdaptiveLogSoftmaxWithLoss: choose among\n{listed(found)}"
+            f"ungrouped 1x1 convolution or torch.nn.AdaptiveLogSoftmaxWithLoss: choose among\n{listed(found)}"
         )
     return name, module
 

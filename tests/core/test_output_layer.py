@@ -159,12 +159,12 @@ def test_grouped_convolutions_are_no_output():
         alrao.Alrao(nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Conv2d(4, 2, 1, groups=2)))
 
 
-def test_convolutions_that_look_further_are_the_output_only_without_a_linear_layer():
-    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 3))
-    assert alrao.Alrao(net).output_name == "1"
-    net = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 4), nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 3)
-    )
+def test_a_convolution_that_looks_further_is_no_output():
+    with pytest.raises(ValueError, match=r"no output layer.*neither a Linear layer nor a 1x1"):
+        alrao.Alrao(nn.Conv2d(4, 3, 3))
+    with pytest.raises(ValueError, match=r"'1' is a Conv2d, which computes something else"):
+        alrao.Alrao(nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 3, 1, padding=1)), output="1")
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 4), nn.Conv2d(1, 3, 3))
     assert alrao.Alrao(net).output_name == "2"
 
 

@@ -44,7 +44,7 @@ class CopyParallel(ParallelStyle):
     """
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
-        if not isinstance(module, LinearHead) or module.window is not None:
+        if not isinstance(module, LinearHead):
             raise ValueError(
                 f"CopyParallel takes the head of an Alrao model whose output layer is linear, got "
                 f"{type(module).__name__}: write parallelize_module(model.head, mesh, CopyParallel())"

@@ -1,13 +1,12 @@
-"""Copies of a linear layer or of a convolution, and the mixture they make together."""
+"""Copies of a linear layer or of a 1x1 convolution, and the mixture they make together."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import inf, prod
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -21,7 +20,7 @@ from ..watch import version_of
 from .after_output import Spread, mixture_of_softmaxes
 from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
 from .head import Head, stacked
-from .members import Exchange, for_copies_and_body, watched
+from .members import Exchange, watched
 from .softmax import categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
 
@@ -70,37 +69,8 @@ def _with_zeros(g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
     return full.detach()  # autograd takes this one for the gradient as it is
 
 
-class Window(NamedTuple):
-    """The arguments of a convolution whose kernel looks further than one place, as in torch."""
-
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: Any
-    dilation: tuple[int, ...]
-
-    @classmethod
-    def of(cls, layer: nn.Module) -> Window | None:
-        """Return those of a layer; None for a linear layer and a convolution that is one at every place."""
-        if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return None
-        ones = (1,) * len(layer.kernel_size)
-        unpadded = layer.padding in ("valid", "same", (0,) * len(ones))
-        if layer.kernel_size == layer.stride == ones and unpadded:
-            return None
-        return cls(layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-
-    def outputs(self, z: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return every copy's outputs, copies first."""
-        copies, outputs, _ = weight.shape
-        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel_size) - 1]
-        weight = weight.view(copies * outputs, -1, *self.kernel_size)
-        bias = None if bias is None else bias.flatten()
-        out: Tensor = convolve(z, weight, bias, self.stride, self.padding, self.dilation)
-        return out.to(wide(out.dtype)).unflatten(1, (copies, outputs)).movedim(1, 0)
-
-
 class LinearHead(Head):
-    """Copies of a linear layer, or of a convolution; with ``spread`` it returns the outputs of all copies."""
+    """Copies of a linear layer or a 1x1 convolution; with ``spread`` it returns the outputs of all copies."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -112,7 +82,6 @@ class LinearHead(Head):
         super().__init__(averaging, weight)
         self.spread = False
         self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
-        self.window = Window.of(layer)
         for name in CONVOLUTION:  # networks read them, to pad their input for example
             if self.spatial and hasattr(layer, name):
                 setattr(self, name, getattr(layer, name))
@@ -146,10 +115,6 @@ class LinearHead(Head):
         if self.spatial:
             unbatched = z.ndim == self.spatial + 1
             z = z[None] if unbatched else z
-            if self.window is not None:
-                given = [weight] if bias is None else [weight, bias]
-                out = self._output(*for_copies_and_body(self.window.outputs, z, *given))
-                return out[0] if unbatched else out
             z = z.movedim(1, -1)
         if z.shape[-1] != inputs:
             raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
@@ -189,35 +154,27 @@ class LinearHead(Head):
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         outputs, inputs = weight.shape
-        has_bias = bias is not None
-        layer: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-        if not self.spatial:
-            layer = nn.Linear(inputs, outputs, has_bias, device="meta")
-        else:
-            kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial - 1]
-            arguments: dict[str, Any] = {"kernel_size": 1}
-            if self.window is not None:
-                arguments = self.window._asdict()
-                inputs //= prod(self.window.kernel_size)
-            layer = kind(inputs, outputs, bias=has_bias, device="meta", **arguments)
+        kind: Any = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial]
+        size = {"kernel_size": 1} if self.spatial else {}
+        layer = kind(inputs, outputs, bias=bias is not None, device="meta", **size)
         trained = self.weight.requires_grad
         layer.weight = nn.Parameter(weight.detach().clone().view(layer.weight.shape), trained)
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach().clone(), trained)
-        return layer
+        return cast(nn.Module, layer)
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns log-probabilities, or the logits of labels."""
-        self._check_plain_form(self.spread or self.window is not None)
+        self._check_plain_form()
         return MixtureOfClassifiers(
             gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
         )
 
-    def _check_plain_form(self, missing: bool) -> None:
-        if missing:
+    def _check_plain_form(self) -> None:
+        if self.spread:
             raise ValueError(
-                "the mixture has no plain form, because a convolution or the rest of the network works on "
-                "each copy's outputs: use collapse() without mixture=True, which returns the best copy"
+                "the mixture has no plain form, because the rest of the network works on each copy's "
+                "outputs: use collapse() without mixture=True, which returns the best copy"
             )
 
     def extra_repr(self) -> str:
@@ -238,7 +195,7 @@ class CategoricalHead(LinearHead):
     @property
     def can_sleep(self) -> bool:
         """Whether copies of this head can be left out."""
-        plain = type(self.weight) is nn.Parameter and self.window is None
+        plain = type(self.weight) is nn.Parameter
         several = self.copies > 1 and not self.spread and not self.sharded
         return plain and several and isinstance(self.averaging, Switch)
 
@@ -287,7 +244,7 @@ class GaussianHead(LinearHead):
 
     def mixture(self) -> nn.Module:
         """Return the mixture's mean, which is one linear layer."""
-        self._check_plain_form(self.spread)
+        self._check_plain_form()
         a = self.averaging.weights
         weight, bias = gathered(self.weight), gathered(self.bias)
         mean = self._average(weight.detach(), a.to(weight))
