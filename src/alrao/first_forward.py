@@ -7,6 +7,7 @@ them, each copy goes through the rest of the network, where that can be followed
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -171,16 +172,17 @@ class FirstForward:
 
 
 class Snapshot:
-    """What a forward pass may change, so that it can be repeated."""
+    """What a forward pass or a load may change, to undo it; ``given`` are inputs or parameters."""
 
-    def __init__(self, net: nn.Module, inputs: list[Any]) -> None:
-        self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
-        tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and not x.is_inference()]
-        self._inputs = [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in tensors]
-        self._attributes = [(vars(module), dict(vars(module))) for module in net.modules()]
-        self._attributes += [(module._buffers, dict(module._buffers)) for module in net.modules()]
+    def __init__(self, net: nn.Module, given: Iterable[Any]) -> None:
+        given = list(given)
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
+        tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor) and not x.is_inference()]
+        self._tensors = [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in tensors]
+        own = [d for m in net.modules() for d in (vars(m), m._buffers, m._parameters)]
+        self._attributes = [(each, dict(each)) for each in own]
         self._objects = []
-        for x in inputs:
+        for x in given:
             if hasattr(x, "__dict__") and not isinstance(x, Tensor | nn.Module):
                 with suppress(Exception):  # some things cannot be copied: they are what they are then
                     self._objects.append((vars(x), copy.deepcopy(vars(x))))
@@ -193,9 +195,9 @@ class Snapshot:
         for now, before in (*self._attributes, *objects):
             now.clear()
             now.update(before)
-        for buffer, values in self._saved:
+        for buffer, values in self._buffers:
             buffer.copy_(values)
-        for tensor, version, values in self._inputs:
+        for tensor, version, values in self._tensors:
             if version_of(tensor) != version:
                 tensor.copy_(values)
         self._numbers.restore()

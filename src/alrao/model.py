@@ -17,18 +17,16 @@ from .clipping import clip_grads_
 from .contrib.adaptive import AdaptiveHead
 from .evidence import is_readable
 from .finite import FiniteStatistics
-from .first_forward import FirstForward
+from .first_forward import FirstForward, Snapshot
 from .heads.head import Head
 from .output_layer import check_collapsed, check_net, choose, make_head, names_of, tied_elsewhere
 from .posterior import Posterior, Switch, posterior_bar
 from .runtime.sharding import refuse_copy
 from .warn import warn
-from .watch import ZeroWatch, unwatch_steps, watch_steps
-from .wrapper import Wrapper, copied_state, shapes_of, unchanged_on_error
+from .watch import EvaluationWatch, ZeroWatch, unwatch_steps, watch_steps
+from .wrapper import Wrapper, copied_state, shapes_of
 
 DEFAULT_COPIES = 10
-
-EVALUATION = 10  # passes without gradients in training mode that count as an evaluation
 
 
 class Alrao(Wrapper):
@@ -74,10 +72,8 @@ class Alrao(Wrapper):
     """The copies, in the place of the output layer; ``weight`` is ``(copies, classes, d)``."""
     averages: Any = None
     """The averaged weights, under :class:`Auto`; a copy of the model has none."""
-    _unrecorded = 0
-    """Training passes without gradients: in a row, or all of them until a first call of ``eval()``."""
-    _evaluated = False
-    """Whether ``eval()`` has been called."""
+    _evaluation: EvaluationWatch | None = None
+    """Notices an evaluation in training mode, until ``eval()`` has been called."""
     _zeros: ZeroWatch | None = None
     """Notices that nothing trains the copies, until it has warned."""
 
@@ -123,6 +119,7 @@ class Alrao(Wrapper):
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
         self._zeros = ZeroWatch()
+        self._evaluation = EvaluationWatch("model", in_a_row=False)
         self.finite_statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
         head.train(layer.training)
@@ -144,8 +141,9 @@ class Alrao(Wrapper):
         self.place_weights()  # ``training`` may have been set without a call of train()
         if self.training:
             self.finite_statistics.remember(reads=is_readable(self.head.evidence))
-            if self.averages is not None:
-                self._notice_evaluation()
+            known = self.averages is None or self._evaluation is None
+            if not (known or self._evaluation.look(self.averages, self.finite_statistics)):
+                self._evaluation = None
         else:
             self._warn_of_training_weights()
         if self._verified:
@@ -206,22 +204,6 @@ class Alrao(Wrapper):
 
     def check_gradients(self, averages: bool) -> None:
         """Accept all gradients: every forward pass has the weights for the mode, and may train in any."""
-
-    def _notice_evaluation(self) -> None:
-        """Warn once of an evaluation in training mode: passes that record no graph."""
-        if torch.is_grad_enabled():
-            if self._evaluated and self._unrecorded:
-                self._unrecorded = 0
-            return
-        if not self.averages.differ or self.finite_statistics.resetting:
-            return
-        self._unrecorded += 1
-        if self._unrecorded == EVALUATION:
-            warn(
-                f"{EVALUATION} forward passes under no_grad() were in training mode, so they show the "
-                "training weights, and not Auto's averaged weights: call model.eval() before an evaluation, "
-                "and model.train() after it"
-            )
 
     def _warn_of_training_weights(self) -> None:
         """Warn, once, that the averaged weights are not known, if the weights are those of training."""
@@ -288,7 +270,7 @@ class Alrao(Wrapper):
         super().train(mode)
         self.place_weights()
         if not mode:
-            self._evaluated = True
+            self._evaluation = None
             self._warn_of_training_weights()
         return self
 
@@ -336,14 +318,15 @@ class Alrao(Wrapper):
         for name in names_of(self.net, self.head):
             self.head.adopt(state_dict, f"{name}." if name else "")
         fits = shapes_of(own) == shapes_of(state_dict)
-        training_weights = self.head.training_weights
+        before = None if fits else Snapshot(self.net, self.parameters())
         statistics = None if self.averages is None else self.averages.statistics
         kept = nullcontext() if statistics is None else statistics.kept_on_error()
         try:
-            with kept, nullcontext() if fits else unchanged_on_error(self, own):
+            with kept:
                 loaded = super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
-            self.head.training_weights = training_weights
+            if before is not None:
+                before.restore()
             error.add_note(
                 f"The state is of another model, or of another number of copies than {self.head.copies}"
             )

@@ -13,10 +13,7 @@ from .clipping import clip_grads_
 from .evidence import is_readable
 from .finite import FiniteStatistics
 from .warn import warn
-from .watch import note_step_of, version_of
-
-EVALUATION = 10
-"""Passes in a row without gradients in training mode that count as an evaluation."""
+from .watch import EvaluationWatch, note_step_of, version_of
 
 
 class NoHead:
@@ -61,7 +58,11 @@ class Plain:
         self._seen = self.training
         self._stale: list[tuple[nn.Parameter, Tensor, int]] = []
         self._averages: Any = None
-        self._unrecorded = 0  # training passes without gradients in a row
+        self._evaluation = EvaluationWatch(
+            "net",
+            in_a_row=True,
+            more=". For a network that acts while it learns, build alrao.Auto(net, swap=False)",
+        )
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return the parameters."""
@@ -118,24 +119,11 @@ class Plain:
             self._stop_watching_passes()
 
     def _passed(self, *_: Any) -> None:
-        """Warn once of an evaluation in training mode, if ``eval()`` has not been called yet."""
-        if torch.is_grad_enabled():
-            self._unrecorded = 0
-            return
         averages = self._averages
-        if averages is None or not self._mode() or not averages.differ or self.finite_statistics.resetting:
+        if averages is None or not self._mode():
             return
-        self._unrecorded += 1
-        if self._unrecorded == EVALUATION:
+        if averages.evaluating or not self._evaluation.look(averages, self.finite_statistics):
             self._stop_watching_passes()
-            if averages.evaluating or averages.retired:
-                return
-            warn(
-                f"{EVALUATION} forward passes in a row under no_grad() were in training mode, so they show "
-                "the training weights, and not Auto's averaged weights: call net.eval() before an "
-                "evaluation, and net.train() after it. For a network that acts while it learns, build "
-                "alrao.Auto(net, swap=False)"
-            )
 
     def _stop_watching_passes(self) -> None:
         for module in self.modules:

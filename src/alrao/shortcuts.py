@@ -107,20 +107,6 @@ def inside_functional_transform() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
-@contextmanager
-def without_fallback_warning() -> Iterator[None]:
-    """Let ``torch.vmap`` take copies one by one where it must, without a warning that a user cannot heed."""
-    functorch: Any = torch._C._functorch
-    if torch.compiler.is_compiling():
-        yield
-        return
-    functorch._set_vmap_fallback_warning_enabled(False)
-    try:
-        yield
-    finally:
-        functorch._set_vmap_fallback_warning_enabled(True)
-
-
 def _users(tensor: Tensor) -> int:
     users: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
     return users

@@ -16,6 +16,7 @@ from .warn import warn
 
 version_of = attrgetter("_version")  # torch's count of the changes of a tensor in place
 STEPS = 3  # steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial
+EVALUATION = 10  # passes without gradients in training mode that count as an evaluation
 ZEROS = 10  # steps in a row with a gradient of 0 after which the copies of a head are said not to train
 
 _steps: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -99,5 +100,34 @@ class ZeroWatch:
             "If the loss is not 0 as well, check that it is computed from the model's output, that no custom "
             "torch.autograd.Function stands between the two, and that the copies are finite: lower the upper "
             "end of the interval if they are not"
+        )
+        return False
+
+
+class EvaluationWatch:
+    """Warns once of an evaluation in training mode: passes without gradients, before a first ``eval()``.
+
+    Args:
+        what: the name of the network in the message.
+        in_a_row: count only passes between which none has had gradients.
+        more: the rest of the message.
+    """
+
+    def __init__(self, what: str, *, in_a_row: bool, more: str = "") -> None:
+        self._what, self._in_a_row, self._more = what, in_a_row, more
+        self._passes = 0
+
+    def look(self, averages: Any, statistics: Any) -> bool:
+        """Look at a pass in training mode; return False after the warning."""
+        if torch.is_grad_enabled():
+            self._passes = 0 if self._in_a_row else self._passes
+        elif averages.differ and not statistics.resetting:
+            self._passes += 1
+        if self._passes < EVALUATION:
+            return True
+        warn(
+            f"{EVALUATION} forward passes {'in a row ' * self._in_a_row}under no_grad() were in training "
+            "mode, so they show the training weights, and not Auto's averaged weights: call "
+            f"{self._what}.eval() before an evaluation, and {self._what}.train() after it{self._more}"
         )
         return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any, Self
 
@@ -174,19 +173,3 @@ def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 def shapes_of(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the names in a state, with the shapes of tensors."""
     return {key: getattr(value, "shape", None) for key, value in state_dict.items()}
-
-
-@contextmanager
-def unchanged_on_error(module: nn.Module, state: Mapping[str, Any]) -> Iterator[None]:
-    """Undo what torch has loaded into a module before it raised; ``state`` is its own."""
-    tensors = [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
-    values = [(value, value.clone()) for value in state.values() if isinstance(value, Tensor)]
-    try:
-        yield
-    except RuntimeError:
-        for each, parameters, buffers in tensors:
-            each._parameters.update(parameters)
-            each._buffers.update(buffers)
-        for value, before in values:
-            value.copy_(before)
-        raise

@@ -14,7 +14,6 @@ from ..heads.head import Head, stacked
 from ..heads.members import for_copies_and_body, mixture_nll, watched
 from ..heads.softmax import wide
 from ..posterior import Posterior
-from ..shortcuts import without_fallback_warning
 from ..tensors import Members
 
 
@@ -51,13 +50,9 @@ class AdaptiveHead(Head):
         layer = self._empty_layer()
         names = [name for name, _ in layer.named_parameters()]
 
-        def of_copy(z: Tensor, *parameters: Tensor) -> Tensor:
-            named = dict(zip(names, parameters, strict=True))
-            return functional_call(layer, named, (z, target)).output
-
         def of_all(z: Tensor, *parameters: Tensor) -> Tensor:
-            with without_fallback_warning():
-                return torch.vmap(of_copy)(z.expand(self.copies, *z.shape), *parameters)
+            copies = (dict(zip(names, each, strict=True)) for each in zip(*parameters, strict=True))
+            return torch.stack([functional_call(layer, each, (z, target)).output for each in copies])
 
         dtype = wide(z.dtype)
         parameters = [getattr(self, name.replace(".", "_")).to(dtype) for name in names]

@@ -259,15 +259,15 @@ class _Mixture(torch.autograd.Function):
             cast = [rows, *ctx.layer.cast(rows), given[-1]]
             sums = _zeros(cast, ctx.needs_input_grad)
             for chunk in chunks(len(rows), len(ctx.layer.a) * of_rows.shape[1]):
-                leaves = [x if x is None else reports.detached(x) for x in (rows[chunk], *cast[1:])]
-                inputs = [
-                    x.requires_grad_() for x, total in zip(leaves, sums, strict=True) if total is not None
+                leaves: list[Any] = [
+                    x if x is None else reports.detached(x) for x in (rows[chunk], *cast[1:])
                 ]
+                needed = [i for i, total in enumerate(sums) if total is not None]
+                inputs = [leaves[i].requires_grad_() for i in needed]
                 with torch.enable_grad():
-                    found = iter(torch.autograd.grad(ctx.layer.mixture(*leaves), inputs, of_rows[chunk]))
-                for i, total in enumerate(sums):
-                    if total is not None:
-                        (total if i else total[chunk]).add_(next(found))
+                    found = torch.autograd.grad(ctx.layer.mixture(*leaves), inputs, of_rows[chunk])
+                for i, part in zip(needed, found, strict=True):
+                    (sums[i] if i else sums[0][chunk]).add_(part)
         grad_z, grad_weight, grad_bias, evidence = _cast(sums, (rows, *given))
         if grad_z is not None:
             grad_z = grad_z.view(moved.shape).movedim(-1, ctx.axis)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..shortcuts import without_fallback_warning
 from ..warn import note_lost
 from .axes import JOINS, MOVE, SPLIT, Marked, Op, axis_after, axis_of_written, changes_values
 
@@ -191,20 +190,13 @@ class CallOnCopies:
                 for i, x in ((i, self.leaves[i]) for i in self._places)
             ]
 
-            def filled(*of_copy: Tensor) -> tuple[Tensor, ...]:
+            rows = []
+            for of_copy in zip(*outputs, strict=True):
                 varying = dict(zip(self._places, of_copy, strict=True))
-                return one([varying.get(i, x) for i, x in enumerate(fixed)])
-
-            self._draw_again()
-            try:
-                with without_fallback_warning():
-                    return list(torch.vmap(filled, randomness="same")(*outputs))
-            except RuntimeError:  # an operation that cannot be batched
-                rows = []
-                for of_copy in zip(*outputs, strict=True):
-                    self._draw_again()
-                    rows.append(filled(*of_copy))
-                return [torch.stack(results) for results in zip(*rows, strict=True)]
+                if self._numbers is not None:
+                    self._numbers.restore()
+                rows.append(one([varying.get(i, x) for i, x in enumerate(fixed)]))
+            return [torch.stack(results) for results in zip(*rows, strict=True)]
 
         own = of("own")
         return own, of("mixed") if torch.is_grad_enabled() else own
@@ -225,10 +217,6 @@ class CallOnCopies:
             return axis_after(func, source, axis, args[1:], self.kwargs, result)
         same = result.ndim == source.ndim and result.shape[axis] == source.shape[axis]
         return axis if same else None
-
-    def _draw_again(self) -> None:
-        if self._numbers is not None:
-            self._numbers.restore()
 
 
 # Saved predictions can be loaded with torch's default, weights_only=True.
