@@ -23,7 +23,7 @@ from .output_layer import check_collapsed, check_net, choose, make_head, names_o
 from .posterior import Posterior, Switch, posterior_bar
 from .runtime.sharding import refuse_copy
 from .warn import warn
-from .watch import EvaluationWatch, ZeroWatch, unwatch_steps, watch_steps
+from .watch import EvaluationWatch, unwatch_steps, watch_steps
 from .wrapper import Wrapper, copied_state, shapes_of
 
 DEFAULT_COPIES = 10
@@ -74,8 +74,6 @@ class Alrao(Wrapper):
     """The averaged weights, under :class:`Auto`; a copy of the model has none."""
     _evaluation: EvaluationWatch | None = None
     """Notices an evaluation in training mode, until ``eval()`` has been called."""
-    _zeros: ZeroWatch | None = None
-    """Notices that nothing trains the copies, until it has warned."""
 
     def __init__(
         self,
@@ -118,7 +116,6 @@ class Alrao(Wrapper):
         self._untied = bool(tied) and not frozen
         self._guessed = output is None and not isinstance(head, AdaptiveHead)
         self._verified = False
-        self._zeros = ZeroWatch()
         self._evaluation = EvaluationWatch("model", in_a_row=False)
         self.finite_statistics = FiniteStatistics(net)
         head.averaging.to(next(layer.parameters()).device)
@@ -141,8 +138,8 @@ class Alrao(Wrapper):
         self.place_weights()  # ``training`` may have been set without a call of train()
         if self.training:
             self.finite_statistics.remember(reads=is_readable(self.head.evidence))
-            known = self.averages is None or self._evaluation is None
-            if not (known or self._evaluation.look(self.averages, self.finite_statistics)):
+            averages, evaluation = self.averages, self._evaluation
+            if averages and evaluation and not evaluation.look(averages, self.finite_statistics):
                 self._evaluation = None
         else:
             self._warn_of_training_weights()
@@ -156,20 +153,13 @@ class Alrao(Wrapper):
         """Learn that an optimizer of alrao has stepped, as it must; see :mod:`alrao.watch`."""
         if not torch.compiler.is_compiling():
             unwatch_steps(self.head)
-        head, zeros = self.head, self._zeros
-        if zeros is None or head.sharded or not is_readable(head.evidence):
-            return
-        if not zeros.look(head.parameters()):
-            self._zeros = None
 
     def __getstate__(self) -> dict[str, Any]:
         self.finite_statistics.restore()
-        left = ("_zeros", "averages")
-        return {key: value for key, value in super().__getstate__().items() if key not in left}
+        return {key: value for key, value in super().__getstate__().items() if key != "averages"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._zeros = ZeroWatch()
         watch_steps(self.head)
         converted.add(self)
 
@@ -335,15 +325,6 @@ class Alrao(Wrapper):
             if self.averages is not None:
                 self.averages.loaded(self.training)
         return loaded
-
-    def register_full_backward_hook(self, *_: Any, **__: Any) -> Any:
-        """Raise: torch would turn the output into a plain tensor, with which the copies cannot train."""
-        raise RuntimeError(
-            "full backward hooks of the whole model are not supported, because they turn its output into a "
-            "plain tensor: put the hook on a layer of model.net, or a tensor hook on the loss"
-        )
-
-    register_full_backward_pre_hook = register_full_backward_hook
 
     def extra_repr(self) -> str:
         """Return the network's type, and the posterior as a row of bars, lowest rate first."""

@@ -1,4 +1,4 @@
-"""Notice that another optimizer than alrao's trains the copies of a head, or that nothing does."""
+"""Notice that another optimizer than alrao's trains the copies, or an evaluation in training mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .warn import warn
 version_of = attrgetter("_version")  # torch's count of the changes of a tensor in place
 STEPS = 3  # steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial
 EVALUATION = 10  # passes without gradients in training mode that count as an evaluation
-ZEROS = 10  # steps in a row with a gradient of 0 after which the copies of a head are said not to train
 
 _steps: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 """Steps of other optimizers on each head that none of alrao has stepped on yet."""
@@ -74,34 +73,6 @@ def note_step_of(optimizer: str, params: Iterable[Any]) -> None:
                 "of its parameters: the copies are not trained. Build the optimizer after that, "
                 "optimizer = alrao.Auto(model)"
             )
-
-
-class ZeroWatch:
-    """Warns once of a head whose gradient is 0 in :data:`ZEROS` steps in a row."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._zeros = 0
-
-    def look(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Look at a head's parameters at the end of a step; return False after the warning."""
-        self._steps += 1  # a look takes time: at every tenth gradient, and at each one after a 0
-        if self._zeros == 0 and self._steps % ZEROS != 1:
-            return True
-        trained = [p for p in parameters if type(p) is nn.Parameter and p.grad is not None]
-        if not trained or any(bool(p.grad.any()) for p in trained if p.grad is not None):
-            self._zeros = 0
-            return True
-        self._zeros += 1
-        if self._zeros < ZEROS:
-            return True
-        warn(
-            f"the gradient of the copies of the head was 0 in {ZEROS} steps in a row, so they do not learn. "
-            "If the loss is not 0 as well, check that it is computed from the model's output, that no custom "
-            "torch.autograd.Function stands between the two, and that the copies are finite: lower the upper "
-            "end of the interval if they are not"
-        )
-        return False
 
 
 class EvaluationWatch:

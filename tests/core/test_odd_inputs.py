@@ -284,12 +284,25 @@ def test_a_state_with_other_names_changes_nothing(batch, assign):
     step(model, optimizer, *batch)
 
 
-def test_full_backward_hooks_of_the_model_are_refused(batch):
-    model = classifier()
-    for register in (model.register_full_backward_hook, model.register_full_backward_pre_hook):
-        with pytest.raises(RuntimeError, match=r"a layer of model\.net"):
-            register(lambda *_: None)
-    seen = []
-    model.net[1].register_full_backward_hook(lambda *_: seen.append(1))
-    step(model, alrao.SGD(model), *batch)
-    assert seen == [1]
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of torch: the inputs need no gradient
+@pytest.mark.parametrize("inside", [True, False])
+def test_full_backward_hooks_change_nothing(inside, batch):
+    """Hooks of a part of the network, and of the whole model, whose output keeps its type."""
+    found = []
+    for hooked in (True, False):
+        torch.manual_seed(0)
+        model, seen = classifier(), []
+        if hooked:
+            (model.net[1] if inside else model).register_full_backward_hook(lambda *_, s=seen: s.append(1))
+        step(model, alrao.SGD(model), *batch)
+        assert len(seen) == hooked
+        found.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_regressors_full_backward_hook_is_reported():
+    model = alrao.Alrao(nn.Linear(4, 3), likelihood="gaussian")
+    model.register_full_backward_hook(lambda *_: None)
+    out = model(torch.randn(5, 4, requires_grad=True))
+    with pytest.raises(RuntimeError, match=r"no gradient would reach the copies.*torch\.autograd\.Function"):
+        alrao.MixtureMSELoss()(out, torch.zeros(5, 3))

@@ -256,34 +256,3 @@ def test_fused_steps_of_another_network_are_not():
             optimizer.step()
 
     assert not messages(run)
-
-
-# A head that nothing trains.
-
-
-def stepped(steps, loss):
-    model = alrao.Alrao(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), 3)
-    optimizer = alrao.SGD(model, lr=(1e-4, 1e-2))
-    x, y = torch.randn(6, 4), torch.arange(6) % 3
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss(F.cross_entropy(model(x), y), step).backward()
-        optimizer.step()
-
-
-def test_a_head_without_a_gradient_for_ten_steps_is_reported_once():
-    with pytest.warns(UserWarning, match=r"gradient of the copies of the head was 0 in 10 steps") as caught:
-        stepped(30, lambda loss, step: loss * 0)
-    assert len(caught) == 1
-
-
-def test_a_gradient_that_vanishes_later_is_reported():
-    with pytest.warns(UserWarning, match=r"was 0 in 10 steps in a row"):
-        stepped(45, lambda loss, step: loss * (step < 15))
-
-
-def test_single_steps_without_a_gradient_are_fine():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        stepped(40, lambda loss, step: loss * (step % 10 == 9))
-    assert not caught

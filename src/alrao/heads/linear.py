@@ -32,6 +32,12 @@ def _autocasts(z: Tensor) -> bool:
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
+def _cast(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    if weight.dtype is z.dtype:
+        return weight, bias
+    return weight.to(z.dtype), None if bias is None else bias.to(z.dtype)
+
+
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """What a convolution tells about itself."""
 
@@ -119,7 +125,12 @@ class LinearHead(Head):
         if z.shape[-1] != inputs:
             raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
         rows = z if z.ndim == 2 else z.reshape(-1, inputs)
-        out = self._autocast(rows, weight, bias) if _autocasts(z) else self._rows(rows, weight, bias)
+        if _autocasts(z):  # matrix products in the narrow type, everything else in float32
+            rows = rows.to(torch.get_autocast_dtype(z.device.type))
+            with torch.autocast(z.device.type, enabled=False):
+                out = self._rows(rows, weight, bias)
+        else:
+            out = self._rows(rows, weight, bias)
         if z.ndim != 2:
             out = out.view(*z.shape[:-1], outputs)
         if self.spatial:
@@ -127,15 +138,9 @@ class LinearHead(Head):
             return out[0] if unbatched else out
         return out
 
-    def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # Matrix products in the narrow type, everything else in float32.
-        dtype = torch.get_autocast_dtype(z.device.type)
-        with torch.autocast(z.device.type, enabled=False):
-            return self._rows(z.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the mixture's output for ``z`` of shape ``(rows, d)``."""
-        return self._output(*self.parallel.linear(z, weight, bias))
+        """Return the mixture's output for ``z`` of shape ``(rows, d)``, in the type of the products."""
+        return self._output(*self.parallel.linear(z, *_cast(z, weight, bias)))
 
     def _output(self, own: Tensor, mixed: Tensor) -> Tensor:
         a = self.averaging.weights.to(own.dtype, copy=True)
@@ -213,16 +218,11 @@ class CategoricalHead(LinearHead):
             leaf = reports.rows_of(leaf, self.copies, rows)
             mixing = slice(mixing.start - rows.start, mixing.stop - rows.start)
         if parallel.alone and not (self.copies > 1 and is_large(z, weight)):
-            return categorical_mixture(z, weight, bias, a, leaf, mixing)
+            return categorical_mixture(z, *_cast(z, weight, bias), a, leaf, mixing)
         layer = Vocabulary(parallel.local(weight), parallel.local(bias), a, leaf, mixing, parallel)
         out = layer.log_probs(z)
         # Shards are gathered only for a while.
         return out.computed() if self.sharded and isinstance(out, LazyLogProbs) else out
-
-    def _autocast(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if is_large(z, weight) and self.copies > 1 and not self.spread:  # its products cast the weights
-            return self._rows(z.to(torch.get_autocast_dtype(z.device.type)), weight, bias)
-        return super()._autocast(z, weight, bias)
 
     def _mixture(self, members: Members) -> Tensor:
         return mixture_of_softmaxes(members, 1)
