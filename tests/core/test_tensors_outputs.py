@@ -100,7 +100,6 @@ SHAPE_CHANGES = {
     "flip": ((2, 3), lambda out: out.flip(1)),
     "flip_classes": ((2, 3), lambda out: torch.flip(out, [0, 2])),
     "fliplr": ((2, 3), lambda out: out.fliplr()),
-    "roll": ((6,), lambda out: out.roll(1, 0)),
     "type": ((6,), lambda out: out.type(torch.float32).type("torch.DoubleTensor")),
     "tensor_split": ((6,), lambda out: torch.tensor_split(out, 2)[1]),
     "masked_select": ((2, 3), lambda out: out.masked_select(MASK[..., None]).view(-1, CLASSES)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from .after_output import Spread, mixture_of_softmaxes
 from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
 from .head import Head, stacked
 from .members import Exchange, watched
-from .softmax import categorical_mixture, wide
+from .softmax import cast, categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
 
 
@@ -30,12 +30,6 @@ def _autocasts(z: Tensor) -> bool:
         return torch.is_autocast_enabled("cpu")
     kind = z.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
-def _cast(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    if weight.dtype is z.dtype:
-        return weight, bias
-    return weight.to(z.dtype), None if bias is None else bias.to(z.dtype)
 
 
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
@@ -140,7 +134,7 @@ class LinearHead(Head):
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the mixture's output for ``z`` of shape ``(rows, d)``, in the type of the products."""
-        return self._output(*self.parallel.linear(z, *_cast(z, weight, bias)))
+        return self._output(*self.parallel.linear(z, *cast(z, weight, bias)))
 
     def _output(self, own: Tensor, mixed: Tensor) -> Tensor:
         a = self.averaging.weights.to(own.dtype, copy=True)
@@ -161,12 +155,12 @@ class LinearHead(Head):
         outputs, inputs = weight.shape
         kind: Any = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial]
         size = {"kernel_size": 1} if self.spatial else {}
-        layer = kind(inputs, outputs, bias=bias is not None, device="meta", **size)
+        layer: nn.Module = kind(inputs, outputs, bias=bias is not None, device="meta", **size)
         trained = self.weight.requires_grad
         layer.weight = nn.Parameter(weight.detach().clone().view(layer.weight.shape), trained)
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach().clone(), trained)
-        return cast(nn.Module, layer)
+        return layer
 
     def mixture(self) -> nn.Module:
         """Return the mixture as a layer that returns log-probabilities, or the logits of labels."""
@@ -218,7 +212,7 @@ class CategoricalHead(LinearHead):
             leaf = reports.rows_of(leaf, self.copies, rows)
             mixing = slice(mixing.start - rows.start, mixing.stop - rows.start)
         if parallel.alone and not (self.copies > 1 and is_large(z, weight)):
-            return categorical_mixture(z, *_cast(z, weight, bias), a, leaf, mixing)
+            return categorical_mixture(z, *cast(z, weight, bias), a, leaf, mixing)
         layer = Vocabulary(parallel.local(weight), parallel.local(bias), a, leaf, mixing, parallel)
         out = layer.log_probs(z)
         # Shards are gathered only for a while.

@@ -59,6 +59,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
+def cast(z: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the weights and the biases in the type of the inputs, that of the products."""
+    if weight.dtype is z.dtype:
+        return weight, bias
+    return weight.to(z.dtype), None if bias is None else bias.to(z.dtype)
+
+
 def refuse_second_derivative() -> None:
     """Raise in a backward pass that is being recorded."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():

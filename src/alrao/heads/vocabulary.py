@@ -29,7 +29,7 @@ from ..tensors import LazyLogProbs, LogProbs, Members
 from ..watch import version_of
 from .after_output import mixture_of_softmaxes
 from .members import Exchange
-from .softmax import categorical_mixture, refuse_second_derivative, wide, without_autocast
+from .softmax import cast, categorical_mixture, refuse_second_derivative, wide, without_autocast
 
 LARGE = 2**22  # how many numbers all copies' outputs have together from which on they are not held at once
 CHUNK = 2**23  # the most numbers of one copy's output that are held at a time
@@ -85,16 +85,12 @@ class Vocabulary:
         self._check()
         copies, classes = len(self.a), self.weight.shape[1]
         with torch.no_grad(), without_autocast(rows):
-            given = self.cast(rows)
+            given = cast(rows, self.weight, self.bias)
             shape = [len(rows)] if shape is None else shape
             out = torch.empty(*shape, classes, dtype=wide(rows.dtype), device=rows.device)
             for chunk in chunks(len(rows), copies * classes):
                 out.view(len(rows), classes)[chunk] = self.mixture(rows[chunk], *given, self.evidence)
         return out
-
-    def cast(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the weights and the biases in the type of the products."""
-        return self.weight.to(z.dtype), None if self.bias is None else self.bias.to(z.dtype)
 
     def mixture(self, z: Tensor, weight: Tensor, bias: Tensor | None, evidence: Tensor) -> Tensor:
         """Return the log-probabilities of a chunk of rows, from the outputs of all copies at once."""
@@ -122,7 +118,7 @@ def _zeros(given: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
     return [torch.zeros_like(x, dtype=wide(x.dtype)) if need else None for x, need in pairs]
 
 
-def _cast(sums: list[Any], given: Sequence[Any]) -> list[Any]:
+def _back(sums: list[Any], given: Sequence[Any]) -> list[Any]:
     """Return the sums in the types of the tensors whose gradients they are."""
     return [x if x is None else x.to(like.dtype) for x, like in zip(sums, given, strict=True)]
 
@@ -163,7 +159,7 @@ class _HardNLL(torch.autograd.Function):
             scores = (log_p * scale[:, None]).masked_fill(scale[:, None] == 0, 0).sum(0)
             evidence = reports.pack(scores, scale.sum(), scale.relu().sum(), scale.count_nonzero())
             evidence = reports.count_once(ctx, evidence, scale)
-            return (*_cast(sums, (z, weight, bias)), evidence, None, None, None, None)
+            return (*_back(sums, (z, weight, bias)), evidence, None, None, None, None)
 
 
 def _hard_pass(
@@ -172,7 +168,7 @@ def _hard_pass(
     """Return the target's log-probabilities under each copy and under the mixture; add up the gradients."""
     healthy = finite.usable(z)
     z = torch.where(healthy, z, 0)
-    weight, bias = layer.cast(z)
+    weight, bias = cast(z, layer.weight, layer.bias)
     exchange, (number, classes, _) = layer.exchange, weight.shape
     log_p = torch.empty(len(z), len(layer.a), dtype=wide(z.dtype), device=z.device)
     log_m = torch.empty_like(log_p[:, 0])
@@ -251,24 +247,22 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
-        z, *given = ctx.saved_tensors
+        z, *saved = ctx.saved_tensors
         moved = z.movedim(ctx.axis, -1)
         rows = moved.reshape(-1, moved.shape[-1])
         of_rows = g.movedim(ctx.axis, -1).reshape(len(rows), -1)
         with without_autocast(z):
-            cast = [rows, *ctx.layer.cast(rows), given[-1]]
-            sums = _zeros(cast, ctx.needs_input_grad)
+            given = [*cast(rows, *saved[:2]), saved[2]]
+            sums = _zeros((rows, *given), ctx.needs_input_grad)
+            needed = [i for i, total in enumerate(sums) if total is not None]
             for chunk in chunks(len(rows), len(ctx.layer.a) * of_rows.shape[1]):
-                leaves: list[Any] = [
-                    x if x is None else reports.detached(x) for x in (rows[chunk], *cast[1:])
-                ]
-                needed = [i for i, total in enumerate(sums) if total is not None]
+                leaves = [x if x is None else reports.detached(x) for x in (rows[chunk], *given)]
                 inputs = [leaves[i].requires_grad_() for i in needed]
                 with torch.enable_grad():
                     found = torch.autograd.grad(ctx.layer.mixture(*leaves), inputs, of_rows[chunk])
                 for i, part in zip(needed, found, strict=True):
                     (sums[i] if i else sums[0][chunk]).add_(part)
-        grad_z, grad_weight, grad_bias, evidence = _cast(sums, (rows, *given))
+        grad_z, grad_weight, grad_bias, evidence = _back(sums, (rows, *saved))
         if grad_z is not None:
             grad_z = grad_z.view(moved.shape).movedim(-1, ctx.axis)
         if evidence is not None:

@@ -61,10 +61,8 @@ EXPAND = functions("expand", "expand_as", "broadcast_to")
 _PICK = functions("index_select", "narrow")
 _SELECT = functions("select")
 _UNBIND = functions("unbind")
-_ROLL = functions("roll")
-_INTERLEAVE = functions("repeat_interleave")
 PACK: Op = torch._pack_padded_sequence
-_ROWS = functions("flip", "fliplr", "flipud", "repeat", "tile", "type") | _ROLL | _INTERLEAVE | {PACK, F.pad}
+_ROWS = functions("flip", "fliplr", "flipud", "repeat", "repeat_interleave", "tile", "type") | {PACK, F.pad}
 """Operations that repeat, pad, turn or pack rows: the axes of the result count from the last one."""
 SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND  # operations with several results
 KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
@@ -112,10 +110,6 @@ def axis_after(
         return axis - (dim < axis) if dim != axis else None
     if op not in _ROWS:
         return axis if result.ndim == source.ndim else None
-    if op in _ROLL and _argument(1, "dims", args, kwargs) in (None, (), []):
-        return None  # they are rolled as one row
-    if op in _INTERLEAVE and _argument(1, "dim", args, kwargs) is None:
-        return None
     new = axis - 1 if op is PACK else axis + result.ndim - source.ndim
     kept = new >= 0 and result.is_floating_point() and result.shape[new] == source.shape[axis]
     return new if kept else None
