@@ -151,11 +151,11 @@ class LinearHead(Head):
         weight, bias = gathered(self.weight), gathered(self.bias)
         return self._plain(weight[copy], None if bias is None else bias[copy])
 
-    def _plain(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def _plain(self, weight: Tensor, bias: Tensor | None) -> Any:
         outputs, inputs = weight.shape
         kind: Any = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial]
         size = {"kernel_size": 1} if self.spatial else {}
-        layer: nn.Module = kind(inputs, outputs, bias=bias is not None, device="meta", **size)
+        layer = kind(inputs, outputs, bias=bias is not None, device="meta", **size)
         trained = self.weight.requires_grad
         layer.weight = nn.Parameter(weight.detach().clone().view(layer.weight.shape), trained)
         if bias is not None:

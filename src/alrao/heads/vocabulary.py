@@ -256,7 +256,7 @@ class _Mixture(torch.autograd.Function):
             sums = _zeros((rows, *given), ctx.needs_input_grad)
             needed = [i for i, total in enumerate(sums) if total is not None]
             for chunk in chunks(len(rows), len(ctx.layer.a) * of_rows.shape[1]):
-                leaves = [x if x is None else reports.detached(x) for x in (rows[chunk], *given)]
+                leaves: list[Any] = [x if x is None else reports.detached(x) for x in (rows[chunk], *given)]
                 inputs = [leaves[i].requires_grad_() for i in needed]
                 with torch.enable_grad():
                     found = torch.autograd.grad(ctx.layer.mixture(*leaves), inputs, of_rows[chunk])
