@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..finite import alive_distributions
 from ..tensors import LogProbs, Members, Prediction, members_of
-from ..tensors.axes import KEEP, Op, changes_values, functions
+from ..tensors.axes import KEEP, Op, functions
 from ..tensors.predictions import BASE, CallOnCopies, hook_members
 from .exported import shown_output
 from .members import watched
@@ -77,20 +77,17 @@ class Spread(Prediction):
                     "a BatchNorm layer follows the output layer, which would see every copy's outputs: name "
                     'a later layer with Alrao(net, output="its.dotted.name"), or remove it'
                 )
-            if changes_values(func, kwargs) and isinstance(call.leaves[0], Tensor):
-                return cls._in_place(call)
-            return call.result(lambda part, axis, members: cls.showing(members, axis))
-
-    @classmethod
-    def _in_place(cls, call: CallOnCopies) -> Any:
-        """Change the outputs of each copy, and the mean that is shown."""
-        target, members, axis = call.in_place()
-        if not isinstance(target, cls):  # zeros, to which outputs are added
-            target.__class__ = cls
-        target.axis, target.members = axis, members
-        with torch.no_grad():
-            target.as_subclass(Tensor).detach().copy_(_shown(members))
-        return target
+            out = call.result(lambda part, axis, members: cls.showing(members, axis))
+            if not call.in_place:
+                return out
+            func(*args, **kwargs)
+            target = call.leaves[0]
+            if not isinstance(target, cls):  # zeros, to which outputs are added
+                target.__class__ = cls
+            target.axis, target.members = out.axis, out.members
+            with torch.no_grad():
+                target.as_subclass(Tensor).detach().copy_(out)
+            return target
 
 
 def _shown(members: Members) -> Tensor:

@@ -138,68 +138,49 @@ class CallOnCopies:
         known = [isinstance(x, Prediction) and members_of(x) is not None for x in self.leaves]
         self._places = [i for i, each in enumerate(known) if each]
         self.source: Any = self.leaves[self._places[0]] if self._places else None
+        self.in_place = changes_values(func, kwargs) and isinstance(self.leaves[0], Tensor)
         # All copies drop the same outputs. What only moves them draws no random numbers.
         drawing = self._places and func not in _ARRANGES
         self._numbers = Randomness(x for x in self.leaves if isinstance(x, Tensor)) if drawing else None
 
     def result(self, mark: Callable[[Tensor, int | None, Members], Tensor]) -> Any:
-        """Return what the operation returns, each real tensor marked with the outputs of each copy."""
-        shown = self.func(*self.args, **self.kwargs)
+        """Return what the operation returns, each real tensor marked with the outputs of each copy.
+
+        An operation in place is applied to a copy of its first argument, which is returned.
+        """
+        shown = self._run(self.leaves)
         parts, shape = pytree.tree_flatten(shown)
         real = [i for i, part in enumerate(parts) if isinstance(part, Tensor) and part.is_floating_point()]
         if not real:
             return shown
-
-        def one(leaves: list[Any]) -> tuple[Tensor, ...]:
-            results = pytree.tree_leaves(self._plain(leaves))
-            return tuple(results[i] for i in real)
-
-        for i, own, mixed in zip(real, *self._of_copies(one), strict=True):
-            members = self.source.members._replace(own=own, mixed=mixed)
+        own = self._of_copies("own", real)
+        mixed = self._of_copies("mixed", real) if torch.is_grad_enabled() else own
+        for i, *both in zip(real, own, mixed, strict=True):
+            members = self.source.members._replace(own=both[0], mixed=both[1])
             parts[i] = mark(parts[i], self._axis(parts[i]), members)
         return pytree.tree_unflatten(parts, shape)
 
-    def in_place(self) -> tuple[Any, Members, int | None]:
-        """Change the first argument; return it, and what has become of its copies and its axis."""
-        target = self.leaves[0]
-        self._places = sorted({0, *self._places})
-
-        def one(leaves: list[Any]) -> tuple[Tensor, ...]:
-            changed = leaves[0].clone()
-            self._plain([changed, *leaves[1:]])
-            return (changed,)
-
-        (own,), (mixed,) = self._of_copies(one)
-        axis = self._axis(target)
-        self._plain(self.leaves)
-        return target, self.source.members._replace(own=own, mixed=mixed), axis
-
-    def _plain(self, leaves: list[Any]) -> Any:
+    def _run(self, leaves: list[Any]) -> Any:
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        return self.func(*args, **kwargs)
+        if not self.in_place:
+            return self.func(*args, **kwargs)
+        target = args[0].clone()
+        self.func(target, *args[1:], **kwargs)
+        return target
 
-    def _of_copies(self, one: Callable[[list[Any]], tuple[Tensor, ...]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what ``one`` makes of the arguments for each copy: for the copies, then for the body."""
-        copies = len(self.source.members.own)
-
-        def of(which: str) -> list[Tensor]:
-            # What stands beside the outputs belongs to the body, and learns from the mixture only.
-            fixed = [x.detach() if which == "own" and isinstance(x, Tensor) else x for x in self.leaves]
-            outputs = [
-                getattr(x.members, which) if isinstance(x, Prediction) else fixed[i].expand(copies, *x.shape)
-                for i, x in ((i, self.leaves[i]) for i in self._places)
-            ]
-
-            rows = []
-            for of_copy in zip(*outputs, strict=True):
-                varying = dict(zip(self._places, of_copy, strict=True))
-                if self._numbers is not None:
-                    self._numbers.restore()
-                rows.append(one([varying.get(i, x) for i, x in enumerate(fixed)]))
-            return [torch.stack(results) for results in zip(*rows, strict=True)]
-
-        own = of("own")
-        return own, of("mixed") if torch.is_grad_enabled() else own
+    def _of_copies(self, which: str, real: list[int]) -> list[Tensor]:
+        """Return the real results for each copy, of the outputs for the copies or of those for the body."""
+        # What stands beside the outputs belongs to the body, and learns from the mixture only.
+        leaves = [x.detach() if which == "own" and isinstance(x, Tensor) else x for x in self.leaves]
+        outputs = [getattr(self.leaves[i].members, which) for i in self._places]
+        rows = []
+        for of_copy in zip(*outputs, strict=True):
+            for i, output in zip(self._places, of_copy, strict=True):
+                leaves[i] = output
+            if self._numbers is not None:
+                self._numbers.restore()
+            rows.append([part for i, part in enumerate(pytree.tree_leaves(self._run(leaves))) if i in real])
+        return [torch.stack(results) for results in zip(*rows, strict=True)]
 
     def _axis(self, result: Tensor) -> int | None:
         """Return the axis of the outputs, for losses of several outputs; None if they are not on one axis."""
