@@ -1,16 +1,18 @@
-r"""Large outputs of a classifier: computed where they are read, rows in chunks, copies one by one.
+r"""Large outputs of a classifier: computed where they are read, rows in chunks.
 
 :mod:`alrao.heads.softmax` has the mathematics. Its tensors of ``rows x copies x classes`` numbers are too
-large for a vocabulary, so nothing here holds more than a few tensors of ``chunk x classes`` numbers.
+large for a vocabulary, so nothing here holds more than a few tensors of ``CHUNK`` numbers: the outputs of all
+copies for a few rows, which that module computes, or of one copy for more rows.
 
-For hard targets :math:`y` the gradient by the mixture's log-probabilities, :math:`g`, is zero but for
-:math:`g_y = s`. The copy's own gradient by its logits is then :math:`s (\delta_{ky} - p_{jk})`, and the
-mixture's is the same times one number per row and copy, the responsibility
-:math:`r_j = a_j p_{jy} / m_y`. So one pass over the copies is enough: the products of
+The second is for hard targets. For those, :math:`y`, the gradient by the mixture's log-probabilities,
+:math:`g`, is zero but for :math:`g_y = s`. The copy's own gradient by its logits is then
+:math:`s (\delta_{ky} - p_{jk})`, and the mixture's is the same times one number per row and copy, the
+responsibility :math:`r_j = a_j p_{jy} / m_y`. So one pass over the copies is enough: the products of
 :math:`\delta - p_j` with the weights are scaled by :math:`r_j` once all copies are known.
 
 The copies may be on several devices (:class:`alrao.heads.members.Exchange`): then a process works on its own
-copies, and for hard targets exchanges ``rows x copies`` numbers and a gradient of the size of :math:`z`.
+copies, and for hard targets exchanges ``rows x copies`` numbers and a gradient of the size of :math:`z`; else
+the outputs of its copies.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from .members import Exchange
 from .softmax import cast, categorical_mixture, refuse_second_derivative, wide, without_autocast
 
 LARGE = 2**22  # how many numbers all copies' outputs have together from which on they are not held at once
-CHUNK = 2**23  # the most numbers of one copy's output that are held at a time
+CHUNK = 2**23  # the most numbers of outputs that a tensor holds, but for a row of all copies
 
 
 def is_large(z: Tensor, weight: Tensor) -> bool:
