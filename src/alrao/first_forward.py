@@ -176,7 +176,7 @@ class Snapshot:
 
     def __init__(self, net: nn.Module, given: Iterable[Any]) -> None:
         given = list(given)
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
+        self._saved = [(buffer, buffer.detach().clone()) for buffer in net.buffers()]
         tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, Tensor) and not x.is_inference()]
         self._tensors = [(tensor, version_of(tensor), tensor.detach().clone()) for tensor in tensors]
         own = [d for m in net.modules() for d in (vars(m), m._buffers, m._parameters)]
@@ -195,7 +195,7 @@ class Snapshot:
         for now, before in (*self._attributes, *objects):
             now.clear()
             now.update(before)
-        for buffer, values in self._buffers:
+        for buffer, values in self._saved:
             buffer.copy_(values)
         for tensor, version, values in self._tensors:
             if version_of(tensor) != version:

@@ -120,7 +120,7 @@ def _zeros(given: Sequence[Any], needed: Sequence[bool]) -> list[Any]:
     return [torch.zeros_like(x, dtype=wide(x.dtype)) if need else None for x, need in pairs]
 
 
-def _back(sums: list[Any], given: Sequence[Any]) -> list[Any]:
+def _gradients(sums: list[Any], given: Sequence[Any]) -> list[Any]:
     """Return the sums in the types of the tensors whose gradients they are."""
     return [x if x is None else x.to(like.dtype) for x, like in zip(sums, given, strict=True)]
 
@@ -161,7 +161,7 @@ class _HardNLL(torch.autograd.Function):
             scores = (log_p * scale[:, None]).masked_fill(scale[:, None] == 0, 0).sum(0)
             evidence = reports.pack(scores, scale.sum(), scale.relu().sum(), scale.count_nonzero())
             evidence = reports.count_once(ctx, evidence, scale)
-            return (*_back(sums, (z, weight, bias)), evidence, None, None, None, None)
+            return (*_gradients(sums, (z, weight, bias)), evidence, None, None, None, None)
 
 
 def _hard_pass(
@@ -264,7 +264,7 @@ class _Mixture(torch.autograd.Function):
                     found = torch.autograd.grad(ctx.layer.mixture(*leaves), inputs, of_rows[chunk])
                 for i, part in zip(needed, found, strict=True):
                     (sums[i] if i else sums[0][chunk]).add_(part)
-        grad_z, grad_weight, grad_bias, evidence = _back(sums, (rows, *saved))
+        grad_z, grad_weight, grad_bias, evidence = _gradients(sums, (rows, *saved))
         if grad_z is not None:
             grad_z = grad_z.view(moved.shape).movedim(-1, ctx.axis)
         if evidence is not None:
