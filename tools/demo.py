@@ -18,11 +18,12 @@ from time import monotonic
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "demo.svg"
 COMMANDS = (
-    "alrao train iris.csv --target species --epochs 20",
+    "alrao train iris.csv --target kind --epochs 20",
     "alrao predict new.csv",
     "alrao export",
 )
-COLUMNS, ROWS = 66, 15
+COLUMNS, ROWS = 48, 14
+"""Few, so that letters are legible where the picture is as wide as a telephone."""
 WIDE, HIGH, MARGIN = 8.4, 19, 14
 """The size of a letter, and the space around all of them."""
 LONGEST = 0.6
@@ -34,14 +35,14 @@ Line = tuple[float, str]
 
 
 def prepare(folder: Path) -> None:
-    """Write the irises, and some of them without their names."""
+    """Write the petals of irises, and some of them without their names."""
     from sklearn.datasets import load_iris
 
     data = load_iris(as_frame=True)
-    table = data.frame.drop(columns="target").rename(columns=lambda name: name.replace(" (cm)", ""))
-    table["species"] = [data.target_names[each] for each in data.target]
+    table = data.frame[["petal length (cm)", "petal width (cm)"]].set_axis(["length", "width"], axis=1)
+    table["kind"] = [data.target_names[each] for each in data.target]
     table.to_csv(folder / "iris.csv", index=False)
-    table.drop(columns="species").sample(4, random_state=1).to_csv(folder / "new.csv", index=False)
+    table.drop(columns="kind").sample(4, random_state=1).to_csv(folder / "new.csv", index=False)
 
 
 def record(command: str, folder: Path) -> list[Line]:

@@ -155,7 +155,7 @@ def coverage(found: Evidence) -> str:
     return fill(
         f"On {scope(found)}: test loss in % above the best of SGD, AdamW and Muon, each *tuned*: the rate, "
         "and AdamW's decay, by the validation loss of three seeds. *Points* of accuracy, or R², above it; "
-        "*seconds* of a run, evaluations included, in units of tuned AdamW's; *runs* to find the settings."
+        "*seconds* of a run in units of tuned AdamW's; *runs* to find the settings."
         f"{caution(found)}"
     )
 
@@ -163,8 +163,19 @@ def coverage(found: Evidence) -> str:
 def short_table(found: Evidence) -> list[str]:
     """Return the README's five rows."""
     first, *others = [[NAMES[name], *found.of(name)] for name in FEW]
-    best = ["best tuned", *found.best_tuned()]
-    return [coverage(found), "", table(HEADS, [first, best, *others])]
+    first[0] = "<b><code>Auto</code></b>"
+    rows = [first, ["best tuned", *found.best_tuned()], *others]
+    return [*beside(HEADS, rows), "", coverage(found)]
+
+
+def beside(heads: list[str], rows: list[list[str]]) -> list[str]:
+    """Return a table that stands on the right of the text after it."""
+    head = "".join(f"<th>{each}</th>" for each in heads)
+    lines = [
+        f"<tr><td>{name}</td>" + "".join(f'<td align="right">{each}</td>' for each in cells) + "</tr>"
+        for name, *cells in rows
+    ]
+    return ['<table align="right">', f"<tr>{head}</tr>", *lines, "</table>"]
 
 
 def long_table(found: Evidence) -> list[str]:

@@ -5,6 +5,7 @@ import copy
 import functools
 import importlib.util
 import os
+import random
 import re
 import shlex
 import shutil
@@ -258,17 +259,16 @@ def with_auto(folder, losses, workload="noisy-1000"):
 def test_runs_of_auto_are_a_row_and_a_line_across(made, tmp_path):
     evidence, hero, play = (made[name] for name in ("evidence", "hero", "play"))
     alone = evidence.Evidence()
-    assert ("| – | – | – | – | – |" in "\n".join(evidence.short_table(alone))) == (
-        "not been run" in evidence.coverage(alone)
-    )
+    row = next(line for line in evidence.short_table(alone) if "<code>Auto</code>" in line)
+    assert (re.findall(r">([^<>]+)</td>", row) == ["–"] * 5) == ("not been run" in evidence.coverage(alone))
     results = with_auto(tmp_path, [1.0, 1.2])
     found = evidence.Evidence(results)
     assert [each.name for each in found.workloads] == ["noisy-1000"]
     best = found.standings.best["noisy-1000"]
     reference = found.standings.losses.loc["noisy-1000"].iloc[:2][best].mean()
     lines = "\n".join(evidence.short_table(found)).splitlines()
-    row = next(line for line in lines if line.startswith("| **`Auto`** |"))
-    assert row.split("|")[2].strip() == f"{100 * (1.1 / reference - 1):+.1f}".replace("-", "−")
+    row = next(line for line in lines if "<code>Auto</code>" in line)
+    assert re.findall(r">([^<>]+)</td>", row)[0] == f"{100 * (1.1 / reference - 1):+.1f}".replace("-", "−")
     drawn = hero.Hero(found, found.workloads[0])
     theme = hero.THEMES["dark"]
     assert drawn.auto == [1.0, 1.2]
@@ -474,8 +474,6 @@ def test_the_commands_from_data_to_a_model_run(tmp_path, monkeypatch):
         r"^```sh\n(alrao train iris.*?)^```$", (DOCS / "workbench.md").read_text("utf-8"), re.M | re.S
     )
     tool("demo").prepare(tmp_path)
-    csv = tmp_path / "iris.csv"
-    csv.write_text(csv.read_text().replace("species", "kind", 1))
     lines = [line.partition("#")[0].strip() for line in block[1].splitlines()]
     assert [line.split()[1] for line in lines] == ["train", "predict", "export"]
     from click.testing import CliRunner
@@ -488,6 +486,56 @@ def test_the_commands_from_data_to_a_model_run(tmp_path, monkeypatch):
         assert done.exit_code == 0, f"{line}: {done.output}"
     assert {"model.onnx", "model.pt2", "README.md"} <= {path.name for path in (tmp_path / "model").iterdir()}
     assert (tmp_path / "predictions.csv").exists()
+
+
+SHORTER = {
+    "train": ["--epochs", "1"],
+    "compare": ["--epochs", "1", "--seeds", "1", "--grid-seeds", "1"],
+    "triangle": ["--epochs", "1"],
+    "suite": ["--no-run"],
+    "recipes": ["--no-run"],
+}
+"""Options that make a command short: the last of two counts."""
+SMALLER = ["--train-size", "200", "--valid-size", "100", "--test-size", "100"]
+RUN_ELSEWHERE = ("--backend ray", "--processes", "reproduce", "alrao predict", "alrao export")
+"""Of test_ray.py, test_team.py and test_reproduce.py; the last two need a run, and have one above."""
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with the files that the commands of the pages name."""
+    image = pytest.importorskip("PIL.Image", reason="the workbench needs alrao-lab[all]")
+    folder = tmp_path_factory.mktemp("workplace")
+    tool("demo").prepare(folder)
+    words = random.Random(0).choices(["one", "two", "three", "four", "five"], k=4000)
+    (folder / "my.txt").write_text(" ".join(words))
+    for number in range(60):
+        picture = image.effect_noise((24, 24), 40 + 60 * (number % 2))
+        path = folder / "my-pictures" / ("calm", "wild")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture.convert("RGB").save(path)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", sorted(line for line in COMMANDS if line.startswith("alrao ")))
+def test_a_command_of_the_workbench_runs(line, workplace, monkeypatch):
+    """With fewer epochs and examples."""
+    if any(part in line for part in RUN_ELSEWHERE):
+        pytest.skip("other tests run it")
+    if "cifar10" in line and "ALRAO_DATA" not in os.environ:
+        pytest.skip("needs the data that ALRAO_DATA points to")
+    from click.testing import CliRunner
+
+    from alrao_lab.cli.app import cli
+
+    monkeypatch.chdir(workplace)
+    _, command, *words = shlex.split(line)
+    words = [str(workplace / "runs") if word == "/shared/runs" else word for word in words]
+    words = [word for word in words if word != "--to-keep"]  # of a tree whose files are all committed
+    words += SHORTER.get(command, []) + (SMALLER if "cifar10" in words else [])
+    done = CliRunner().invoke(cli, [command, *words])
+    assert done.exit_code == 0, done.output or done.exception
 
 
 SCRIPT = re.compile(r"`python ((?:benchmarks|tools|examples)/\S+?\.py)((?: [^`]*)?)`")
