@@ -22,7 +22,7 @@ COMMANDS = (
     "alrao predict new.csv",
     "alrao export",
 )
-COLUMNS, ROWS = 48, 14
+COLUMNS, ROWS = 48, 10
 """Few, so that letters are legible where the picture is as wide as a telephone."""
 WIDE, HIGH, MARGIN = 8.4, 19, 14
 """The size of a letter, and the space around all of them."""
