@@ -241,10 +241,6 @@ def test_the_page_says_where_auto_is_worse(given):
     assert "better by" not in markdown({"some": recipe}, rows[:4])
     same = markdown({"some": recipe}, [{**each, "figure": 1.0} for each in rows])
     assert "| `Auto`, plain | +0.0 % ± 0.0 | equal |" in same
-    apart = markdown({"some": replace(recipe, comparable=False)}, rows)
-    both = "| not comparable | measured in two ways | 2.00 | 3, 3 |"
-    assert f"| [some](#some) | `Auto`, copies {both}" in apart
-    assert "worse" not in apart
     waited = [{**each, "seconds": 20.0} if each["variant"] == "own" else each for each in rows]
     busy = markdown({"some": recipe}, waited)
     assert worse.replace("2.00", "other load") in busy, "20 seconds of wall-clock for one of the processor"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from sklearn.metrics import log_loss  # type: ignore[import-untyped]
-
 from alrao.integrations._tabular import STEPS
 from alrao.integrations.sklearn import AlraoClassifier
 
@@ -23,12 +21,10 @@ class MLPClassifier(AlraoClassifier):
         super().__init__((100,), max_iter=max_iter, validation_fraction=0.0, random_state=random_state)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit, and keep the loss on the same data."""
+        """Fit, in the steps that scikit-learn takes."""
         asked, self.batch_size = self.max_iter, min(BATCH, len(X))
         passes = max(1, round(STEPS / max(1, round(len(X) / self.batch_size))))  # of an iteration
         self.max_iter = max(1, asked // passes)
         super().fit(X, y, sample_weight)
         self.max_iter = asked
-        self.loss_ = float(log_loss(y, self.predict_proba(X)))
-        self.loss_curve_ = [self.loss_]
         return self

@@ -66,7 +66,6 @@ class Recipe:
     published: float | None = None
     source: str = ""
     note: str = ""
-    comparable: bool = True
     take: str = "last"
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
@@ -119,8 +118,6 @@ def _beside(
         return []
     own, auto = (runs["figure"].astype(float) for runs in both)
     rest = [_cost(*both), f"{len(own)}, {len(auto)}"]
-    if not recipe.comparable:
-        return [(inf, ["not comparable", "measured in two ways", *rest])]
     scale = 100 * (1 if recipe.higher else -1) / abs(float(own.mean()))
     percent = scale * float(auto.mean() - own.mean())
     interval = 0.0
