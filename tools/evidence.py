@@ -107,8 +107,8 @@ class Evidence:
         best = self.standings.best
         seconds = [self.seconds.loc[each.name, best[each.name]] for each in self.workloads]
         tuned = [each.name for each in CONTENDERS.values() if each.tuned and each.name in self.over.index]
-        tried = self.over.loc[tuned, "tried"].sum()
-        return ["0", "0", "0", f"{sum(seconds) / len(seconds):.2f}", f"{tried:.0f}"]
+        tried = sum(round(each) for each in self.over.loc[tuned, "tried"])  # as they stand in the table
+        return ["0", "0", "0", f"{sum(seconds) / len(seconds):.2f}", f"{tried}"]
 
 
 def _percent(gap: float) -> str:
@@ -145,8 +145,8 @@ def caution(found: Evidence) -> str:
         return last
     which = "these workloads" if not found.held_out else "those that are not held out"
     return (
-        f"{last} Its rate and decay were chosen by *test* losses of {which}, so it is too good by an unknown "
-        "amount."
+        f"{last} Its rate, its decay, the rates of its copies and the start of its average were chosen by "
+        f"*test* losses of {which}, so it is too good by an unknown amount."
     )
 
 
@@ -155,7 +155,7 @@ def coverage(found: Evidence) -> str:
     return fill(
         f"On {scope(found)}: test loss in % above the best of SGD, AdamW and Muon, each *tuned*: the rate, "
         "and AdamW's decay, by the validation loss of three seeds. *Points* of accuracy, or R², above it; "
-        "*seconds* of a run in units of tuned AdamW's; *runs* to find the settings."
+        "*seconds* of a run, which are noisy, in units of tuned AdamW's; *runs* to find the settings."
         f"{caution(found)}"
     )
 

@@ -155,7 +155,7 @@ class Settings:
         0, "seed of the initial weights, the rates, the order and the augmentation", NOT_NEGATIVE
     )
     momentum: float | None = option(None, "momentum; the first beta of methods of the Adam family", PART)
-    weight_decay: float = option(0.0, "weight decay", NOT_NEGATIVE)
+    weight_decay: float = option(0.0, "weight decay; 0 for the method's own", NOT_NEGATIVE)
     schedule: str = option(
         "none",
         "factor on the rates over time (warmup: then a cosine; wsd: warm-up, constant, then linear to 0)",

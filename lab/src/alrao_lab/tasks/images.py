@@ -191,7 +191,7 @@ BATCH = 64
 
 
 class _Finetuning(ImagesInMemory):
-    """The unknown classes of images, with a network that knows the others; its output layer is new."""
+    """The unknown classes of images, with a network trained on the others; its output layer is new."""
 
     source: ClassVar[staticmethod[[Settings], Data]]
     """Reads the data with all ten classes."""
@@ -237,7 +237,7 @@ class _Finetuning(ImagesInMemory):
 
 
 class FinetuneDigits(_Finetuning):
-    """Digits 5 to 9 from 100 images, by a network that knows 0 to 4; no download."""
+    """Digits 5 to 9 from 100 images, by a network trained on 0 to 4; no download."""
 
     networks: ClassVar = {"cnn": digits_cnn}
     models = tuple(networks)
@@ -248,7 +248,7 @@ class FinetuneDigits(_Finetuning):
 
 
 class FinetuneCifar10(_Finetuning):
-    """Five classes of CIFAR-10 from 500 images, by a network that knows the others (--data)."""
+    """Five classes of CIFAR-10 from 500 images, by a network trained on the others (--data)."""
 
     networks: ClassVar = {"resnet-gn": small.residual}
     models = tuple(networks)

@@ -309,7 +309,7 @@ FIRST_STEPS = 400
 
 
 class FinetuneWikiText(WikiText):
-    """WikiText-2's characters by a Transformer that knows Shakespeare's (--data).
+    """WikiText-2's characters by a Transformer trained on Shakespeare's (--data).
 
     All runs start from the same weights, so the seed chooses the order of the batches. The network keeps
     nothing from one to the next.
