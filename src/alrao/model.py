@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Self
@@ -24,7 +25,7 @@ from .posterior import Posterior, Switch, posterior_bar
 from .runtime.sharding import refuse_copy
 from .warn import warn
 from .watch import EvaluationWatch, unwatch_steps, watch_steps
-from .wrapper import Wrapper, copied_state, shapes_of
+from .wrapper import Wrapper
 
 DEFAULT_COPIES = 10
 
@@ -304,16 +305,19 @@ class Alrao(Wrapper):
         The state of the network before its conversion is accepted too: its output layer goes into every
         copy, and the posterior becomes uniform.
         """
-        own, state_dict = self.state_dict(), copied_state(state_dict)
+        state, metadata = OrderedDict(state_dict), getattr(state_dict, "__dict__", {})
+        state.__dict__.update(metadata)
         for name in names_of(self.net, self.head):
-            self.head.adopt(state_dict, f"{name}." if name else "")
-        fits = shapes_of(own) == shapes_of(state_dict)
-        before = None if fits else Snapshot(self.net, self.parameters())
+            self.head.adopt(state, f"{name}." if name else "")
+        own, given = (
+            {key: getattr(x, "shape", 0) for key, x in s.items()} for s in (self.state_dict(), state)
+        )
+        before = None if own == given else Snapshot(self.net, self.parameters())
         statistics = None if self.averages is None else self.averages.statistics
         kept = nullcontext() if statistics is None else statistics.kept_on_error()
         try:
             with kept:
-                loaded = super().load_state_dict(state_dict, strict, assign)
+                loaded = super().load_state_dict(state, strict, assign)
         except RuntimeError as error:
             if before is not None:
                 before.restore()

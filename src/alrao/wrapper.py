@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
 from typing import Any, Self
 
@@ -160,16 +159,3 @@ class Wrapper(nn.Module):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.net._load_from_state_dict(*args)
-
-
-def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state whose names can be changed, with torch's metadata."""
-    copied = OrderedDict(state_dict)
-    if hasattr(state_dict, "_metadata"):
-        copied._metadata = state_dict._metadata  # type: ignore[attr-defined]
-    return copied
-
-
-def shapes_of(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names in a state, with the shapes of tensors."""
-    return {key: getattr(value, "shape", None) for key, value in state_dict.items()}

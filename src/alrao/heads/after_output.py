@@ -38,7 +38,9 @@ class Spread(Prediction):
     @classmethod
     def showing(cls, members: Members, axis: int | None) -> Spread:
         """Return the mean of ``members``, marked."""
-        mean = _shown(members)
+        own = members.own.detach()
+        mean = shown_output(members.likelihood, own, members.weights)
+        mean = torch.where((own == own[:1]).all(0), own[0], mean)  # of a class that is masked, -inf
         if members.own.grad_fn is not None or members.mixed.grad_fn is not None:
             mean = watched(mean, len(members.own), members.evidence)
         marked = mean.as_subclass(cls)
@@ -88,12 +90,6 @@ class Spread(Prediction):
             with torch.no_grad():
                 target.as_subclass(Tensor).detach().copy_(out)
             return target
-
-
-def _shown(members: Members) -> Tensor:
-    own = members.own.detach()
-    mean = shown_output(members.likelihood, own, members.weights)
-    return torch.where((own == own[:1]).all(0), own[0], mean)  # of a class that is masked, -inf
 
 
 torch.serialization.add_safe_globals([Spread])

@@ -81,6 +81,7 @@ class LinearHead(Head):
         assert isinstance(weight, Tensor)
         super().__init__(averaging, weight)
         self.spread = False
+        self.out_features, self.in_features = weight.shape[:2]  # as in torch.nn.Linear
         self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
         for name in CONVOLUTION:  # networks read them, to pad their input for example
             if self.spatial and hasattr(layer, name):
@@ -88,16 +89,6 @@ class LinearHead(Head):
         self.weight = stacked(weight.flatten(1), self.copies, keep)
         biases = stacked(bias, self.copies, keep) if isinstance(bias, Tensor) else None
         self.register_parameter("bias", biases)
-
-    @property
-    def in_features(self) -> int:
-        """Size of the input, as in :class:`torch.nn.Linear`."""
-        return self.weight.shape[2]
-
-    @property
-    def out_features(self) -> int:
-        """Number of outputs (classes) of one copy."""
-        return self.weight.shape[1]
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the mixture's output for ``z``, the output of the body."""
@@ -111,14 +102,14 @@ class LinearHead(Head):
         bias: Any = self.bias
         if part is not None:
             weight, bias = (None if x is None else _Rows.apply(x, part) for x in (weight, bias))
-        _, outputs, inputs = weight.shape
         if self.spatial:
-            unbatched = z.ndim == self.spatial + 1
-            z = z[None] if unbatched else z
-            z = z.movedim(1, -1)
-        if z.shape[-1] != inputs:
-            raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
-        rows = z if z.ndim == 2 else z.reshape(-1, inputs)
+            channels = z.ndim - 1 - self.spatial  # where they are: unbatched images have no axis before them
+            z = z.movedim(channels, -1)
+        if z.shape[-1] != self.in_features:
+            raise ValueError(
+                f"the output layer takes {self.in_features} features, got an input of {tuple(z.shape)}"
+            )
+        rows = z if z.ndim == 2 else z.reshape(-1, self.in_features)
         if _autocasts(z):  # matrix products in the narrow type, everything else in float32
             rows = rows.to(torch.get_autocast_dtype(z.device.type))
             with torch.autocast(z.device.type, enabled=False):
@@ -126,17 +117,12 @@ class LinearHead(Head):
         else:
             out = self._rows(rows, weight, bias)
         if z.ndim != 2:
-            out = out.view(*z.shape[:-1], outputs)
-        if self.spatial:
-            out = out.movedim(-1, 1).contiguous()
-            return out[0] if unbatched else out
-        return out
+            out = out.view(*z.shape[:-1], self.out_features)
+        return out.movedim(-1, channels).contiguous() if self.spatial else out
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the mixture's output for ``z`` of shape ``(rows, d)``, in the type of the products."""
-        return self._output(*self.parallel.linear(z, *cast(z, weight, bias)))
-
-    def _output(self, own: Tensor, mixed: Tensor) -> Tensor:
+        own, mixed = self.parallel.linear(z, *cast(z, weight, bias))
         a = self.averaging.weights.to(own.dtype, copy=True)
         leaf = self.parallel.leaf(self.evidence_leaf(self.weight, self.bias))
         members = Members(own, mixed, a, leaf, self.likelihood)
@@ -151,7 +137,7 @@ class LinearHead(Head):
         weight, bias = gathered(self.weight), gathered(self.bias)
         return self._plain(weight[copy], None if bias is None else bias[copy])
 
-    def _plain(self, weight: Tensor, bias: Tensor | None) -> Any:
+    def _plain(self, weight: Any, bias: Tensor | None) -> Any:
         outputs, inputs = weight.shape
         kind: Any = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial]
         size = {"kernel_size": 1} if self.spatial else {}
@@ -163,18 +149,20 @@ class LinearHead(Head):
         return layer
 
     def mixture(self) -> nn.Module:
-        """Return the mixture as a layer that returns log-probabilities, or the logits of labels."""
-        self._check_plain_form()
-        return MixtureOfClassifiers(
-            gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
-        )
+        """Return the mixture as a layer that returns log-probabilities, or the logits of labels.
 
-    def _check_plain_form(self) -> None:
+        That of a regressor returns the mean, and is a linear layer.
+        """
         if self.spread:
             raise ValueError(
                 "the mixture has no plain form, because the rest of the network works on each copy's "
                 "outputs: use collapse() without mixture=True, which returns the best copy"
             )
+        weight, bias, a = gathered(self.weight), gathered(self.bias), self.averaging.weights
+        if self.likelihood != "gaussian":
+            return MixtureOfClassifiers(weight, bias, a, self.likelihood, self.spatial)
+        means = (None if x is None else mean_of_copies(x.detach(), a.to(x.dtype)) for x in (weight, bias))
+        return self._plain(*means)
 
     def extra_repr(self) -> str:
         """Return the size, as in the layer that this one replaces."""
@@ -236,14 +224,6 @@ class GaussianHead(LinearHead):
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         return mean_of_copies(outputs, a)
 
-    def mixture(self) -> nn.Module:
-        """Return the mixture's mean, which is one linear layer."""
-        self._check_plain_form()
-        a = self.averaging.weights
-        weight, bias = gathered(self.weight), gathered(self.bias)
-        mean = self._average(weight.detach(), a.to(weight))
-        return self._plain(mean, None if bias is None else self._average(bias.detach(), a.to(bias)))
-
 
 class BernoulliHead(GaussianHead):
     """Copies of a layer of logits, one for each label; the output is the logit of the mixture."""
@@ -251,7 +231,6 @@ class BernoulliHead(GaussianHead):
     likelihood = "bernoulli"
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
     underflow = inf
-    mixture = LinearHead.mixture
 
     def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
         if not (reports.is_readable(self.evidence) and moderate(outputs, a)):

@@ -212,32 +212,25 @@ def _cross_entropy(
         reduction = _Reduction.legacy_get_string(size_average, reduce)
     log_p = x if x.ndim == 2 else x.contiguous()  # nll_loss needs that of images
     soft = target.is_floating_point() and target.shape == x.shape
-    if not soft:
-        hard = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
-        if label_smoothing == 0.0:
-            return hard
+    if not soft and label_smoothing == 0.0:
+        return F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
     if soft and ignore_index >= 0:
         raise RuntimeError("ignore_index is not supported for floating point target")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
-    classes = x.shape[axis]
-    if weight is not None:
-        log_p = log_p * weight.view([-1] + [1] * (x.ndim - 1 - axis))
+    weighted = log_p if weight is None else log_p * weight.view([-1] + [1] * (x.ndim - 1 - axis))
+    rest = label_smoothing / x.shape[axis]
     if soft:
-        losses = -(log_p * (target * (1 - label_smoothing) + label_smoothing / classes)).sum(axis)
-        if reduction == "mean":
-            return losses.sum() / losses.numel()
-        return losses.sum() if reduction == "sum" else losses
-    ignored = target == ignore_index
-    smooth = -log_p.sum(axis).masked_fill(ignored, 0.0)
-    if reduction == "mean":
-        counts = ~ignored if weight is None else weight[target.masked_fill(ignored, 0)] * ~ignored
-        smooth = smooth.sum() / counts.sum()
-    elif reduction == "sum":
-        smooth = smooth.sum()
-    return (1 - label_smoothing) * hard + label_smoothing / classes * smooth
+        losses = -(weighted * (target * (1 - label_smoothing) + rest)).sum(axis)
+        count: Any = losses.numel()
+    else:
+        losses = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction="none")
+        kept = target != ignore_index
+        losses = (1 - label_smoothing) * losses - rest * weighted.sum(axis).masked_fill(~kept, 0.0)
+        count = (kept if weight is None else weight[target.masked_fill(~kept, 0)] * kept).sum()
+    return losses.sum() / count if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
 # What becomes of log-probabilities in a loss that is written by hand: whether it is still a likelihood.
