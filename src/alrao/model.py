@@ -20,7 +20,7 @@ from .evidence import is_readable
 from .finite import FiniteStatistics
 from .first_forward import FirstForward, Snapshot
 from .heads.head import Head
-from .output_layer import check_collapsed, check_net, choose, make_head, names_of, tied_elsewhere
+from .output_layer import check_net, choose, declare_untied, make_head, names_of, tied_elsewhere
 from .posterior import Posterior, Switch, posterior_bar
 from .runtime.sharding import refuse_copy
 from .warn import warn
@@ -244,7 +244,8 @@ class Alrao(Wrapper):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state, as in torch, under the names of the network; running statistics are finite."""
         self.finite_statistics.restore()
-        return super().state_dict(*args, **kwargs)
+        plain = type(self.net).state_dict is nn.Module.state_dict
+        return super().state_dict(*args, **kwargs) if plain else self.net.state_dict(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
@@ -258,7 +259,8 @@ class Alrao(Wrapper):
         weights in training mode.
         """
         self.finite_statistics.restore(reads=is_readable(self.head.evidence))
-        super().train(mode)
+        self.net.train(mode)
+        self.training = mode
         self.place_weights()
         if not mode:
             self._evaluation = None
@@ -294,7 +296,7 @@ class Alrao(Wrapper):
             memo |= {id(x): x.detach().clone() for x in computed}  # torch copies none with a graph
             plain = copy.deepcopy(self.net, memo)
         if self._untied:
-            check_collapsed(plain, self.output_name)
+            declare_untied(plain, self.output_name)
         return plain
 
     def load_state_dict(

@@ -142,23 +142,19 @@ def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
     return [name for name, parameter in named if parameter in own and not name.startswith(inside)]
 
 
-def declare_untied(net: nn.Module, output: str) -> bool:
-    """Set the configuration of a Hugging Face model to untied; return whether there is one."""
-    found = False
-    parts = output.split(".")
-    for depth in range(len(parts)):
-        config: Any = getattr(net.get_submodule(".".join(parts[:depth])), "config", None)
-        nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a multimodal model
-        for each in (config, nested):
-            if getattr(each, "tie_word_embeddings", None) is True:
-                each.tie_word_embeddings = False  # or a load would tie them again
-                found = True
-    return found
+def declare_untied(plain: nn.Module, name: str) -> None:
+    """Set the configuration of a Hugging Face model to untied; warn if there is none.
 
-
-def check_collapsed(plain: nn.Module, name: str) -> None:
-    """Warn of a network that was tied, and would be wrong without an error where its state is loaded."""
-    if not declare_untied(plain, name):
+    The state of a network that was tied raises no error where it is loaded, and is wrong there.
+    """
+    parts = name.split(".")
+    parents = [plain.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    configs: list[Any] = [getattr(module, "config", None) for module in parents]
+    configs += [getattr(config, "get_text_config", lambda: None)() for config in configs]  # multimodal models
+    tied = [config for config in configs if getattr(config, "tie_word_embeddings", None) is True]
+    for config in tied:
+        config.tie_word_embeddings = False  # or a load would tie them again
+    if not tied:
         warn(
             f"the output layer {name!r} of the collapsed network has its own weights, and that of the "
             "original network was tied: loading this state there raises no error, and the outputs are "

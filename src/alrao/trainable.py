@@ -197,9 +197,7 @@ class LooseParameters(nn.Module):
         return self._parameters[target]
 
 
-@register_features(LooseParameters)
-def _axes(layer: LooseParameters) -> dict[str, int]:
-    return layer.axes
+register_features(LooseParameters)(lambda layer: layer.axes)
 
 
 def _unnamed(params: list[Tensor]) -> nn.ModuleList:

@@ -142,18 +142,6 @@ class Wrapper(nn.Module):
         self.net._apply(fn) if recurse else self.net._apply(fn, recurse)
         return self
 
-    def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode, as in torch."""
-        self.net.train(mode)
-        self.training = mode
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state, as in torch, under the names of the network."""
-        if type(self.net).state_dict is not nn.Module.state_dict:
-            return self.net.state_dict(*args, **kwargs)
-        return super().state_dict(*args, **kwargs)
-
     def _save_to_state_dict(self, *args: Any) -> None:
         self.net._save_to_state_dict(*args)
 
