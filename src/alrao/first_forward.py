@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from . import evidence as reports
 from .finite import alive
 from .heads.after_output import Spread
-from .heads.exported import shown_output
 from .heads.head import Head
 from .heads.linear import LinearHead
+from .heads.members import shown_output
 from .output_layer import HOW, candidates, listed, qualified
 from .tensors import LazyLogProbs, LogProbs, Prediction, Randomness, members_of
 from .warn import forget_places, places_lost, warn
@@ -147,8 +147,7 @@ class FirstForward:
             members = members_of(tensor) if isinstance(tensor, Prediction) else None
             right = not isinstance(tensor, LogProbs) or not tensor.intact or _are_distributions(tensor, known)
             if members is not None and known:
-                shown = shown_output(members.likelihood, members.own.detach(), members.weights)
-                right = not _differ(tensor, shown)
+                right = not _differ(tensor, shown_output(members))
             if not right:
                 raise OutputChangedError(self._different)
 

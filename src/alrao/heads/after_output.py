@@ -19,8 +19,7 @@ from ..finite import alive_distributions
 from ..tensors import LogProbs, Members, Prediction, members_of
 from ..tensors.axes import KEEP, Op, functions
 from ..tensors.predictions import BASE, CallOnCopies, hook_members
-from .exported import shown_output
-from .members import watched
+from .members import shown_output, watched
 from .softmax import careful_gradients, careful_mixture, refuse_second_derivative, wide
 
 _T = torch.Tensor
@@ -39,8 +38,7 @@ class Spread(Prediction):
     def showing(cls, members: Members, axis: int | None) -> Spread:
         """Return the mean of ``members``, marked."""
         own = members.own.detach()
-        mean = shown_output(members.likelihood, own, members.weights)
-        mean = torch.where((own == own[:1]).all(0), own[0], mean)  # of a class that is masked, -inf
+        mean = torch.where((own == own[:1]).all(0), own[0], shown_output(members))  # a masked class: -inf
         if members.own.grad_fn is not None or members.mixed.grad_fn is not None:
             mean = watched(mean, len(members.own), members.evidence)
         marked = mean.as_subclass(cls)

@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import evidence as reports
-from ..finite import moderate
 from ..posterior import Posterior, Switch
 from ..runtime.sharding import gathered
 from ..shortcuts import inside_functional_transform, storage_is_shared
 from ..tensors import LazyLogProbs, Members, Prediction
 from ..watch import version_of
 from .after_output import Spread, mixture_of_softmaxes
-from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
+from .exported import MixtureOfClassifiers, mean_of_copies
 from .head import Head, stacked
-from .members import Exchange, watched
+from .members import Exchange, shown_output, watched
 from .softmax import cast, categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
 
@@ -218,11 +217,7 @@ class GaussianHead(LinearHead):
     remedy = "compute it with alrao.MixtureMSELoss from the model's output as it is"
 
     def _mixture(self, members: Members) -> Tensor:
-        shown = self._average(members.own.detach(), members.weights)
-        return Prediction.of(watched(shown, self.copies, members.evidence), 1, members)
-
-    def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        return mean_of_copies(outputs, a)
+        return Prediction.of(watched(shown_output(members), self.copies, members.evidence), 1, members)
 
 
 class BernoulliHead(GaussianHead):
@@ -231,12 +226,6 @@ class BernoulliHead(GaussianHead):
     likelihood = "bernoulli"
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
     underflow = inf
-
-    def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        if not (reports.is_readable(self.evidence) and moderate(outputs, a)):
-            return mixture_logit(outputs, a)
-        yes, no = (torch.tensordot(a, x, 1) for x in (outputs.sigmoid(), (-outputs).sigmoid()))
-        return yes.log() - no.log()
 
 
 LINEAR_HEADS: dict[str, type[LinearHead]] = {
