@@ -23,14 +23,6 @@ from .members import Exchange, shown_output, watched
 from .softmax import cast, categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
 
-
-def _autocasts(z: Tensor) -> bool:
-    if z.is_cpu:  # faster than naming the device
-        return torch.is_autocast_enabled("cpu")
-    kind = z.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """What a convolution tells about itself."""
 
@@ -45,27 +37,23 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _with_zeros(g, ctx.parameter, ctx.rows), None
+        # In the memory of the last one unless that is in use, so that zeros are not written at every step.
+        parameter, rows = ctx.parameter, ctx.rows
+        full, before, version = _gradients.get(parameter, (g, rows, 0))
+        fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
+        if not fits or storage_is_shared(full) or version_of(full) != version:
+            full = torch.zeros_like(parameter)
+        elif rows != before:
+            full[before].zero_()
+        full[rows] = g
+        if not full.is_cpu:  # writing zeros is cheap there
+            return full, None
+        _gradients[parameter] = full, rows, version_of(full)
+        return full.detach(), None  # autograd takes this one for the gradient as it is
 
 
 _gradients: Any = WeakIdKeyDictionary()
 """The last gradient of each parameter on the CPU, with the rows that are not 0 and its version."""
-
-
-def _with_zeros(g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
-    """Return a gradient of the whole parameter from that of some rows."""
-    # In the memory of the last one unless that is in use, so that zeros are not written at every step.
-    full, before, version = _gradients.get(parameter, (g, rows, 0))
-    fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
-    if not fits or storage_is_shared(full) or version_of(full) != version:
-        full = torch.zeros_like(parameter)
-    elif rows != before:
-        full[before].zero_()
-    full[rows] = g
-    if not full.is_cpu:  # writing zeros is cheap there
-        return full
-    _gradients[parameter] = full, rows, version_of(full)
-    return full.detach()  # autograd takes this one for the gradient as it is
 
 
 class LinearHead(Head):
@@ -109,9 +97,11 @@ class LinearHead(Head):
                 f"the output layer takes {self.in_features} features, got an input of {tuple(z.shape)}"
             )
         rows = z if z.ndim == 2 else z.reshape(-1, self.in_features)
-        if _autocasts(z):  # matrix products in the narrow type, everything else in float32
-            rows = rows.to(torch.get_autocast_dtype(z.device.type))
-            with torch.autocast(z.device.type, enabled=False):
+        kind = "cpu" if z.is_cpu else z.device.type  # faster than naming the device
+        if (z.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
+            # Matrix products in the narrow type, everything else in float32.
+            rows = rows.to(torch.get_autocast_dtype(kind))
+            with torch.autocast(kind, enabled=False):
                 out = self._rows(rows, weight, bias)
         else:
             out = self._rows(rows, weight, bias)
