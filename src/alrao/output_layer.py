@@ -104,23 +104,14 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
         base = getattr(net, "base_model_prefix", None)
         outside = {n: m for n, m in found.items() if not (base and n.startswith(f"{base}."))}
         return next(reversed((outside or found).items()))
-    modules = dict(net.named_modules(remove_duplicate=False))
-    if isinstance(output, nn.Module):
-        name = next((name for name, module in modules.items() if module is output), None)
-        if name is None:
-            raise ValueError(
-                f"output={type(output).__name__}(…) is not a module of {type(net).__name__}: pass one that is"
-            )
-    elif isinstance(output, str):
-        name = output
-        if name not in modules:
-            raise ValueError(f"the network has no module {name!r}: choose among\n{listed(found)}")
-    else:
-        raise TypeError(
-            f"output takes one layer, by dotted name or as a module, got {output!r}: choose the one whose "
-            "loss trains the network"
+    named = net.named_modules(remove_duplicate=False)
+    name, module = next((each for each in named if output in each), (None, None))
+    if name is None or module is None:
+        got = f"a {type(output).__name__}" if isinstance(output, nn.Module) else repr(output)
+        raise ValueError(
+            f"output takes one layer of the network, by dotted name or as a module, got {got}: choose among\n"
+            f"{listed(found)}"
         )
-    module = modules[name]
     if not can_be_output(module):
         raise ValueError(
             f"{name!r} is a {qualified(module)}, which computes something else than torch.nn.Linear, an "
