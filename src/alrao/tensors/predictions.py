@@ -74,8 +74,8 @@ class Prediction(Marked):
 def _complete(func: Op, args: tuple[Any, ...]) -> bool:
     """Return whether all that an operation moves are predictions, with the same copies behind them."""
     parts = args[0] if func in JOINS and args else args[:1]
-    found = [getattr(part, "members", None) for part in parts]
-    first: Any = found[0] if found else None
+    found: list[Any] = [getattr(part, "members", None) for part in parts]
+    first = found[0] if found else None
     others = [each for each in found if each is not first]
     known = first is not None and None not in others
     return known and all(
