@@ -127,9 +127,8 @@ class _MixtureOfSoftmaxes(torch.autograd.Function):
 
 
 _SOFTMAXES = functions("softmax", "log_softmax", places=(F, torch, _T))
-_MAXIMA = functions("argmax", "max")
 _TOPK = functions("topk")
-_ON_MIXTURE: set[Op] = {F.cross_entropy} | _SOFTMAXES | _MAXIMA | _TOPK
+_ON_MIXTURE: set[Op] = {F.cross_entropy} | _SOFTMAXES | _TOPK | functions("argmax", "max")
 """What a classifier's mixture does: the softmax, the loss, and picking the highest outputs."""
 
 
@@ -139,15 +138,12 @@ def _of_mixture(func: Op, x: Spread, *args: Any, **kwargs: Any) -> Any:
     assert members is not None
     if func is F.cross_entropy:
         return func(mixture_of_softmaxes(members, min(1, x.ndim - 1)), *args, **kwargs)
-    position = 1 if func in _TOPK else 0
-    dim = kwargs["dim"] if "dim" in kwargs else args[position] if len(args) > position else None
+    given, default = (args[1:], -1) if func in _TOPK else (args, None)  # behind the number of outputs
+    dim = kwargs.get("dim", given[0] if given else default)
     if func in _SOFTMAXES:
         if dim is None:
             dim = 0 if x.ndim in (0, 1, 3) else 1  # torch's choice where none is given
         kwargs.pop("dim", None)
         return func(mixture_of_softmaxes(members, dim), dim, *args[1:], **kwargs)
-    if dim is None and func in _TOPK:
-        dim = -1
-    if isinstance(dim, int):
-        return func(mixture_of_softmaxes(members, dim).detach(), *args, **kwargs)
-    return func(x.as_subclass(Tensor).detach(), *args, **kwargs)
+    outputs: Tensor = mixture_of_softmaxes(members, dim) if isinstance(dim, int) else x.as_subclass(Tensor)
+    return func(outputs.detach(), *args, **kwargs)
