@@ -44,8 +44,8 @@ def clip_grads_(
 def _total_norm(params: Sequence[Tensor], grads: list[Tensor], norm_type: float) -> Tensor:
     if not any(map(is_shard, params)):
         return torch.nn.utils.get_total_norm(grads, norm_type)
-    parts = [torch.linalg.vector_norm(grad, norm_type) for grad in grads]
-    whole = [_over_shards(part, p, norm_type) for part, p in zip(parts, params, strict=True)]
+    pairs = zip(params, grads, strict=True)
+    whole = [_over_shards(torch.linalg.vector_norm(grad, norm_type), p, norm_type) for p, grad in pairs]
     return torch.linalg.vector_norm(torch.stack(whole), norm_type).to(grads[0].dtype)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from torch.utils import _pytree as pytree
 from . import evidence as reports
 from .finite import alive
 from .heads.after_output import Spread
-from .heads.exported import shown_output
 from .heads.head import Head
 from .heads.linear import LinearHead
+from .heads.members import shown_output
 from .output_layer import HOW, candidates, listed, qualified
 from .tensors import LazyLogProbs, LogProbs, Prediction, Randomness, members_of
 from .warn import forget_places, places_lost, warn
@@ -54,21 +53,22 @@ class FirstForward:
         start = Snapshot(self.net, [*self.args, *self.kwargs.values()])
         try:
             return self._pass()
-        except OutputChangedError as refusal:
-            followed_by = next(iter(places_lost()), "an operation that selects or changes outputs")
+        except OutputChangedError as error:
             if not isinstance(head, LinearHead) or head.spread:
                 raise
-            try:
-                start.restore()
-                head.spread = True
-                with head.register_forward_hook(_alike, prepend=True):
-                    self._check_copies(self._pass(), refusal.output)
-                start.restore()
-                head.spread = True
-                out = self._pass()
-            except Exception as error:
-                head.spread = False
-                raise refusal if isinstance(error, OutputChangedError) else error from None
+            refusal = error
+        followed_by = next(iter(places_lost()), "an operation that selects or changes outputs")
+        try:
+            start.restore()
+            head.spread = True
+            with head.register_forward_hook(_alike, prepend=True):
+                self._check_copies(self._pass(), refusal.output)
+            start.restore()
+            head.spread = True
+            out = self._pass()
+        except Exception as error:
+            head.spread = False
+            raise refusal if isinstance(error, OutputChangedError) else error from None
         warn(
             f"the output layer {self.name!r} is followed by {followed_by}: each of the {head.copies} "
             "copies goes through the rest of the network, which is exact but takes longer. The output is "
@@ -78,32 +78,28 @@ class FirstForward:
 
     def _pass(self) -> Any:
         """Return the output of one pass, after a look at what the layers took and returned."""
-        used: list[nn.Module] = []
-        produced: list[tuple[Any, str]] = []  # what the other candidates returned, and which of them did
+        produced: list[tuple[nn.Module, Any]] = []  # what the candidates returned
+        watched = {self.head, *self.others.values()}
 
-        def remember(other: str, module: nn.Module, args: Any, out: Any) -> None:
-            produced.append((_origin(out), other))
-
-        def refuse_copies(module: nn.Module, args: Any) -> None:
-            if self.guessed and any(isinstance(arg, Spread) for arg in args):
+        def look(module: nn.Module, args: Any, out: Any) -> None:
+            if self.guessed and module is not self.head and any(isinstance(arg, Spread) for arg in args):
                 raise OutputChangedError(
                     f"another layer, {qualified(module)}, takes the outputs of {self.name!r}"
                 )
+            if module in watched:
+                produced.append((module, _origin(out)))
 
         forget_places()
-        handles = [self.head.register_forward_hook(lambda module, args, out: used.append(module))]
-        handles += [m.register_forward_hook(partial(remember, name)) for name, m in self.others.items()]
-        for module in self.net.modules():
-            if module is self.head or isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
-                continue
-            if any(p.ndim > 1 for p in module.parameters(recurse=False)):
-                handles.append(module.register_forward_pre_hook(refuse_copies))
+        layers = [m for m in self.net.modules() if any(p.ndim > 1 for p in m.parameters(recurse=False))]
+        handles = [
+            m.register_forward_hook(look) for m in layers if not isinstance(m, torch.jit.ScriptModule)
+        ]  # which takes none
         try:
             out = self.net(*self.args, **self.kwargs)
         finally:
             for handle in handles:
                 handle.remove()
-        if not used:
+        if not any(module is self.head for module, _ in produced):
             raise ValueError(
                 f"{self.name!r}, taken for the output layer, was not used in this forward pass: {HOW}, one of"
                 f"\n{listed(self.others)}"
@@ -117,7 +113,7 @@ class FirstForward:
             raise
         return out
 
-    def _check_output(self, out: Any, produced: list[tuple[Any, str]]) -> None:
+    def _check_output(self, out: Any, produced: list[tuple[nn.Module, Any]]) -> None:
         """Check that the network returns the head's outputs or a likelihood of them, and no other layer's."""
         tensors = _tensors(out)
         ours = [tensor for tensor in tensors if isinstance(tensor, LogProbs | Prediction) and tensor.intact]
@@ -133,10 +129,11 @@ class FirstForward:
         if not self.guessed or isinstance(getattr(out, "logits", None), LogProbs | Prediction):
             return  # beside auxiliary classifiers
         returned = [_origin(tensor) for tensor in tensors]
-        rivals = {other for source, other in produced if any(source is tensor for tensor in returned)}
+        sources = {module for module, source in produced if any(source is tensor for tensor in returned)}
+        rivals = [name for name, module in self.others.items() if module in sources]
         if rivals:
             raise ValueError(
-                f"the network returns the outputs of several layers, {self.name!r} and {sorted(rivals)}, and "
+                f"the network returns the outputs of several layers, {self.name!r} and {rivals}, and "
                 f"only one can have copies: {HOW}"
             )
 
@@ -150,8 +147,7 @@ class FirstForward:
             members = members_of(tensor) if isinstance(tensor, Prediction) else None
             right = not isinstance(tensor, LogProbs) or not tensor.intact or _are_distributions(tensor, known)
             if members is not None and known:
-                shown = shown_output(members.likelihood, members.own.detach(), members.weights)
-                right = not _differ(tensor, shown)
+                right = not _differ(tensor, shown_output(members))
             if not right:
                 raise OutputChangedError(self._different)
 

@@ -23,16 +23,12 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
 
 def _check(name: str, likelihood: str, prediction: Tensor, target: Tensor) -> Members | None:
     """Return the members behind the prediction; None for the output of a plain model."""
-    if isinstance(prediction, LogProbs):
-        raise TypeError(
-            f"{name} got the log-probabilities of a classifier: use cross_entropy, or build the model with "
-            f"Alrao(net, likelihood={likelihood!r})"
-        )
     members = members_of(prediction) if isinstance(prediction, Prediction) else None
-    if members is not None and members.likelihood != likelihood:
+    given = "categorical" if isinstance(prediction, LogProbs) else members and members.likelihood
+    if given not in (None, likelihood):
         raise TypeError(
-            f"{name} is for likelihood={likelihood!r}, but the model has {members.likelihood!r}: build it "
-            f"with Alrao(net, likelihood={likelihood!r})"
+            f"{name} is for likelihood={likelihood!r}, got an output of a model with {given!r}: use its "
+            f"loss (a classifier's is cross_entropy), or build it with Alrao(net, likelihood={likelihood!r})"
         )
     if prediction.shape != target.shape:
         raise ValueError(

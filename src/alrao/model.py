@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Self
@@ -19,12 +20,12 @@ from .evidence import is_readable
 from .finite import FiniteStatistics
 from .first_forward import FirstForward, Snapshot
 from .heads.head import Head
-from .output_layer import check_collapsed, check_net, choose, make_head, names_of, tied_elsewhere
+from .output_layer import check_net, choose, declare_untied, make_head, names_of, tied_elsewhere
 from .posterior import Posterior, Switch, posterior_bar
 from .runtime.sharding import refuse_copy
 from .warn import warn
 from .watch import EvaluationWatch, unwatch_steps, watch_steps
-from .wrapper import Wrapper, copied_state, shapes_of
+from .wrapper import Wrapper
 
 DEFAULT_COPIES = 10
 
@@ -243,7 +244,8 @@ class Alrao(Wrapper):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state, as in torch, under the names of the network; running statistics are finite."""
         self.finite_statistics.restore()
-        return super().state_dict(*args, **kwargs)
+        plain = type(self.net).state_dict is nn.Module.state_dict
+        return super().state_dict(*args, **kwargs) if plain else self.net.state_dict(*args, **kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the evidence gathered with them."""
@@ -257,7 +259,8 @@ class Alrao(Wrapper):
         weights in training mode.
         """
         self.finite_statistics.restore(reads=is_readable(self.head.evidence))
-        super().train(mode)
+        self.net.train(mode)
+        self.training = mode
         self.place_weights()
         if not mode:
             self._evaluation = None
@@ -293,7 +296,7 @@ class Alrao(Wrapper):
             memo |= {id(x): x.detach().clone() for x in computed}  # torch copies none with a graph
             plain = copy.deepcopy(self.net, memo)
         if self._untied:
-            check_collapsed(plain, self.output_name)
+            declare_untied(plain, self.output_name)
         return plain
 
     def load_state_dict(
@@ -304,16 +307,19 @@ class Alrao(Wrapper):
         The state of the network before its conversion is accepted too: its output layer goes into every
         copy, and the posterior becomes uniform.
         """
-        own, state_dict = self.state_dict(), copied_state(state_dict)
+        state, metadata = OrderedDict(state_dict), getattr(state_dict, "__dict__", {})
+        state.__dict__.update(metadata)
         for name in names_of(self.net, self.head):
-            self.head.adopt(state_dict, f"{name}." if name else "")
-        fits = shapes_of(own) == shapes_of(state_dict)
-        before = None if fits else Snapshot(self.net, self.parameters())
+            self.head.adopt(state, f"{name}." if name else "")
+        own, given = (
+            {key: getattr(x, "shape", 0) for key, x in s.items()} for s in (self.state_dict(), state)
+        )
+        before = None if own == given else Snapshot(self.net, self.parameters())
         statistics = None if self.averages is None else self.averages.statistics
         kept = nullcontext() if statistics is None else statistics.kept_on_error()
         try:
             with kept:
-                loaded = super().load_state_dict(state_dict, strict, assign)
+                loaded = super().load_state_dict(state, strict, assign)
         except RuntimeError as error:
             if before is not None:
                 before.restore()

@@ -104,23 +104,14 @@ def choose(net: nn.Module, output: str | nn.Module | None) -> tuple[str, nn.Modu
         base = getattr(net, "base_model_prefix", None)
         outside = {n: m for n, m in found.items() if not (base and n.startswith(f"{base}."))}
         return next(reversed((outside or found).items()))
-    modules = dict(net.named_modules(remove_duplicate=False))
-    if isinstance(output, nn.Module):
-        name = next((name for name, module in modules.items() if module is output), None)
-        if name is None:
-            raise ValueError(
-                f"output={type(output).__name__}(…) is not a module of {type(net).__name__}: pass one that is"
-            )
-    elif isinstance(output, str):
-        name = output
-        if name not in modules:
-            raise ValueError(f"the network has no module {name!r}: choose among\n{listed(found)}")
-    else:
-        raise TypeError(
-            f"output takes one layer, by dotted name or as a module, got {output!r}: choose the one whose "
-            "loss trains the network"
+    named = net.named_modules(remove_duplicate=False)
+    name, module = next((each for each in named if output in each), (None, None))
+    if name is None or module is None:
+        got = f"a {type(output).__name__}" if isinstance(output, nn.Module) else repr(output)
+        raise ValueError(
+            f"output takes one layer of the network, by dotted name or as a module, got {got}: choose among\n"
+            f"{listed(found)}"
         )
-    module = modules[name]
     if not can_be_output(module):
         raise ValueError(
             f"{name!r} is a {qualified(module)}, which computes something else than torch.nn.Linear, an "
@@ -142,23 +133,19 @@ def tied_elsewhere(net: nn.Module, layer: nn.Module) -> list[str]:
     return [name for name, parameter in named if parameter in own and not name.startswith(inside)]
 
 
-def declare_untied(net: nn.Module, output: str) -> bool:
-    """Set the configuration of a Hugging Face model to untied; return whether there is one."""
-    found = False
-    parts = output.split(".")
-    for depth in range(len(parts)):
-        config: Any = getattr(net.get_submodule(".".join(parts[:depth])), "config", None)
-        nested: Any = getattr(config, "get_text_config", lambda: None)()  # of a multimodal model
-        for each in (config, nested):
-            if getattr(each, "tie_word_embeddings", None) is True:
-                each.tie_word_embeddings = False  # or a load would tie them again
-                found = True
-    return found
+def declare_untied(plain: nn.Module, name: str) -> None:
+    """Set the configuration of a Hugging Face model to untied; warn if there is none.
 
-
-def check_collapsed(plain: nn.Module, name: str) -> None:
-    """Warn of a network that was tied, and would be wrong without an error where its state is loaded."""
-    if not declare_untied(plain, name):
+    The state of a network that was tied raises no error where it is loaded, and is wrong there.
+    """
+    parts = name.split(".")
+    parents = [plain.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    configs: list[Any] = [getattr(module, "config", None) for module in parents]
+    configs += [getattr(config, "get_text_config", lambda: None)() for config in configs]  # multimodal models
+    tied = [config for config in configs if getattr(config, "tie_word_embeddings", None) is True]
+    for config in tied:
+        config.tie_word_embeddings = False  # or a load would tie them again
+    if not tied:
         warn(
             f"the output layer {name!r} of the collapsed network has its own weights, and that of the "
             "original network was tied: loading this state there raises no error, and the outputs are "

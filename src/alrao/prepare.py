@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from .auto import Auto
 from .model import Alrao
@@ -83,7 +84,8 @@ def _why_plain(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> str | Non
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             model = Alrao(copy.deepcopy(net), keep_output=True)
-            of_copies, others = map(_weights, (model.head.parameters(), model.body_parameters()))
+            parts = model.head.parameters(), model.body_parameters()
+            of_copies, others = (sum(p.numel() for p in part) for part in parts)
             if of_copies > max(MANY, others):
                 return (
                     f"copies of its output layer would have {of_copies:,} weights, the rest of the network "
@@ -120,13 +122,6 @@ def _differentiated(net: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tupl
     return value.detach().as_subclass(Tensor), grads
 
 
-def _weights(params: Iterable[Tensor]) -> int:
-    return sum(p.numel() for p in params)
-
-
 def _close(a: list[Tensor], b: list[Tensor]) -> bool:
-    difference, size = (
-        sum(float(each.norm()) ** 2 for each in tensors) ** 0.5
-        for tensors in ([x - y for x, y in zip(a, b, strict=True)], b)
-    )
-    return difference <= TOLERANCE * size
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    return bool(get_total_norm(differences) <= TOLERANCE * get_total_norm(b))

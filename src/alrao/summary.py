@@ -5,12 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from .features import features_of
-from .model import Alrao
 from .optim import AlraoOptimizer
 from .posterior import posterior_bar
 from .trainable import Trainable, find_alrao, joined, unwrapped
-
-NO_COPIES = "no copies: a rate for every feature, with any loss"
 
 
 def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
@@ -47,13 +44,11 @@ def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] for row in rows)
     lines = ["  ".join(cells).rstrip() for cells in padded]
     rule = "-" * max(map(len, lines))
-    last = NO_COPIES if alrao is None else _posterior(alrao, optimizer)
+    last = "no copies: a rate for every feature, with any loss"
+    if alrao is not None:
+        bar = f"|{posterior_bar(alrao.posterior)}|"
+        if optimizer is not None:
+            low, high = optimizer.copy_rates()[[0, -1]].tolist()
+            bar = f"{low:.3g} {bar} {high:.3g}"
+        last = f"posterior of the copies: {bar}"
     return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], last])
-
-
-def _posterior(alrao: Alrao, optimizer: AlraoOptimizer | None) -> str:
-    bar = f"|{posterior_bar(alrao.posterior)}|"
-    if optimizer is not None:
-        low, high = optimizer.copy_rates()[[0, -1]].tolist()
-        bar = f"{low:.3g} {bar} {high:.3g}"
-    return f"posterior of the copies: {bar}"

@@ -97,28 +97,24 @@ def _model_of(params: set[nn.Parameter]) -> Alrao | None:
 def joined(model: Any) -> tuple[nn.ModuleList, list[nn.Module]]:
     """Return several plain networks, or parameters, as one module; and the networks."""
     parts = _parts(model)
-    if all(isinstance(part, nn.Module) for part in parts):
+    if isinstance(parts[0], nn.Module):
         modules = [unwrapped(part) for part in parts]
-        for part, net in zip(parts, modules, strict=True):
-            if find_alrao(part) is not None:
-                raise TypeError(
-                    "an optimizer trains one Alrao model, or several plain networks, got a list with an "
-                    "Alrao model: convert all modules as one, Alrao(nn.ModuleList([encoder, decoder]), "
-                    "output=…), or give each its own optimizer"
-                )
+        together = nn.ModuleList(modules)
+        for net in (together, *modules):
             _check(net)
-        return nn.ModuleList(modules), modules
+        return together, modules
     params = [p for part in parts for p in (part["params"] if isinstance(part, dict) else [part])]
-    if all(isinstance(p, tuple) for p in params):
-        return _named(params), []
-    return _unnamed([p[1] if isinstance(p, tuple) else p for p in params]), []
+    named = all(isinstance(p, tuple) for p in params)
+    layers = _named(params) if named else _unnamed([p[1] if isinstance(p, tuple) else p for p in params])
+    return nn.ModuleList(layers), []
 
 
 def _parts(model: Any) -> list[Any]:
     """Return networks, parameters, pairs of a name and a parameter, or groups of these, as lists."""
-    if isinstance(model, nn.Module):
-        model = [model]
-    parts = list(model) if isinstance(model, Iterable) and not isinstance(model, Tensor) else []
+    one = isinstance(model, nn.Module)
+    parts = (
+        [model] if one else [] if isinstance(model, Tensor) or not isinstance(model, Iterable) else [*model]
+    )
     while any(map(_only_holds, parts)):
         parts = [p for part in parts for p in (part.children() if _only_holds(part) else [part])]
     if parts and (all(isinstance(part, nn.Module) for part in parts) or all(map(_is_parameter, parts))):
@@ -174,8 +170,9 @@ def _check(net: nn.Module) -> None:
     for name, module in net.named_modules():
         if isinstance(module, Alrao):
             raise TypeError(
-                f"{type(net).__name__} contains the Alrao model {name!r}, whose copies must be trained as "
-                f"such: pass that one to the optimizer, alrao.Auto(net.{name})"
+                f"an optimizer trains one Alrao model, got a {type(net).__name__} that contains "
+                f"the Alrao model {name!r}: pass that one, alrao.Auto(model), or convert all modules as one, "
+                "Alrao(nn.ModuleList([encoder, decoder]), output=…)"
             )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in net.parameters()):
         raise ValueError(
@@ -197,13 +194,11 @@ class LooseParameters(nn.Module):
         return self._parameters[target]
 
 
-@register_features(LooseParameters)
-def _axes(layer: LooseParameters) -> dict[str, int]:
-    return layer.axes
+register_features(LooseParameters)(lambda layer: layer.axes)
 
 
-def _unnamed(params: list[Tensor]) -> nn.ModuleList:
-    """Return a module with parameters, whose features are on axis 0."""
+def _unnamed(params: list[Tensor]) -> list[LooseParameters]:
+    """Return layers of parameters, whose features are on axis 0."""
     layers: list[dict[str, Tensor]] = []
     before = None
     for p in params:
@@ -212,11 +207,11 @@ def _unnamed(params: list[Tensor]) -> nn.ModuleList:
         else:
             layers.append({"weight": p})
         before = p
-    return nn.ModuleList(LooseParameters(own, dict.fromkeys(own, 0)) for own in layers)
+    return [LooseParameters(own, dict.fromkeys(own, 0)) for own in layers]
 
 
-def _named(params: list[tuple[str, Tensor]]) -> nn.ModuleList:
-    """Return a module with named parameters; those of one layer, by their names, share their features."""
+def _named(params: list[tuple[str, Tensor]]) -> list[LooseParameters]:
+    """Return layers of named parameters; those of one layer, by their names, share their features."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, parameter in params:
         layer, _, last = name.rpartition(".")
@@ -225,4 +220,4 @@ def _named(params: list[tuple[str, Tensor]]) -> nn.ModuleList:
             raise ValueError(f"each parameter needs its own name, got {name!r} twice or an empty one")
         own[last] = parameter
     axes = [{name: guess_axis(name, p) for name, p in own.items()} for own in layers.values()]
-    return nn.ModuleList(map(LooseParameters, layers.values(), axes))
+    return list(map(LooseParameters, layers.values(), axes))

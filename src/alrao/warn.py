@@ -18,14 +18,12 @@ _LOST: deque[str] = deque(maxlen=4)
 def user_frame() -> tuple[FrameType, int]:
     """Return the innermost frame that is neither alrao's nor torch's, and how far out of the caller it is."""
     level, frame = 0, sys._getframe()
-    while frame.f_back is not None and _package(frame) in {"alrao", "torch"}:
+    while frame.f_back is not None:
+        module: str = frame.f_globals.get("__name__") or ""  # code that was compiled from text has none
+        if module.partition(".")[0] not in {"alrao", "torch"}:
+            break
         level, frame = level + 1, frame.f_back
     return frame, level
-
-
-def _package(frame: FrameType) -> str:
-    name: str = frame.f_globals.get("__name__") or ""  # code that was compiled from text has none
-    return name.partition(".")[0]
 
 
 def warn(message: str) -> None:

@@ -18,10 +18,8 @@ version_of = attrgetter("_version")  # torch's count of the changes of a tensor 
 STEPS = 3  # steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial
 EVALUATION = 10  # passes without gradients in training mode that count as an evaluation
 
-_steps: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-"""Steps of other optimizers on each head that none of alrao has stepped on yet."""
-_former: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Parameter]]] = weakref.WeakKeyDictionary()
-"""The parameters of the layer that each of these heads has replaced."""
+_unstepped: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+"""Steps of other optimizers on each head that none of alrao has stepped on yet, and what it has replaced."""
 _hooks: list[Any] = []  # the one hook, from the first head on
 
 
@@ -29,35 +27,31 @@ def watch_steps(head: nn.Module, former: Iterable[nn.Parameter] = ()) -> None:
     """Warn once if other optimizers train a head, or what it has replaced, until :func:`unwatch_steps`."""
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(note_step))
-    _steps[head] = 0
-    _former[head] = [weakref.ref(p) for p in former]
+    _unstepped[head] = [0, [weakref.ref(p) for p in former]]
 
 
 def unwatch_steps(head: nn.Module) -> None:
     """Leave a head alone, because an optimizer of alrao has stepped."""
-    if _steps:
-        _steps.pop(head, None)
-        _former.pop(head, None)
+    if _unstepped:
+        _unstepped.pop(head, None)
 
 
 def note_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Note a step of an optimizer of torch: the hook for all of them."""
-    if _steps and not torch.compiler.is_compiling():
+    if _unstepped and not torch.compiler.is_compiling():
         params = (p for group in optimizer.param_groups for p in group["params"])
         note_step_of(type(optimizer).__name__, params)
 
 
 def note_step_of(optimizer: str, params: Iterable[Any]) -> None:
     """Note a step on parameters by an optimizer that does not train the head that they belong to."""
-    trained = [head for head in _steps if any(p.grad is not None for p in head.parameters())]
+    trained = [each for each in _unstepped.items() if any(p.grad is not None for p in each[0].parameters())]
     given = {id(p) for p in params} if trained else set()
-    for head in trained:
+    for head, watched in trained:
         of_copies = any(id(p) in given for p in head.parameters())
-        left = sum(1 for p in _former[head] if id(p()) in given)
-        if not (of_copies or left):
-            continue
-        _steps[head] += 1
-        if _steps[head] < STEPS:
+        left = sum(1 for p in watched[1] if id(p()) in given)
+        watched[0] += bool(of_copies or left)
+        if watched[0] < STEPS:
             continue
         unwatch_steps(head)
         if of_copies:

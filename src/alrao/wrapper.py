@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FunctionType, MethodType
 from typing import Any, Self
 
@@ -143,33 +142,8 @@ class Wrapper(nn.Module):
         self.net._apply(fn) if recurse else self.net._apply(fn, recurse)
         return self
 
-    def train(self, mode: bool = True) -> Self:
-        """Set training or evaluation mode, as in torch."""
-        self.net.train(mode)
-        self.training = mode
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state, as in torch, under the names of the network."""
-        if type(self.net).state_dict is not nn.Module.state_dict:
-            return self.net.state_dict(*args, **kwargs)
-        return super().state_dict(*args, **kwargs)
-
     def _save_to_state_dict(self, *args: Any) -> None:
         self.net._save_to_state_dict(*args)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.net._load_from_state_dict(*args)
-
-
-def copied_state(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state whose names can be changed, with torch's metadata."""
-    copied = OrderedDict(state_dict)
-    if hasattr(state_dict, "_metadata"):
-        copied._metadata = state_dict._metadata  # type: ignore[attr-defined]
-    return copied
-
-
-def shapes_of(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names in a state, with the shapes of tensors."""
-    return {key: getattr(value, "shape", None) for key, value in state_dict.items()}

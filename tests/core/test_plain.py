@@ -162,7 +162,10 @@ def test_named_parameters_are_as_the_module_of_linear_layers():
         (lambda: [("weight", 3)], "take a model.*got tuple"),
         (lambda: [("w", nn.Parameter(torch.zeros(3)))] * 2, "its own name, got 'w' twice"),
         (lambda: nn.ModuleDict({"inner": alrao.Alrao(deep_mlp())}), r"contains the Alrao model 'inner'"),
-        (lambda: [deep_mlp(), alrao.Alrao(deep_mlp())], "a list with an Alrao model"),
+        (
+            lambda: [deep_mlp(), alrao.Alrao(deep_mlp())],
+            r"contains the Alrao model '1'.*convert all modules as one",
+        ),
         (lambda: nn.LazyLinear(3), "lazy layers"),
     ],
 )

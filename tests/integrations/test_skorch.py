@@ -309,7 +309,7 @@ def test_compiled_modules():
         ({"alrao_copies": 3}, ValueError, "did you mean alrao__copies"),
         ({"alrao__copys": 3}, TypeError, "copys"),
         ({"alrao__copies": 0}, ValueError, "copies"),
-        ({"alrao__output": "nowhere"}, ValueError, "no module 'nowhere'"),
+        ({"alrao__output": "nowhere"}, ValueError, "got 'nowhere'"),
         ({"module__outputs": 1}, ValueError, "likelihood='bernoulli'"),
     ],
 )

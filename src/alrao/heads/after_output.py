@@ -19,8 +19,7 @@ from ..finite import alive_distributions
 from ..tensors import LogProbs, Members, Prediction, members_of
 from ..tensors.axes import KEEP, Op, functions
 from ..tensors.predictions import BASE, CallOnCopies, hook_members
-from .exported import shown_output
-from .members import watched
+from .members import shown_output, watched
 from .softmax import careful_gradients, careful_mixture, refuse_second_derivative, wide
 
 _T = torch.Tensor
@@ -38,7 +37,8 @@ class Spread(Prediction):
     @classmethod
     def showing(cls, members: Members, axis: int | None) -> Spread:
         """Return the mean of ``members``, marked."""
-        mean = _shown(members)
+        own = members.own.detach()
+        mean = torch.where((own == own[:1]).all(0), own[0], shown_output(members))  # a masked class: -inf
         if members.own.grad_fn is not None or members.mixed.grad_fn is not None:
             mean = watched(mean, len(members.own), members.evidence)
         marked = mean.as_subclass(cls)
@@ -90,12 +90,6 @@ class Spread(Prediction):
             return target
 
 
-def _shown(members: Members) -> Tensor:
-    own = members.own.detach()
-    mean = shown_output(members.likelihood, own, members.weights)
-    return torch.where((own == own[:1]).all(0), own[0], mean)  # of a class that is masked, -inf
-
-
 torch.serialization.add_safe_globals([Spread])
 
 
@@ -133,9 +127,8 @@ class _MixtureOfSoftmaxes(torch.autograd.Function):
 
 
 _SOFTMAXES = functions("softmax", "log_softmax", places=(F, torch, _T))
-_MAXIMA = functions("argmax", "max")
 _TOPK = functions("topk")
-_ON_MIXTURE: set[Op] = {F.cross_entropy} | _SOFTMAXES | _MAXIMA | _TOPK
+_ON_MIXTURE: set[Op] = {F.cross_entropy} | _SOFTMAXES | _TOPK | functions("argmax", "max")
 """What a classifier's mixture does: the softmax, the loss, and picking the highest outputs."""
 
 
@@ -145,15 +138,12 @@ def _of_mixture(func: Op, x: Spread, *args: Any, **kwargs: Any) -> Any:
     assert members is not None
     if func is F.cross_entropy:
         return func(mixture_of_softmaxes(members, min(1, x.ndim - 1)), *args, **kwargs)
-    position = 1 if func in _TOPK else 0
-    dim = kwargs["dim"] if "dim" in kwargs else args[position] if len(args) > position else None
+    given, default = (args[1:], -1) if func in _TOPK else (args, None)  # behind the number of outputs
+    dim = kwargs.get("dim", given[0] if given else default)
     if func in _SOFTMAXES:
         if dim is None:
             dim = 0 if x.ndim in (0, 1, 3) else 1  # torch's choice where none is given
         kwargs.pop("dim", None)
         return func(mixture_of_softmaxes(members, dim), dim, *args[1:], **kwargs)
-    if dim is None and func in _TOPK:
-        dim = -1
-    if isinstance(dim, int):
-        return func(mixture_of_softmaxes(members, dim).detach(), *args, **kwargs)
-    return func(x.as_subclass(Tensor).detach(), *args, **kwargs)
+    outputs: Tensor = mixture_of_softmaxes(members, dim) if isinstance(dim, int) else x.as_subclass(Tensor)
+    return func(outputs.detach(), *args, **kwargs)

@@ -21,11 +21,6 @@ def mixture_logit(logits: Tensor, a: Tensor) -> Tensor:
     return zero_nan(yes - no)
 
 
-def shown_output(likelihood: str, outputs: Tensor, weights: Tensor) -> Tensor:
-    """Return what a model shows of its copies' outputs: their mean, or the mixture's logit of labels."""
-    return (mixture_logit if likelihood == "bernoulli" else mean_of_copies)(outputs, weights)
-
-
 class MixtureOfClassifiers(nn.Module):
     """A trained mixture as a plain layer.
 

@@ -11,26 +11,17 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import evidence as reports
-from ..finite import moderate
 from ..posterior import Posterior, Switch
 from ..runtime.sharding import gathered
 from ..shortcuts import inside_functional_transform, storage_is_shared
 from ..tensors import LazyLogProbs, Members, Prediction
 from ..watch import version_of
 from .after_output import Spread, mixture_of_softmaxes
-from .exported import MixtureOfClassifiers, mean_of_copies, mixture_logit
+from .exported import MixtureOfClassifiers, mean_of_copies
 from .head import Head, stacked
-from .members import Exchange, watched
+from .members import Exchange, shown_output, watched
 from .softmax import cast, categorical_mixture, wide
 from .vocabulary import Vocabulary, is_large
-
-
-def _autocasts(z: Tensor) -> bool:
-    if z.is_cpu:  # faster than naming the device
-        return torch.is_autocast_enabled("cpu")
-    kind = z.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
 
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """What a convolution tells about itself."""
@@ -46,27 +37,23 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _with_zeros(g, ctx.parameter, ctx.rows), None
+        # In the memory of the last one unless that is in use, so that zeros are not written at every step.
+        parameter, rows = ctx.parameter, ctx.rows
+        full, before, version = _gradients.get(parameter, (g, rows, 0))
+        fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
+        if not fits or storage_is_shared(full) or version_of(full) != version:
+            full = torch.zeros_like(parameter)
+        elif rows != before:
+            full[before].zero_()
+        full[rows] = g
+        if not full.is_cpu:  # writing zeros is cheap there
+            return full, None
+        _gradients[parameter] = full, rows, version_of(full)
+        return full.detach(), None  # autograd takes this one for the gradient as it is
 
 
 _gradients: Any = WeakIdKeyDictionary()
 """The last gradient of each parameter on the CPU, with the rows that are not 0 and its version."""
-
-
-def _with_zeros(g: Tensor, parameter: Tensor, rows: slice) -> Tensor:
-    """Return a gradient of the whole parameter from that of some rows."""
-    # In the memory of the last one unless that is in use, so that zeros are not written at every step.
-    full, before, version = _gradients.get(parameter, (g, rows, 0))
-    fits = (full.shape, full.dtype, full.device) == (parameter.shape, parameter.dtype, parameter.device)
-    if not fits or storage_is_shared(full) or version_of(full) != version:
-        full = torch.zeros_like(parameter)
-    elif rows != before:
-        full[before].zero_()
-    full[rows] = g
-    if not full.is_cpu:  # writing zeros is cheap there
-        return full
-    _gradients[parameter] = full, rows, version_of(full)
-    return full.detach()  # autograd takes this one for the gradient as it is
 
 
 class LinearHead(Head):
@@ -81,6 +68,7 @@ class LinearHead(Head):
         assert isinstance(weight, Tensor)
         super().__init__(averaging, weight)
         self.spread = False
+        self.out_features, self.in_features = weight.shape[:2]  # as in torch.nn.Linear
         self.spatial = weight.ndim - 2  # axes behind the channels: those of a convolution
         for name in CONVOLUTION:  # networks read them, to pad their input for example
             if self.spatial and hasattr(layer, name):
@@ -88,16 +76,6 @@ class LinearHead(Head):
         self.weight = stacked(weight.flatten(1), self.copies, keep)
         biases = stacked(bias, self.copies, keep) if isinstance(bias, Tensor) else None
         self.register_parameter("bias", biases)
-
-    @property
-    def in_features(self) -> int:
-        """Size of the input, as in :class:`torch.nn.Linear`."""
-        return self.weight.shape[2]
-
-    @property
-    def out_features(self) -> int:
-        """Number of outputs (classes) of one copy."""
-        return self.weight.shape[1]
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the mixture's output for ``z``, the output of the body."""
@@ -111,32 +89,29 @@ class LinearHead(Head):
         bias: Any = self.bias
         if part is not None:
             weight, bias = (None if x is None else _Rows.apply(x, part) for x in (weight, bias))
-        _, outputs, inputs = weight.shape
         if self.spatial:
-            unbatched = z.ndim == self.spatial + 1
-            z = z[None] if unbatched else z
-            z = z.movedim(1, -1)
-        if z.shape[-1] != inputs:
-            raise ValueError(f"the output layer takes {inputs} features, got an input of {tuple(z.shape)}")
-        rows = z if z.ndim == 2 else z.reshape(-1, inputs)
-        if _autocasts(z):  # matrix products in the narrow type, everything else in float32
-            rows = rows.to(torch.get_autocast_dtype(z.device.type))
-            with torch.autocast(z.device.type, enabled=False):
+            channels = z.ndim - 1 - self.spatial  # where they are: unbatched images have no axis before them
+            z = z.movedim(channels, -1)
+        if z.shape[-1] != self.in_features:
+            raise ValueError(
+                f"the output layer takes {self.in_features} features, got an input of {tuple(z.shape)}"
+            )
+        rows = z if z.ndim == 2 else z.reshape(-1, self.in_features)
+        kind = "cpu" if z.is_cpu else z.device.type  # faster than naming the device
+        if (z.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
+            # Matrix products in the narrow type, everything else in float32.
+            rows = rows.to(torch.get_autocast_dtype(kind))
+            with torch.autocast(kind, enabled=False):
                 out = self._rows(rows, weight, bias)
         else:
             out = self._rows(rows, weight, bias)
         if z.ndim != 2:
-            out = out.view(*z.shape[:-1], outputs)
-        if self.spatial:
-            out = out.movedim(-1, 1).contiguous()
-            return out[0] if unbatched else out
-        return out
+            out = out.view(*z.shape[:-1], self.out_features)
+        return out.movedim(-1, channels).contiguous() if self.spatial else out
 
     def _rows(self, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the mixture's output for ``z`` of shape ``(rows, d)``, in the type of the products."""
-        return self._output(*self.parallel.linear(z, *cast(z, weight, bias)))
-
-    def _output(self, own: Tensor, mixed: Tensor) -> Tensor:
+        own, mixed = self.parallel.linear(z, *cast(z, weight, bias))
         a = self.averaging.weights.to(own.dtype, copy=True)
         leaf = self.parallel.leaf(self.evidence_leaf(self.weight, self.bias))
         members = Members(own, mixed, a, leaf, self.likelihood)
@@ -151,7 +126,7 @@ class LinearHead(Head):
         weight, bias = gathered(self.weight), gathered(self.bias)
         return self._plain(weight[copy], None if bias is None else bias[copy])
 
-    def _plain(self, weight: Tensor, bias: Tensor | None) -> Any:
+    def _plain(self, weight: Any, bias: Tensor | None) -> Any:
         outputs, inputs = weight.shape
         kind: Any = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.spatial]
         size = {"kernel_size": 1} if self.spatial else {}
@@ -163,18 +138,20 @@ class LinearHead(Head):
         return layer
 
     def mixture(self) -> nn.Module:
-        """Return the mixture as a layer that returns log-probabilities, or the logits of labels."""
-        self._check_plain_form()
-        return MixtureOfClassifiers(
-            gathered(self.weight), gathered(self.bias), self.averaging.weights, self.likelihood, self.spatial
-        )
+        """Return the mixture as a layer that returns log-probabilities, or the logits of labels.
 
-    def _check_plain_form(self) -> None:
+        That of a regressor returns the mean, and is a linear layer.
+        """
         if self.spread:
             raise ValueError(
                 "the mixture has no plain form, because the rest of the network works on each copy's "
                 "outputs: use collapse() without mixture=True, which returns the best copy"
             )
+        weight, bias, a = gathered(self.weight), gathered(self.bias), self.averaging.weights
+        if self.likelihood != "gaussian":
+            return MixtureOfClassifiers(weight, bias, a, self.likelihood, self.spatial)
+        means = (None if x is None else mean_of_copies(x.detach(), a.to(x.dtype)) for x in (weight, bias))
+        return self._plain(*means)
 
     def extra_repr(self) -> str:
         """Return the size, as in the layer that this one replaces."""
@@ -230,19 +207,7 @@ class GaussianHead(LinearHead):
     remedy = "compute it with alrao.MixtureMSELoss from the model's output as it is"
 
     def _mixture(self, members: Members) -> Tensor:
-        shown = self._average(members.own.detach(), members.weights)
-        return Prediction.of(watched(shown, self.copies, members.evidence), 1, members)
-
-    def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        return mean_of_copies(outputs, a)
-
-    def mixture(self) -> nn.Module:
-        """Return the mixture's mean, which is one linear layer."""
-        self._check_plain_form()
-        a = self.averaging.weights
-        weight, bias = gathered(self.weight), gathered(self.bias)
-        mean = self._average(weight.detach(), a.to(weight))
-        return self._plain(mean, None if bias is None else self._average(bias.detach(), a.to(bias)))
+        return Prediction.of(watched(shown_output(members), self.copies, members.evidence), 1, members)
 
 
 class BernoulliHead(GaussianHead):
@@ -251,13 +216,6 @@ class BernoulliHead(GaussianHead):
     likelihood = "bernoulli"
     remedy = "compute it with alrao.MixtureBCELoss from the model's output as it is"
     underflow = inf
-    mixture = LinearHead.mixture
-
-    def _average(self, outputs: Tensor, a: Tensor) -> Tensor:
-        if not (reports.is_readable(self.evidence) and moderate(outputs, a)):
-            return mixture_logit(outputs, a)
-        yes, no = (torch.tensordot(a, x, 1) for x in (outputs.sigmoid(), (-outputs).sigmoid()))
-        return yes.log() - no.log()
 
 
 LINEAR_HEADS: dict[str, type[LinearHead]] = {

@@ -19,6 +19,7 @@ from .. import evidence as reports
 from ..finite import HUGE, alive, finite_gradient, moderate, share_among, zero_nonfinite, zero_unusable
 from ..runtime.sharding import places_along
 from ..tensors import Members
+from .exported import mean_of_copies, mixture_logit
 from .softmax import refuse_second_derivative, wide
 
 
@@ -146,6 +147,17 @@ class _Watched(torch.autograd.Function):
 
 
 watched = _Watched.apply
+
+
+def shown_output(members: Members) -> Tensor:
+    """Return what a model shows of its copies' outputs: their mean, or the mixture's logit of labels."""
+    own, a = members.own.detach(), members.weights
+    if members.likelihood != "bernoulli":
+        return mean_of_copies(own, a)
+    if not (reports.is_readable(members.evidence) and moderate(own, a)):
+        return mixture_logit(own, a)
+    yes, no = (torch.tensordot(a, x, 1) for x in (own.sigmoid(), (-own).sigmoid()))
+    return yes.log() - no.log()
 
 
 def mixture_nll(own: Tensor, mixed: Tensor, members: Members, *, if_all_fail: Tensor | float) -> Tensor:

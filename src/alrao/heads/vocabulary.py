@@ -53,8 +53,7 @@ class Vocabulary:
         mixing: slice | None, exchange: Exchange,
     ) -> None:  # fmt: skip
         self.weight, self.bias, self.a, self.evidence, self.mixing = weight, bias, a, evidence, mixing
-        self.exchange = exchange
-        self.reads = reports.is_readable(evidence)
+        self.exchange, self.reads = exchange, reports.is_readable(evidence)
         self._versions: list[tuple[int, int]] | None = None
 
     def log_probs(self, z: Tensor) -> LogProbs:

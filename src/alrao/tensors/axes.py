@@ -57,15 +57,15 @@ RESHAPE = functions(
 )
 _TRANSPOSE = functions("transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t")
 _TRANSPOSE |= {_T.T.__get__, _T.mT.__get__}  # type: ignore[attr-defined]
-EXPAND = functions("expand", "expand_as", "broadcast_to")
-_PICK = functions("index_select", "narrow")
+CHANGES_OF_SHAPE = SAME_SHAPE | RESHAPE | _TRANSPOSE | {_T.__getitem__}
+_EXPAND = functions("expand", "expand_as", "broadcast_to")
 _SELECT = functions("select")
 _UNBIND = functions("unbind")
 PACK: Op = torch._pack_padded_sequence
 _ROWS = functions("flip", "fliplr", "flipud", "repeat", "repeat_interleave", "tile", "type") | {PACK, F.pad}
 """Operations that repeat, pad, turn or pack rows: the axes of the result count from the last one."""
 SPLIT = functions("split", "chunk", "tensor_split") | _UNBIND  # operations with several results
-KEEP = SAME_SHAPE | RESHAPE | _TRANSPOSE | EXPAND | _PICK | _SELECT | {_T.__getitem__}
+KEEP = CHANGES_OF_SHAPE | _EXPAND | _SELECT | functions("index_select", "narrow")
 JOINS = functions("cat", "stack", places=(torch,))
 MOVE = KEEP | _ROWS | functions("gather", "take_along_dim")
 
@@ -101,12 +101,12 @@ def axis_after(
         return None
     if op in _TRANSPOSE:
         return op(_probe(source.ndim, axis), *args, **kwargs).shape.index(2)
-    if op in EXPAND:
+    if op in _EXPAND:
         return axis + result.ndim - source.ndim
     if op == _T.__getitem__:
         return _after_index(source.ndim, axis, args[0])
     if op in _SELECT or op in _UNBIND:
-        dim = _dim(op, source, args, kwargs)
+        dim = kwargs.get("dim", args[0] if args else 0) % source.ndim
         return axis - (dim < axis) if dim != axis else None
     if op not in _ROWS:
         return axis if result.ndim == source.ndim else None
@@ -115,17 +115,10 @@ def axis_after(
     return new if kept else None
 
 
-def whole(op: Op, source: Tensor, axis: int, args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Return whether an operation that picks along an axis keeps the outputs on ``axis`` together."""
-    if op == _T.__getitem__:
-        size, after = source.shape[axis], _after_index(source.ndim, axis, args[0])
-        tried = _on_probe(args[0])
-        if tried is None or after is None:
-            return False
-        return _probe(source.ndim, axis, size)[tuple(tried)].shape[after] == size
-    if op not in _PICK and op not in SPLIT:
-        return True
-    return _dim(op, source, args, kwargs) != axis
+def keeps_whole(source: Tensor, axis: int, index: Any) -> bool:
+    """Return whether all outputs on ``axis`` are in ``source[index]``, which leaves them on an axis."""
+    size, tried = source.shape[axis], _on_probe(index)
+    return tried is not None and size in _probe(source.ndim, axis, size)[tuple(tried)].shape
 
 
 def axis_of_written(target: Tensor, index: Any, value: Tensor, axis: int) -> int | None:
@@ -137,15 +130,6 @@ def axis_of_written(target: Tensor, index: Any, value: Tensor, axis: int) -> int
         if new is not None and part.ndim - new == value.ndim - axis and part.shape[new] == size:
             return candidate if size == value.shape[axis] else None
     return None
-
-
-def _argument(position: int, name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-    return kwargs[name] if name in kwargs else args[position] if len(args) > position else None
-
-
-def _dim(op: Op, source: Tensor, args: tuple[Any, ...], kwargs: Any) -> int:
-    dim = _argument(1 if op in SPLIT and op not in _UNBIND else 0, "dim", args, kwargs)
-    return (0 if dim is None else dim) % source.ndim
 
 
 # Indices: tried on tensors without numbers, all of whose axes but one have length 1.

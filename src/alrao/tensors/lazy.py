@@ -1,13 +1,13 @@
 """A large output of a classifier that is computed only where it is read.
 
 :class:`LazyLogProbs` has the shape and the type of the log-probabilities, but no numbers. A loss of hard
-targets, ``argmax``, and ``topk`` under ``no_grad`` work through its rows in chunks; changes of shape return
-another one. Anything else reads the numbers, which are computed then, as :class:`LogProbs`.
+targets and ``argmax`` work through its rows in chunks; changes of shape and slices return another one.
+Anything else reads the numbers, which are computed then, as :class:`LogProbs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..watch import version_of
-from .axes import EXPAND, KEEP, RESHAPE, SAME_SHAPE, SPLIT, Op, axis_after, changes_values, whole
+from .axes import CHANGES_OF_SHAPE, RESHAPE, SAME_SHAPE, Op, axis_after, changes_values, keeps_whole
 from .outputs import LogProbs
 
 _T = torch.Tensor
@@ -82,7 +82,7 @@ class LazyLogProbs(LogProbs):
             result = NotImplemented
             if func in _ROUTES:
                 result = _ROUTES[func](*args, **kwargs)
-            elif torch.is_grad_enabled() and (func in KEEP or func in SPLIT):
+            elif torch.is_grad_enabled() and func in CHANGES_OF_SHAPE:
                 result = _of_inputs(func, source, args[1:], kwargs)
             if result is not NotImplemented:
                 return result
@@ -136,22 +136,14 @@ def _of_inputs(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[st
         like = func(torch.empty(0, dtype=dtype, device=device), *args, **kwargs)
         return x.source.output(z, axis) if (like.dtype, like.device) == (dtype, device) else NotImplemented
     probe = torch.empty(shape, device="meta")
-    if func in RESHAPE or func in EXPAND:
-        result = func(probe, *args, **kwargs)
-        after = axis_after(func, probe, axis, args, kwargs, result)
-        if after is None or result.shape[after] != shape[axis]:
-            return NotImplemented
-        sizes = [*result.shape[:after], z.shape[axis], *result.shape[after + 1 :]]
-        return x.source.output(z.reshape(sizes) if func in RESHAPE else z.expand(sizes), after)
-    if not whole(func, probe, axis, args, kwargs):
+    result = func(probe, *args, **kwargs) if func in RESHAPE else probe
+    after = axis_after(func, probe, axis, args, kwargs, result)
+    if after is None or (func == _T.__getitem__ and not keeps_whole(probe, axis, args[0])):
         return NotImplemented
-    after = axis_after(func, probe, axis, args, kwargs, probe)
-    if after is None:
-        return NotImplemented
-    moved = func(z, *args, **kwargs)
-    if func in SPLIT:
-        return type(moved)([x.source.output(part, after) for part in moved])
-    return x.source.output(moved, after)
+    if func not in RESHAPE:
+        return x.source.output(func(z, *args, **kwargs), after)
+    sizes = [*result.shape[:after], z.shape[axis], *result.shape[after + 1 :]]
+    return x.source.output(z.reshape(sizes), after)
 
 
 # Losses.
@@ -206,29 +198,12 @@ def _log_softmax(
     return x.source.output(x.z, x.axis)
 
 
-# Readings, row by row.
-
-
-def _by_rows(x: LazyLogProbs, pick: Callable[[Tensor], Any]) -> Any:
-    """Return the tensors that ``pick`` returns for the numbers of some rows, of all rows."""
-    parts = [pick(x.source.values(part)) for part in x.rows().detach().split(ROWS)]
-    found = (torch.cat(numbers) for numbers in zip(*parts, strict=True))
-    return [each.view(*x.shape_of_rows(), each.shape[1]).movedim(-1, x.axis or 0) for each in found]
-
-
 def _argmax(x: LazyLogProbs, dim: int | None = None, keepdim: bool = False) -> Any:
     if x._real is not None or dim is None or dim % x.ndim != x.axis or not x.z.numel():
         return NotImplemented
-    (found,) = _by_rows(x, lambda values: (values.argmax(-1, True),))
-    return found if keepdim else found.squeeze(x.axis)
-
-
-def _topk(x: LazyLogProbs, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
-    # Where values may be differentiated, torch needs the whole output.
-    unread = x._real is None and "out" not in kwargs and bool(x.z.numel())
-    if not unread or dim % x.ndim != x.axis or torch.is_grad_enabled():
-        return NotImplemented
-    return torch.return_types.topk(_by_rows(x, lambda values: values.topk(k, -1, *args, **kwargs)))
+    parts = [x.source.values(part).argmax(-1) for part in x.rows().detach().split(ROWS)]
+    found = torch.cat(parts).view(x.shape_of_rows())
+    return found.unsqueeze(dim) if keepdim else found
 
 
 ROWS = 128  # rows whose numbers are computed at a time where only a few of the numbers are needed
@@ -238,7 +213,6 @@ _ROUTES: dict[Op, Op] = {
     F.nll_loss: _nll_loss,
     **dict.fromkeys((F.log_softmax, torch.log_softmax, _T.log_softmax), _log_softmax),
     **dict.fromkeys((torch.argmax, _T.argmax), _argmax),
-    **dict.fromkeys((torch.topk, _T.topk), _topk),
 }
 
 _METADATA: set[Op] = {

@@ -13,7 +13,6 @@ to find a loss that is no likelihood.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from math import log
 from typing import Any
 
@@ -97,12 +96,12 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, LogProbs)]
     scores = [leaves[i] for i in places]
     target = leaves[0] if changes_values(func, kwargs) and isinstance(leaves[0], Tensor) else None
-    new, fresh = Outcome.PLAIN, False
+    new, fresh = PLAIN, False
     if getattr(func, "__name__", "") not in _NO_ARITHMETIC:
         fresh = any(score.intact for score in scores)
         if torch.is_grad_enabled():
             new = outcome(func, scores, any(score.shifted for score in scores), leaves)
-    if new is Outcome.REFUSED:
+    if new is REFUSED:
         for i in places:
             leaves[i] = leaves[i].as_subclass(Tensor).clone()
             if leaves[i].requires_grad:
@@ -113,17 +112,17 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if fresh:
             note_lost(func, result)
         whole = isinstance(result, Tensor) and result.ndim == 0 and scores[0].ndim > 0
-        if whole or new in (Outcome.PLAIN, Outcome.REFUSED):
+        if whole or new in (PLAIN, REFUSED):
             return result  # a sum over all is no score of an observation any more
 
         def mark(part: Any) -> Any:
             if not (isinstance(part, Tensor) and part.is_floating_point() and part.requires_grad):
                 return part
             marked = LogProbs.of(part)
-            marked.scores, marked.shifted = True, new is Outcome.SHIFTED
+            marked.scores, marked.shifted = True, new is SHIFTED
             return marked
 
-        return pytree.tree_map(mark, result) if torch.is_grad_enabled() else result
+        return pytree.tree_map(mark, result)
     if target is not leaves[0]:
         target.copy_(leaves[0])
     # As in outputs[t] = out, where the other numbers are moved log-probabilities or none at all yet.
@@ -135,7 +134,7 @@ def _computed(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target.__class__ = LogProbs
     if isinstance(target, LogProbs):
         target._classes = args[-1].classes if written else target.classes
-        target.axis, target.scores, target.shifted = None, not written, new is Outcome.SHIFTED
+        target.axis, target.scores, target.shifted = None, not written, new is SHIFTED
     return target
 
 
@@ -212,44 +211,34 @@ def _cross_entropy(
         reduction = _Reduction.legacy_get_string(size_average, reduce)
     log_p = x if x.ndim == 2 else x.contiguous()  # nll_loss needs that of images
     soft = target.is_floating_point() and target.shape == x.shape
-    if not soft:
-        hard = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
-        if label_smoothing == 0.0:
-            return hard
+    if not soft and label_smoothing == 0.0:
+        return F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction=reduction)
     if soft and ignore_index >= 0:
         raise RuntimeError("ignore_index is not supported for floating point target")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
-    classes = x.shape[axis]
-    if weight is not None:
-        log_p = log_p * weight.view([-1] + [1] * (x.ndim - 1 - axis))
+    weighted = log_p if weight is None else log_p * weight.view([-1] + [1] * (x.ndim - 1 - axis))
+    rest = label_smoothing / x.shape[axis]
     if soft:
-        losses = -(log_p * (target * (1 - label_smoothing) + label_smoothing / classes)).sum(axis)
-        if reduction == "mean":
-            return losses.sum() / losses.numel()
-        return losses.sum() if reduction == "sum" else losses
-    ignored = target == ignore_index
-    smooth = -log_p.sum(axis).masked_fill(ignored, 0.0)
-    if reduction == "mean":
-        counts = ~ignored if weight is None else weight[target.masked_fill(ignored, 0)] * ~ignored
-        smooth = smooth.sum() / counts.sum()
-    elif reduction == "sum":
-        smooth = smooth.sum()
-    return (1 - label_smoothing) * hard + label_smoothing / classes * smooth
+        losses = -(weighted * (target * (1 - label_smoothing) + rest)).sum(axis)
+        count: Any = losses.numel()
+    else:
+        losses = F.nll_loss(log_p, target, weight, ignore_index=ignore_index, reduction="none")
+        kept = target != ignore_index
+        losses = (1 - label_smoothing) * losses - rest * weighted.sum(axis).masked_fill(~kept, 0.0)
+        count = (kept if weight is None else weight[target.masked_fill(~kept, 0)] * kept).sum()
+    return losses.sum() / count if reduction == "mean" else losses.sum() if reduction == "sum" else losses
 
 
 # What becomes of log-probabilities in a loss that is written by hand: whether it is still a likelihood.
 
-
-class Outcome(Enum):
-    """What an operation on log-probabilities returns."""
-
-    PLAIN = "probabilities, or a weighted likelihood"
-    SCORES = "scores: a function of log-probabilities"
-    SHIFTED = "scores to which something was added"
-    REFUSED = "no part of a likelihood"
+# What an operation on log-probabilities returns.
+PLAIN = "probabilities, or a weighted likelihood"
+SCORES = "scores: a function of log-probabilities"
+SHIFTED = "scores to which something was added"
+REFUSED = "no part of a likelihood"
 
 
 def _ops(*names: str) -> set[Op]:
@@ -283,7 +272,7 @@ _LINEAR = _ops(
 )  # fmt: skip
 
 
-def outcome(func: Op, scores: Sequence[Any], shifted: bool, leaves: Sequence[Any]) -> Outcome:
+def outcome(func: Op, scores: Sequence[Any], shifted: bool, leaves: Sequence[Any]) -> str:
     """Return what an operation makes of ``scores`` among its arguments, the ``leaves``.
 
     These are log-probabilities, or functions of them; ``shifted``: something was added to one. A negative
@@ -294,22 +283,22 @@ def outcome(func: Op, scores: Sequence[Any], shifted: bool, leaves: Sequence[Any
     other function takes them together with another tensor.
     """
     others = [x for x in leaves if isinstance(x, Tensor) and not any(x is score for score in scores)]
-    kept = Outcome.SHIFTED if shifted else Outcome.SCORES
+    kept = SHIFTED if shifted else SCORES
     if func in _PROBABILITIES:
-        return Outcome.PLAIN
+        return PLAIN
     if func in _SUMS:
         added = others or any(isinstance(x, int | float) and x != 0 for x in leaves)
-        return Outcome.SHIFTED if added else kept
+        return SHIFTED if added else kept
     if func in _SELECTIONS:
         return kept
     if func in _PRODUCTS:
         if func in _DIVISIONS and leaves[0] is not scores[0]:
-            return Outcome.REFUSED
+            return REFUSED
         if len(scores) == 1 and not any(x.requires_grad for x in others):
             return kept
-        return Outcome.REFUSED if shifted else Outcome.PLAIN
+        return REFUSED if shifted else PLAIN
     alone = len(scores) == 1 and not others
-    return kept if alone and (func in _LINEAR or not shifted) else Outcome.REFUSED
+    return kept if alone and (func in _LINEAR or not shifted) else REFUSED
 
 
 def _refused(g: Tensor) -> Tensor:

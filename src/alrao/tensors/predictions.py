@@ -74,13 +74,11 @@ class Prediction(Marked):
 def _complete(func: Op, args: tuple[Any, ...]) -> bool:
     """Return whether all that an operation moves are predictions, with the same copies behind them."""
     parts = args[0] if func in JOINS and args else args[:1]
-    found = [part.members if isinstance(part, Prediction) else None for part in parts]
-    first = found[0] if found else None
-    return first is not None and all(
-        each is not None
-        and (each is first or (each.evidence is first.evidence and torch.equal(each.weights, first.weights)))
-        for each in found
-    )
+    found: list[Any] = [getattr(part, "members", None) for part in parts]
+    if not found or any(each is None for each in found):
+        return False
+    first, others = found[0], [each for each in found if each is not found[0]]
+    return all(x.evidence is first.evidence and torch.equal(x.weights, first.weights) for x in others)
 
 
 def members_of(prediction: Prediction) -> Members | None:
