@@ -1,21 +1,18 @@
-"""Learners: the weights and statistics evaluated, the movement of features, the learning-rate finder."""
+"""Learners: the weights and statistics evaluated, the movement of features."""
 
 import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lab_support.runs import settings
 from support.stepping import same
 from torch import nn
 
 import alrao
-from alrao_lab.finder import find_rate, valley
 from alrao_lab.learner import Learner
 from alrao_lab.methods import learner
 from alrao_lab.recording import Movement
 from alrao_lab.resolve import resolve
-from alrao_lab.seeds import seed_of
 from alrao_lab.settings import MethodSpec, Settings
 
 
@@ -37,9 +34,13 @@ def test_the_statistics_under_auto_are_those_of_the_averaged_weights():
 
 
 def started(model):
-    task, settings = resolve(Settings(task="digits", model=model, width=0.25, train_size=300))
+    sigmoid, size = model == "sigmoid", {"width": 0.25, "train_size": 300}
+    task, settings = resolve(Settings(task="digits", model=None if sigmoid else model, **size))
     problem = task.load(settings, torch.device("cpu"))
-    trained = learner(problem.network(), settings, problem)
+    net = problem.network()
+    if sigmoid:
+        net = nn.Sequential(*(nn.Sigmoid() if isinstance(layer, nn.ReLU) else layer for layer in net))
+    trained = learner(net, settings, problem)
     return problem, trained, Movement(trained)
 
 
@@ -76,32 +77,6 @@ def test_measuring_changes_nothing(model):
 def test_without_data_nothing_is_counted():
     _, _, movement = started("mlp")
     assert all("dead" not in layer for layer in movement.layers())
-
-
-CPU = torch.device("cpu")
-
-
-def problem_and_net():
-    """The data and the network as a run has them at its start."""
-    task, resolved = resolve(settings(method="finder"))
-    torch.manual_seed(seed_of(resolved.seed, "network"))
-    problem = task.load(resolved, CPU)
-    return problem, problem.network()
-
-
-def test_the_finder_leaves_the_network_and_the_generator_alone():
-    problem, net = problem_and_net()
-    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    rate = find_rate(net, problem)
-    assert 1e-5 < rate < 1
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_the_valley_is_the_longest_descent():
-    rates = [10.0**-i for i in range(8, 0, -1)]
-    assert valley(rates, [5.0, 4.0, 3.0, 2.0, 1.0, 9.0, 8.0, 7.0]) == 1e-6
-    assert valley(rates, [1.0] * 8) == 1e-8
 
 
 @pytest.mark.parametrize("method", ["muon", "mechanic", "adam"])

@@ -18,11 +18,10 @@ import alrao
 from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, optional, unknown
-from .finder import find_rate
 from .learner import Learner, Mechanic, Polyak, ScheduleFree, warm_up_steps
 from .peers import ScheduleFreePlus
 from .settings import Interval, MethodSpec, Settings
-from .tasks.task import Supervised, Task
+from .tasks.task import Task
 
 GRID = (1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """The rates of the paper's search for the best SGD."""
@@ -230,13 +229,6 @@ def _schedule_free_calibrated(net: nn.Module, settings: Settings, problem: Task)
     return ScheduleFree(net, _imported("schedulefree", "AdamWScheduleFree")(net.parameters(), **values))
 
 
-def _finder(net: nn.Module, settings: Settings, problem: Task) -> Learner:
-    if not isinstance(problem, Supervised):
-        raise LabError("finder needs a task with batches of inputs and targets: pick another method")
-    lr, weight_decay = find_rate(net, problem), settings.weight_decay or 0.01
-    return Learner(net, torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=weight_decay))
-
-
 def _imported(module: str, name: str) -> Any:
     return getattr(optional(module, "peers", f"the method {name}", PACKAGES.get(module)), name)
 
@@ -335,9 +327,5 @@ METHODS: dict[str, Method] = {
     "schedulefree-calibrated": Method(
         "Schedule-Free (calibrated)", "Schedule-Free AdamW at the values of Kasimbeg et al.",
         _schedule_free_calibrated, "none", momentum="never",
-    ),
-    "finder": Method(
-        "Finder", "AdamW at the rate that a search over 100 steps suggests", _finder, "none",
-        momentum="never",
     ),
 }  # fmt: skip

@@ -35,9 +35,6 @@ FREQUENCIES = 64
 """Random waves that stand for a place in a picture."""
 PICTURE_SIDE = 4
 """One pixel of so many, in each direction, is used of a picture."""
-PATCH = 7
-"""Side of the square around the pixel to predict."""
-PATCHES = 8_000
 
 
 @dataclass(frozen=True)
@@ -407,16 +404,3 @@ class Picture(Pixels):
         waves = 20 * torch.randn(2, FREQUENCIES, generator=generator("picture"), dtype=torch.double)
         angles = places @ waves
         return torch.cat([angles.sin(), angles.cos()], 1), colours.reshape(-1, 3)
-
-
-class Patches(Pixels):
-    """scikit-learn's picture of a flower, a pixel from those around it; no download."""
-
-    file = "flower.jpg"
-
-    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the grey values of pixels drawn at random, by those around them."""
-        patches = pixels.mean(-1).unfold(0, PATCH, 1).unfold(1, PATCH, 1).reshape(-1, PATCH * PATCH)
-        patches = patches[torch.randperm(len(patches), generator=generator("patches"))[:PATCHES]]
-        middle = PATCH * PATCH // 2
-        return torch.cat([patches[:, :middle], patches[:, middle + 1 :]], 1), patches[:, [middle]]
