@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isnan
 from typing import Any
@@ -116,3 +116,15 @@ def triangle_command(experiment: Experiment, method: str, rates: Iterable[float]
     words = ["triangle", experiment.settings.task, "--rates", ",".join(map(spelled, rates))]
     words += [] if method == "alrao" else ["--method", method]  # which is its default
     return shlex.join(["alrao", *words, *_options(experiment.settings)])
+
+
+def data_notes(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was missing or left out of a run's data, in words."""
+    found = {}
+    for what, which in about.items():
+        if what.startswith(("missing", "left out", "rows without")):
+            names = (
+                [f"{name} ({count})" for name, count in which.items()] if isinstance(which, dict) else which
+            )
+            found[what] = ", ".join(names) if isinstance(names, list) else str(names)
+    return found

@@ -24,7 +24,7 @@ from ..settings import spelled
 from ..spread import Spread
 from ..store import PARTS
 from ..table import Experiment
-from .cells import columns, measure_text, not_below_zero, shown
+from .cells import columns, data_notes, measure_text, not_below_zero, shown
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -124,13 +124,7 @@ def data_lines(about: dict[str, Any]) -> list[str]:
     target = f"; target {about['target']}{classes}" if "target" in about else ""
     sizes = ", ".join(f"{about[part]} {part}" for part in PARTS if part in about)
     lines = [f"data: {about['source']}{target}; {sizes}"] if "source" in about else []
-    for what, which in about.items():
-        if what.startswith(("missing", "left out", "rows without")):
-            named = (
-                [f"{name} ({count})" for name, count in which.items()] if isinstance(which, dict) else which
-            )
-            lines.append(f"{what}: {', '.join(named) if isinstance(named, list) else named}")
-    return lines
+    return lines + [f"{what}: {which}" for what, which in data_notes(about).items()]
 
 
 def describe(console: Console, result: dict[str, Any]) -> None:
