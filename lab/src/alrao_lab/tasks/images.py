@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..seeds import generator, seed_of
+from ..seeds import generator
 from ..settings import Settings
 from ..zoo import modern, paper, small
 from .cifar import load_cifar10
 from .files import shipped, short_digest
-from .task import Budget, Classification, Data, InMemory, Part, hold_out
+from .task import Batch, Budget, Classification, Data, InMemory, Part, hold_out, pretrained
 
 BAND = 4
 """The widest band, in pixels."""
@@ -155,7 +153,7 @@ class Digits(ImagesInMemory):
 CLASSES = 5
 """The first five classes are known, the other five are learned."""
 FIRST_STEPS, BATCH = 200, 64
-"""Of the first training, which is Adam's at 0.001."""
+"""Of the first training."""
 
 
 class FinetuneCifar10(ImagesInMemory):
@@ -167,8 +165,6 @@ class FinetuneCifar10(ImagesInMemory):
     models = ("resnet-gn",)
     mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
     paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
-    trained: ClassVar[dict[str, nn.Module]] = {}
-    """The network after its first training, by the data it was trained on."""
 
     def read(self, settings: Settings) -> Data:
         parts, identity, about = cifar10(settings)
@@ -179,26 +175,17 @@ class FinetuneCifar10(ImagesInMemory):
         return unknown, identity, {**about, "classes": CLASSES}
 
     def build(self) -> nn.Module:
-        parts, identity, _ = cifar10(self.settings)
-        if identity not in self.trained:
-            self.trained.clear()
-            self.trained[identity] = self._train(parts["train"])
-        net: Any = copy.deepcopy(self.trained[identity])
+        net: Any = pretrained(self, partial(small.residual, CLASSES), self._known)
         net[-1] = nn.Linear(net[-1].in_features, CLASSES)
         return net
 
-    def _train(self, part: Part) -> nn.Module:
-        """Return the network after its first training: the same for every run on this data."""
+    def _known(self) -> Iterator[Batch]:
+        """The batches of the first training."""
+        part = cifar10(self.settings)[0]["train"]
         known = part.take((part.targets < CLASSES).nonzero().flatten())
         images = known.inputs.float()
         images = (images - images.mean()) / images.std()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of("pretraining", self.name))
-            net, random = small.residual(CLASSES), generator("pretraining", self.name, "order")
-            optimizer = torch.optim.Adam(net.parameters())
-            for _ in range(FIRST_STEPS):
-                which = torch.randint(len(known), (BATCH,), generator=random)
-                optimizer.zero_grad()
-                F.cross_entropy(net(images[which]), known.targets[which]).backward()
-                optimizer.step()
-        return net
+        random = generator("pretraining", self.name, "order")
+        for _ in range(FIRST_STEPS):
+            which = torch.randint(len(known), (BATCH,), generator=random)
+            yield images[which], known.targets[which]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from math import exp, inf, log
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LabError
-from ..seeds import generator, seed_of
+from ..seeds import generator
 from ..settings import Settings
 from ..zoo.modern import NGramLM, RotaryLM
 from ..zoo.paper import RecurrentLM
 from ..zoo.small import TransformerLM, scaled
 from .files import data_path, read_text, short_digest
-from .task import Batch, Budget, Classification
+from .task import Batch, Budget, Classification, pretrained
 
 PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
 PTB_PLACES = ("", "ptb", "simple-examples/data")
@@ -305,7 +303,7 @@ class Names(Text):
 
 
 FIRST_STEPS = 400
-"""Of the first training of a language model, with Adam at 0.001."""
+"""Of the first training of a language model."""
 
 
 class FinetuneWikiText(WikiText):
@@ -316,33 +314,17 @@ class FinetuneWikiText(WikiText):
     """
 
     models = ("transformer",)
-    trained: ClassVar[dict[str, nn.Module]] = {}
-    """The network after its first training, by the data."""
 
     def network(self) -> nn.Module:
-        if self.identity not in self.trained:
-            self.trained.clear()
-            self.trained[self.identity] = self._train(super().network)
-        return copy.deepcopy(self.trained[self.identity])
+        return pretrained(self, super().network, self._known)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         parts = self.streams["train"]
         order = torch.randperm(len(parts), generator=generator(self.settings.seed, "order", epoch))
         return (parts[number] for number in order[start:].tolist())
 
-    def _train(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """Return the network after its first training: the same for every run on this data."""
+    def _known(self) -> Iterable[Batch]:
+        """The batches of the first training."""
         known = set(self.symbols)
-        text = encode(
-            [each for each in read_text(shakespeare(self.settings.data)) if each in known], self.symbols
-        )
-        parts = streams(text, 20, WINDOW)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of("pretraining", self.name))
-            net = build()
-            optimizer = torch.optim.Adam(net.parameters())
-            for inputs, targets in islice(cycle(parts), FIRST_STEPS):
-                optimizer.zero_grad()
-                F.cross_entropy(net(inputs)[0].flatten(0, 1), targets).backward()
-                optimizer.step()
-        return net
+        text = [each for each in read_text(shakespeare(self.settings.data)) if each in known]
+        return islice(cycle(streams(encode(text, self.symbols), 20, WINDOW)), FIRST_STEPS)
