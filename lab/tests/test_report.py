@@ -139,10 +139,6 @@ def test_features_are_drawn_by_rate_and_relative_movement(report, figures):
     assert list(first.x) == FEATURES[0]["rates"]
     assert list(first.y) == [1e-6, 1e-3, 0.1, 5, 100]
     assert "1 features are no longer finite" in " ".join(figures["features"].notes)
-    section = report.sections[0]
-    heads, rows = section.health
-    assert heads[-1] == "dead"
-    assert rows == [["net.1.weight", 5, 2, 2, 1, 0, ""], ["net.3.weight", 2, 1, 0, 0, 1, 1.0]]
 
 
 def test_the_table_has_the_rows_of_the_papers_and_what_a_search_costs(report):

@@ -153,7 +153,6 @@ def search_figure(experiment: Experiment) -> Figure | None:
 FEW_POINTS, MANY_LAYERS = 1500, 12
 STILL, WILD = 1e-2, 1e1
 """The movement, relative to its norm, below which a feature hardly learnt and above which it ran wild."""
-HEALTH = ["dead", "saturated", "nonfinite"]
 COLUMNS = ["layer", "feature", "rate", "relative change"]
 
 Layers = tuple[str, Record, list[dict[str, Any]]]
@@ -224,15 +223,3 @@ def features_figure(experiment: Experiment, detail: int, found: Layers | None) -
     said = {"method": name, "seed": record.settings.seed, "still": STILL, "wild": WILD}
     said |= {"slow": slow, "learning": learning, "fast": fast}
     return Figure("features", compare_command(experiment, [name]), plot, table[COLUMNS], notes, said=said)
-
-
-def health(found: Layers) -> tuple[list[str], list[list[Any]]]:
-    """Return for each layer how many features hardly moved, learnt, ran wild; are dead or saturated."""
-    layers = found[2]
-    table = _features(layers)
-    known = [key for key in HEALTH if any(key in layer for layer in layers)]
-    rows = []
-    for layer in layers:
-        change = table.loc[table["layer"] == layer["name"], "relative change"]
-        rows.append([layer["name"], len(change), *_counts(change), *(layer.get(key, "") for key in known)])
-    return ["layer", "features", "hardly moved", "learnt", "ran wild", "not finite", *known], rows

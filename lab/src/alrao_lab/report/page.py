@@ -20,7 +20,7 @@ from ..render.markdown import PAPER_HEADS, TABLE_1, filled
 from ..settings import spelled
 from ..store import encode, replace_file
 from ..table import Experiment, experiments
-from .copies import features_figure, health, posterior_figure, search_figure, shown_layers
+from .copies import features_figure, posterior_figure, search_figure, shown_layers
 from .curves import adam_curves, compared, learning_curves
 from .figure import FEW, THEMES, WORDS, Figure
 from .rates import frozen, triangle, valley
@@ -106,8 +106,6 @@ class Section:
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
-    health: tuple[list[str], list[list[Any]]] | None = None
-    """The headings and rows of the table about the features."""
 
 
 @dataclass
@@ -178,10 +176,7 @@ def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Sectio
             left_out.append(f"{experiment.title}: {what}: {type(error).__name__}: {error}")
         else:
             figures += [figure] if figure is not None else []
-    section = Section(experiment, comparison(experiment), figures)
-    if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
-        section.health = health(layers)
-    return section
+    return Section(experiment, comparison(experiment), figures)
 
 
 def write_report(
@@ -209,7 +204,7 @@ def _shorten(report: Report, excess: int) -> None:
             return
         if section.figures:
             excess -= sum(len(_script_json(_drawing(figure))) + 1000 for figure in section.figures)
-            section.figures, section.health = [], None
+            section.figures = []
             report.left_out.append(f"{section.experiment.title}: its figures, {reason} them")
     while excess > 0 and report.sections:
         section = report.sections.pop()
