@@ -11,6 +11,7 @@ import torch
 from ..errors import LabError
 from ..methods import GRID, usual_methods
 from ..records import locate, read
+from ..render.cells import verdict
 from ..render.terminal import (
     TrainingBar,
     comparison_table,
@@ -19,7 +20,6 @@ from ..render.terminal import (
     say,
     train_missing,
     triangle_table,
-    verdict,
 )
 from ..resolve import OWN_DATA, refuse_idle, resolve
 from ..run import pick_device, require_share, run

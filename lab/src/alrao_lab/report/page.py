@@ -15,9 +15,8 @@ from markupsafe import Markup
 from alrao import __version__
 
 from ..records import Reading
-from ..render.cells import columns, duration, shown
+from ..render.cells import columns, duration, shown, verdict
 from ..render.markdown import PAPER_HEADS, TABLE_1, filled
-from ..settings import spelled
 from ..store import encode, replace_file
 from ..table import Experiment, experiments
 from .copies import features_figure, posterior_figure, search_figure, shown_layers
@@ -35,7 +34,8 @@ DETAIL = (20, 8, FEW, 0)
 class Comparison:
     """The paper's Table 1 for one experiment, and every rate below it."""
 
-    headline: list[str]
+    headline: str
+    """Which method won, and by how much."""
     main: pd.DataFrame
     more: pd.DataFrame
     """The cells by label and heading."""
@@ -67,36 +67,7 @@ def comparison(experiment: Experiment) -> Comparison | None:
     main.loc[rows["searched"] > 1, "method"] += " rates"
     others = [*experiment.grid.index, *experiment.rows.index.drop(rows.index)]
     more = shown(experiment, experiment.every.loc[others])[heads]
-    return Comparison(_headline(experiment, alrao), main, more, plain, best)
-
-
-def _headline(experiment: Experiment, alrao: Any) -> list[str]:
-    """The main findings in sentences, computed, given the row of the main method at its defaults."""
-    measure, name = experiment.measure, experiment.main
-    column = f"test {measure}"
-    if alrao is None:
-        return []
-    own = alrao[column]
-    if own != own:  # not a number
-        return [f"No run of {name} has ended well here."]
-    said = [f"{name}, without a learning rate chosen, reaches a test {measure} of {own:.3g}."]
-    grid, sgd = experiment.grid, experiment.rows[experiment.rows["searched"] > 1]
-    if len(sgd) and (best := sgd.iloc[0])[column] == best[column]:
-        better = grid[column] <= own if not experiment.higher else grid[column] >= own
-        said.append(
-            f"SGD at the best of {len(grid)} rates, {spelled(best['rate'])}, reaches {best[column]:.3g}; at "
-            f"{len(grid) - int(better.sum())} of the {len(grid)} rates it does worse than {name} or fails."
-        )
-        if alrao["seconds"] and best["search_seconds"]:
-            times = best["search_seconds"] / alrao["seconds"]
-            said.append(
-                f"Finding that rate took {duration(best['search_seconds'])}, {times:.1f} times a run of "
-                f"{name} ({duration(alrao['seconds'])})."
-            )
-    going = len(experiment.runs) - len(experiment.ended)
-    if going:
-        said.append(f"{going} run{' has' if going == 1 else 's have'} not ended yet.")
-    return said
+    return Comparison(verdict(experiment) if len(rows) > 1 else "", main, more, plain, best)
 
 
 @dataclass
