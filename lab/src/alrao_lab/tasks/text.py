@@ -51,13 +51,18 @@ def ptb(data: str | None, level: str, *, mini: bool) -> Texts:
     """
     names = {part: name for part, name in PTB_FILES.items() if not (mini and part == "train")}
     folder = _ptb_folder(data, list(names.values()))
+    if mini:
+        return halved(folder, names["valid"], names["test"], level)
     texts = {part: tokens(read_text(folder / name), level) for part, name in names.items()}
-    if not mini:
-        return texts, folder, "; ".join(f"{part}: {name}" for part, name in names.items())
-    test = texts["test"]
-    half = len(test) // 2
-    source = "train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half"
-    return {"train": texts["valid"], "valid": test[:half], "test": test[half:]}, folder, source
+    return texts, folder, "; ".join(f"{part}: {name}" for part, name in names.items())
+
+
+def halved(folder: Path, train: str, other: str, level: str) -> Texts:
+    """Read two files: one to train on, one whose halves are for validation and for testing."""
+    first, second = (tokens(read_text(folder / name), level) for name in (train, other))
+    half = len(second) // 2
+    source = f"train: {train}; valid: the first half of {other}; test: its second half"
+    return {"train": first, "valid": second[:half], "test": second[half:]}, folder, source
 
 
 def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
@@ -264,13 +269,13 @@ class Shakespeare(Text):
     limits: ClassVar = {}
 
     def read(self, settings: Settings, level: str) -> Texts:
-        return split(shakespeare(settings.data), level)
+        return split(named(SHAKESPEARE, settings.data), level)
 
 
-def shakespeare(data: str | None) -> Path:
-    """Return the file of Shakespeare's text."""
-    place = data_path(data, f"name the directory of {SHAKESPEARE} with --data")
-    return place / SHAKESPEARE if place.is_dir() else place
+def named(file: str, data: str | None) -> Path:
+    """Return the path of a file, which is the place that the user named, or in it."""
+    place = data_path(data, f"name the directory of {file} with --data")
+    return place / file if place.is_dir() else place
 
 
 class WikiText(Text):
@@ -282,18 +287,14 @@ class WikiText(Text):
 
     def read(self, settings: Settings, level: str) -> Texts:
         folder = data_path(settings.data, f"name the directory of {' and '.join(WIKITEXT)} with --data")
-        train, other = (tokens(read_text(folder / name), level) for name in WIKITEXT)
-        half = len(other) // 2
-        source = f"train: {WIKITEXT[0]}; valid: the first half of {WIKITEXT[1]}; test: its second half"
-        return {"train": train, "valid": other[:half], "test": other[half:]}, folder, source
+        return halved(folder, *WIKITEXT, level)
 
 
 class Names(Text):
     """The names of karpathy/makemore in a fixed random order, the next letter (--data)."""
 
     def read(self, settings: Settings, level: str) -> Texts:
-        place = data_path(settings.data, f"name the directory of {NAMES} with --data")
-        path = place / NAMES if place.is_dir() else place
+        path = named(NAMES, settings.data)
         names = read_text(path).split()
         order = torch.randperm(len(names), generator=generator("names")).tolist()
         text = tokens("\n".join(names[number] for number in order), level)
@@ -326,5 +327,5 @@ class FinetuneWikiText(WikiText):
     def _known(self) -> Iterable[Batch]:
         """The batches of the first training."""
         known = set(self.symbols)
-        text = [each for each in read_text(shakespeare(self.settings.data)) if each in known]
+        text = [each for each in read_text(named(SHAKESPEARE, self.settings.data)) if each in known]
         return islice(cycle(streams(encode(text, self.symbols), 20, WINDOW)), FIRST_STEPS)
