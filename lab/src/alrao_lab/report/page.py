@@ -19,7 +19,7 @@ from ..render.cells import columns, duration, shown, verdict
 from ..render.markdown import PAPER_HEADS, TABLE_1, filled
 from ..store import encode, replace_file
 from ..table import Experiment, experiments
-from .copies import features_figure, posterior_figure, search_figure, shown_layers
+from .copies import features_figure, posterior_figure, search_figure
 from .curves import adam_curves, compared, learning_curves
 from .figure import FEW, THEMES, WORDS, Figure
 from .rates import frozen, triangle, valley
@@ -127,7 +127,6 @@ class Report:
 
 
 def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Section:
-    layers = shown_layers(experiment, left_out)
     makers: dict[str, Callable[[], Figure | None]] = {
         "learning curves": lambda: learning_curves(experiment, detail),
         "the search": lambda: search_figure(experiment),
@@ -137,7 +136,7 @@ def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Sectio
         "the triangle of Alrao-Adam": lambda: triangle(experiment, "alrao-adam"),
         "the rates of Adam": lambda: adam_curves(experiment, detail),
         "trained fractions": lambda: frozen(experiment),
-        "features": lambda: features_figure(experiment, detail, layers),
+        "features": lambda: features_figure(experiment, detail, left_out),
     }
     figures: list[Figure] = []
     for what, make in makers.items():
