@@ -19,7 +19,7 @@ from ..report.figure import ALRAO, BASELINE, LOG, Figure, light, ordered, panels
 from ..report.page import Report, Section, write_report
 from ..runset import RunSet
 from ..settings import Settings
-from ..store import file_name, replace_file
+from ..store import file_name, replace_file, unwritable
 from .checks import Verdict, check_theorem
 from .computed import MULTIPLES, Theorem, compute, counts
 from .exhibits import EXHIBITS, Exhibit
@@ -58,7 +58,10 @@ def write_images(figures: dict[Path, Figure]) -> None:
     for path, figure in figures.items():
         size = {"width": WIDTH, "height": figure.plot.wide["height"], "format": "svg"}
         wanted.append({"fig": light(figure).to_plotly_json(), "path": path, "opts": size})
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path.parent, error) from error
     try:
         kaleido.write_fig_from_object_sync(wanted, kopts={"mathjax": False}, cancel_on_error=True)
     except Exception as error:  # of many kinds: the browser is missing, does not start, ends early
