@@ -128,13 +128,10 @@ def _alrao(net: nn.Module, settings: Settings, problem: Task, *, adam: bool = Fa
     return Learner(model, optimizer)
 
 
-def _auto(
-    net: nn.Module, settings: Settings, problem: Task, *, copies: bool = True, known_steps: bool = False
-) -> Learner:
+def _auto(net: nn.Module, settings: Settings, problem: Task, *, copies: bool = True) -> Learner:
     model = alrao.Alrao(net, likelihood=problem.likelihood) if copies else net
-    steps = (settings.epochs or 1) * problem.steps if known_steps else None
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay} if settings.weight_decay else {}
-    return Learner(model, alrao.Auto(model, steps=steps, **decay))
+    return Learner(model, alrao.Auto(model, **decay))
 
 
 def _betas(settings: Settings) -> tuple[float, float]:
@@ -246,10 +243,6 @@ METHODS: dict[str, Method] = {
     "auto": Method(
         "Auto", "Auto: no rate, no schedule, no number of steps", _auto, "none", "never", ours=True
     ),
-    "auto-steps": Method(
-        "Auto (steps)", "Auto, given the number of steps", partial(_auto, known_steps=True),
-        "none", "never", ours=True,
-    ),
     "auto-plain": Method(
         "Auto (plain)", "Auto on the network without copies", partial(_auto, copies=False),
         "none", "never", ours=True,
@@ -295,11 +288,6 @@ METHODS: dict[str, Method] = {
         _plain("prodigyplus", "ProdigyPlusScheduleFree", betas=True, kind=ScheduleFree), momentum="positive",
     ),
     "mechanic": Method("Mechanic", "Mechanic on Adam", _mechanic, momentum="never"),
-    "nadamw": Method(
-        "NAdamW", "NAdamW, at 0.001 or at a rate",
-        _plain("torch.optim", "NAdam", betas=True, weight_decay=0.01, lr=0.001, decoupled_weight_decay=True),
-        default_rate=0.001,
-    ),
     "muon": Method(
         "Muon", "Muon for hidden matrices, AdamW for the rest, at its defaults or both at a rate", _muon,
         momentum="never",
