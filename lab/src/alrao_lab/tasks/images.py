@@ -157,7 +157,7 @@ FIRST_STEPS, BATCH = 200, 64
 
 
 class FinetuneCifar10(ImagesInMemory):
-    """Five classes of CIFAR-10 from 500 images, by a network that knows the others (--data).
+    """Five classes of CIFAR-10 from 500 images, by a network trained on the others (--data).
 
     Its output layer is new.
     """
