@@ -14,7 +14,8 @@ from alrao_lab import run as runs
 from alrao_lab import spread
 from alrao_lab.errors import LabError
 from alrao_lab.records import read
-from alrao_lab.render.terminal import comparison_table, ended, live_table, triangle_table, verdict
+from alrao_lab.render.cells import verdict
+from alrao_lab.render.terminal import comparison_table, ended, live_table, triangle_table
 from alrao_lab.run import run
 from alrao_lab.runset import Comparison, RunSet, Triangle
 from alrao_lab.settings import Interval, MethodSpec

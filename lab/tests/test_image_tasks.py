@@ -106,7 +106,7 @@ def test_cifar10_normalised_by_channel(folder):
 
 def test_cifar10_parts_are_fixed_and_apart(folder):
     problem = cifar10(folder, seed=1)
-    other = cifar10(folder, seed=2, model="small-nobn", budget="paper", batch=7)
+    other = cifar10(folder, seed=2, model="mlp", budget="paper", batch=7)
     sizes = {name: len(part) for name, part in problem.parts.items()}
     assert sizes == {"train": 80, "valid": 20, "test": 20}
     for name, part in problem.parts.items():
@@ -216,7 +216,7 @@ def test_digits_mlp_is_the_readme_s():
     assert shapes == [(128, 64), (128, 128), (10, 128)]
 
 
-@pytest.mark.parametrize("model", ["small", "small-nobn", "vgg19", "googlenet", "mobilenet"])
+@pytest.mark.parametrize("model", ["small", "vgg19", "googlenet", "mobilenet"])
 def test_cifar10_networks(model, folder):
     problem = cifar10(folder, model=model, width=0.25, batch=4)
     x, y = next(problem.batches(1))

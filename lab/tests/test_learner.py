@@ -1,21 +1,18 @@
-"""Learners: the weights and statistics evaluated, the movement of features, the learning-rate finder."""
+"""Learners: the weights and statistics evaluated, the movement of features."""
 
 import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lab_support.runs import settings
 from support.stepping import same
 from torch import nn
 
 import alrao
-from alrao_lab.finder import find_rate, valley
 from alrao_lab.learner import Learner
 from alrao_lab.methods import learner
 from alrao_lab.recording import Movement
 from alrao_lab.resolve import resolve
-from alrao_lab.seeds import seed_of
 from alrao_lab.settings import MethodSpec, Settings
 
 
@@ -43,22 +40,6 @@ def started(model):
     return problem, trained, Movement(trained)
 
 
-@pytest.mark.parametrize(
-    ("model", "bias", "key"),
-    [("mlp", -1e6, "dead"), ("sigmoid", -12.0, "saturated"), ("sigmoid", -200.0, "dead")],
-)
-def test_features_without_a_gradient_are_counted(model, bias, key):
-    problem, trained, movement = started(model)
-    before, *_ = movement.layers(problem)  # a ReLU unit may be dead from the start
-    [first, *_] = [p for name, p in trained.model.named_parameters() if name.endswith("bias")]
-    first.data[:] = torch.where(torch.arange(len(first)) < 9, bias, first.data)
-    after, *_ = movement.layers(problem)
-    other = "saturated" if key == "dead" else "dead"
-    assert before[key] < 5
-    assert 9 <= after[key] <= 9 + before[key]
-    assert after[other] <= before[other]
-
-
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_measuring_changes_nothing(model):
     problem, trained, movement = started(model)
@@ -67,41 +48,10 @@ def test_measuring_changes_nothing(model):
     trained.model.eval()
     before = copy.deepcopy((trained.state_dict(), torch.get_rng_state()))
     gradients = [None if p.grad is None else p.grad.clone() for p in trained.model.parameters()]
-    movement.layers(problem)
+    movement.layers()
     assert same(before, (trained.state_dict(), torch.get_rng_state()))
     assert not any(module.training for module in trained.model.modules())
     assert same(gradients, [p.grad for p in trained.model.parameters()])
-
-
-def test_without_data_nothing_is_counted():
-    _, _, movement = started("mlp")
-    assert all("dead" not in layer for layer in movement.layers())
-
-
-CPU = torch.device("cpu")
-
-
-def problem_and_net():
-    """The data and the network as a run has them at its start."""
-    task, resolved = resolve(settings(method="finder"))
-    torch.manual_seed(seed_of(resolved.seed, "network"))
-    problem = task.load(resolved, CPU)
-    return problem, problem.network()
-
-
-def test_the_finder_leaves_the_network_and_the_generator_alone():
-    problem, net = problem_and_net()
-    before, random = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    rate = find_rate(net, problem)
-    assert 1e-5 < rate < 1
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_the_valley_is_the_longest_descent():
-    rates = [10.0**-i for i in range(8, 0, -1)]
-    assert valley(rates, [5.0, 4.0, 3.0, 2.0, 1.0, 9.0, 8.0, 7.0]) == 1e-6
-    assert valley(rates, [1.0] * 8) == 1e-8
 
 
 @pytest.mark.parametrize("method", ["muon", "mechanic", "adam"])

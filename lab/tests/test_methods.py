@@ -231,7 +231,7 @@ def test_momentum_and_decay_reach_the_optimizer(name):
 
 def test_published_defaults():
     expected = {"adam": 1e-3, "prodigy": 1.0, "dadapt-sgd": 1.0, "dadapt-adam": 1.0, "dog": 1.0}
-    expected |= {"schedulefree": 0.0025, "prodigy-plus": 1.0, "mechanic": 1.0, "nadamw": 1e-3}
+    expected |= {"schedulefree": 0.0025, "prodigy-plus": 1.0, "mechanic": 1.0}
     expected |= {"schedulefree+": 1.0, "ademamix": 1e-3, "soap": 3e-3}
     expected |= {"nadamw-calibrated": 0.00175, "schedulefree-calibrated": 0.0025}
     for name, lr in expected.items():

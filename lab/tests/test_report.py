@@ -139,10 +139,6 @@ def test_features_are_drawn_by_rate_and_relative_movement(report, figures):
     assert list(first.x) == FEATURES[0]["rates"]
     assert list(first.y) == [1e-6, 1e-3, 0.1, 5, 100]
     assert "1 features are no longer finite" in " ".join(figures["features"].notes)
-    section = report.sections[0]
-    heads, rows = section.health
-    assert heads[-1] == "dead"
-    assert rows == [["net.1.weight", 5, 2, 2, 1, 0, ""], ["net.3.weight", 2, 1, 0, 0, 1, 1.0]]
 
 
 def test_the_table_has_the_rows_of_the_papers_and_what_a_search_costs(report):
@@ -156,7 +152,7 @@ def test_the_table_has_the_rows_of_the_papers_and_what_a_search_costs(report):
         "Alrao (1:10), seed 0: diverged at step 32",
         "SGD 10, seed 0: diverged at step 64",
     ]
-    assert "at 5 of the 7 rates it does worse than Alrao or fails" in " ".join(table.headline)
+    assert table.headline.startswith("SGD 1 (best of 7 rates) has the lowest test loss, 0.155; next is Alrao")
 
 
 def test_returns_are_better_the_higher_they_are(tmp_path):
@@ -177,7 +173,7 @@ def test_returns_are_better_the_higher_they_are(tmp_path):
     assert curves.title == "Returns during training"
     alrao = [trace for trace in drawn(curves) if trace.name == "Alrao"]
     assert [list(trace.y) for trace in alrao] == [[-200.0] * 4, [-150.0] * 4]
-    assert "at 3 of the 3 rates" in " ".join(section.comparison.headline)
+    assert section.comparison.headline.startswith("Alrao has the highest test return, -151; next is SGD 0.01")
 
 
 def test_axes_say_what_they_are(figures):
@@ -218,7 +214,7 @@ def test_a_single_run_is_a_report_too(tmp_path):
     path = make_run(tmp_path, "alrao")
     report = report_of(path)
     assert report.runs == 1
-    assert report.sections[0].comparison.headline[0].startswith("Alrao, without")
+    assert report.sections[0].comparison.headline == "", "nothing is compared"
     assert report.sections[0].comparison.best is None, "the best of one"
     (curves,) = [each for each in report.sections[0].figures if each.name == "curves"]
     assert "thick red line is Alrao" in curves.look_for

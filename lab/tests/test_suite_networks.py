@@ -2,14 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
 
 import alrao
-from alrao_lab.methods import learner
-from alrao_lab.resolve import resolve
-from alrao_lab.settings import Settings
-from alrao_lab.tasks.task import evaluate
-from alrao_lab.team import Team
 from alrao_lab.zoo import small
 
 CPU = torch.device("cpu")
@@ -67,37 +61,3 @@ def test_every_new_network_has_copies_of_its_output_layer():
         outputs = alrao.Alrao(net, copies=4)(inputs)
         log_probs = outputs[0] if isinstance(outputs, tuple) else outputs
         torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(log_probs.shape[:-1]))
-
-
-def test_the_autoencoder_is_measured_by_its_pixels():
-    task, settings = resolve(Settings(task="autoencoder", method="sgd@0.1"))
-    problem = task.load(settings, CPU)
-    part = problem.parts["test"]
-    inputs, targets = part.inputs, part.targets
-    assert inputs is targets or torch.equal(inputs, targets)
-    net = problem.network().eval()
-    with torch.no_grad():
-        error = (net(inputs) - targets).numpy()
-    found = evaluate(problem, net, "test", Team(CPU))
-    assert found["loss"] == pytest.approx((error**2).mean(), rel=1e-5)
-    assert found["r2"] == pytest.approx(1 - (error**2).mean() / targets.numpy().var(), rel=1e-5)
-
-
-@pytest.mark.parametrize("method", ["alrao", "alrao-adam", "sgd@0.01", "adam"])
-def test_the_autoencoder_learns(method):
-    task, settings = resolve(Settings(task="autoencoder", method=method))
-    problem = task.load(settings, CPU)
-    trained = learner(problem.network(), settings, problem)
-    before = evaluate(problem, trained.model.eval(), "valid", Team(CPU))["loss"]
-    trained.train()
-    for epoch in (1, 2, 3):
-        for inputs, targets in problem.batches(epoch):
-            trained.step(problem.loss(trained.model(inputs), targets))
-    after = evaluate(problem, trained.model.eval(), "valid", Team(CPU))["loss"]
-    assert after < 0.8 * before
-
-
-def test_sigmoid_units_are_sigmoid():
-    task, settings = resolve(Settings(task="digits", model="sigmoid"))
-    net = task.load(settings, CPU).network()
-    assert [type(m) for m in net if not isinstance(m, nn.Linear | nn.Flatten)] == [nn.Sigmoid, nn.Sigmoid]

@@ -7,18 +7,17 @@ import io
 import json
 import warnings
 from importlib import import_module
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import torch
 
 from .errors import optional
 from .provenance import source_state
-from .render.cells import duration, measure_text
+from .render.cells import data_notes, duration, measure_text
+from .render.markdown import filled
 from .resolve import label
 from .store import replace_file
 from .trained import Trained
@@ -98,10 +97,9 @@ def card(trained: Trained, names: list[str]) -> str:
     figures = {
         part: ", ".join(measure_text(*item) for item in result[part].items()) for part in ("valid", "test")
     }
-    template = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    ).from_string(files(__package__).joinpath("card.md.j2").read_text("utf-8"))
-    return template.render(
+    return filled(
+        __package__,
+        "card.md.j2",
         trained=trained,
         data=data,
         about=described(trained),
@@ -113,11 +111,5 @@ def card(trained: Trained, names: list[str]) -> str:
         versions=config.get("versions", {}),
         commit=config.get("commit") or source_state()[0] or "not recorded",
         started=str(config.get("started", ""))[:10],
-        notes={
-            what: which
-            if isinstance(which, list | int)
-            else ", ".join(f"{k} ({v})" for k, v in which.items())
-            for what, which in data.items()
-            if what.startswith(("missing", "left out", "rows without"))
-        },
+        notes=data_notes(data),
     )

@@ -21,7 +21,7 @@ from .provenance import provenance
 from .recording import EventFiles, Movement
 from .settings import THREADS, Settings
 from .store import RunDirectory
-from .tasks.task import Measures, Supervised, Task
+from .tasks.task import Measures, Task
 from .team import Team
 
 CHECKPOINT_SECONDS = 300.0
@@ -104,7 +104,7 @@ class Loop:
             progress = self.progress
         if self.events is not None:
             self.events.close()
-        if layers := self.movement.layers(self.problem if isinstance(self.problem, Supervised) else None):
+        if layers := self.movement.layers():
             self.directory.write("features", layers)
         self.directory.write_metrics(self.lines)
         self.directory.write("result", self._result())

@@ -18,11 +18,10 @@ import alrao
 from alrao.optim import AlraoOptimizer
 
 from .errors import LabError, optional, unknown
-from .finder import find_rate
 from .learner import Learner, Mechanic, Polyak, ScheduleFree, warm_up_steps
 from .peers import ScheduleFreePlus
 from .settings import Interval, MethodSpec, Settings
-from .tasks.task import Supervised, Task
+from .tasks.task import Task
 
 GRID = (1e-05, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 """The rates of the paper's search for the best SGD."""
@@ -129,13 +128,10 @@ def _alrao(net: nn.Module, settings: Settings, problem: Task, *, adam: bool = Fa
     return Learner(model, optimizer)
 
 
-def _auto(
-    net: nn.Module, settings: Settings, problem: Task, *, copies: bool = True, known_steps: bool = False
-) -> Learner:
+def _auto(net: nn.Module, settings: Settings, problem: Task, *, copies: bool = True) -> Learner:
     model = alrao.Alrao(net, likelihood=problem.likelihood) if copies else net
-    steps = (settings.epochs or 1) * problem.steps if known_steps else None
     decay: dict[str, Any] = {"weight_decay": settings.weight_decay} if settings.weight_decay else {}
-    return Learner(model, alrao.Auto(model, steps=steps, **decay))
+    return Learner(model, alrao.Auto(model, **decay))
 
 
 def _betas(settings: Settings) -> tuple[float, float]:
@@ -230,13 +226,6 @@ def _schedule_free_calibrated(net: nn.Module, settings: Settings, problem: Task)
     return ScheduleFree(net, _imported("schedulefree", "AdamWScheduleFree")(net.parameters(), **values))
 
 
-def _finder(net: nn.Module, settings: Settings, problem: Task) -> Learner:
-    if not isinstance(problem, Supervised):
-        raise LabError("finder needs a task with batches of inputs and targets: pick another method")
-    lr, weight_decay = find_rate(net, problem), settings.weight_decay or 0.01
-    return Learner(net, torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=weight_decay))
-
-
 def _imported(module: str, name: str) -> Any:
     return getattr(optional(module, "peers", f"the method {name}", PACKAGES.get(module)), name)
 
@@ -253,10 +242,6 @@ PACKAGES = {
 METHODS: dict[str, Method] = {
     "auto": Method(
         "Auto", "Auto: no rate, no schedule, no number of steps", _auto, "none", "never", ours=True
-    ),
-    "auto-steps": Method(
-        "Auto (steps)", "Auto, given the number of steps", partial(_auto, known_steps=True),
-        "none", "never", ours=True,
     ),
     "auto-plain": Method(
         "Auto (plain)", "Auto on the network without copies", partial(_auto, copies=False),
@@ -303,11 +288,6 @@ METHODS: dict[str, Method] = {
         _plain("prodigyplus", "ProdigyPlusScheduleFree", betas=True, kind=ScheduleFree), momentum="positive",
     ),
     "mechanic": Method("Mechanic", "Mechanic on Adam", _mechanic, momentum="never"),
-    "nadamw": Method(
-        "NAdamW", "NAdamW, at 0.001 or at a rate",
-        _plain("torch.optim", "NAdam", betas=True, weight_decay=0.01, lr=0.001, decoupled_weight_decay=True),
-        default_rate=0.001,
-    ),
     "muon": Method(
         "Muon", "Muon for hidden matrices, AdamW for the rest, at its defaults or both at a rate", _muon,
         momentum="never",
@@ -335,9 +315,5 @@ METHODS: dict[str, Method] = {
     "schedulefree-calibrated": Method(
         "Schedule-Free (calibrated)", "Schedule-Free AdamW at the values of Kasimbeg et al.",
         _schedule_free_calibrated, "none", momentum="never",
-    ),
-    "finder": Method(
-        "Finder", "AdamW at the rate that a search over 100 steps suggests", _finder, "none",
-        momentum="never",
     ),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import pi, sqrt
 from typing import Any
 
@@ -28,27 +28,15 @@ class ScheduleFreePlus(Optimizer):
     Models*. arXiv 2605.19095. 2026.
 
     Args:
-        params: the parameters.
-        lr: a factor of the rate, for a warm-up.
-        betas: of Adam's averages.
-        interpolation: :math:`\beta`.
-        eps: added to the root of the second moments.
+        params: the parameters; ``lr`` of their groups is a factor of the rate, for a warm-up.
         last_warm_up: steps in which the average is the last iterate.
     """
 
     loss: float | None = None
     """The loss of the batch, to be set before each step."""
 
-    def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float = 1.0,
-        betas: tuple[float, float] = (0.9, 0.95),
-        interpolation: float = 0.9,
-        eps: float = 1e-8,
-        last_warm_up: int = 0,
-    ) -> None:
-        options: dict[str, Any] = {"lr": lr, "betas": betas, "interpolation": interpolation, "eps": eps}
+    def __init__(self, params: Iterable[Tensor], last_warm_up: int = 0) -> None:
+        options: dict[str, Any] = {"lr": 1.0, "betas": (0.9, 0.95), "interpolation": 0.9, "eps": 1e-8}
         own = {"last_warm_up": last_warm_up, "step": 0, "largest": 0.0, "weight_sum": 0.0, "training": True}
         super().__init__(params, {**options, **own})
 
@@ -72,11 +60,8 @@ class ScheduleFreePlus(Optimizer):
             group["training"] = training
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Take a step; the attribute ``loss`` must have been set."""
-        if closure is not None:
-            with torch.enable_grad():
-                self.loss = float(closure())
         if self.loss is None or not all(group["training"] for group in self.param_groups):
             raise RuntimeError(
                 "ScheduleFreePlus needs `optimizer.loss = loss.item()` and train() before step()"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import alrao
 
 from .errors import optional
 from .learner import Learner
 from .store import unwritable
-from .tasks.task import Supervised
 
 FOLDER = "tensorboard"
 
@@ -60,12 +57,6 @@ class EventFiles:
         self._writer.close()
 
 
-PROBED = 4
-"""Training batches on which gradients are measured."""
-FAINT = 1e-4
-"""Below this fraction of its layer's median gradient, a feature is saturated."""
-
-
 class Movement:
     """Keeps the initial weights of an Alrao model, to compare with them later."""
 
@@ -80,16 +71,12 @@ class Movement:
             }
 
     @torch.no_grad()
-    def layers(self, problem: Supervised | None = None) -> list[dict[str, Any]]:
-        """Return, for each layer, its features' rates, their initial norms, and the norms of their change.
-
-        With a problem, also count dead features (no gradient) and saturated ones (a very small gradient).
-        """
+    def layers(self) -> list[dict[str, Any]]:
+        """Return, for each layer, its features' rates, their initial norms, and the norms of their change."""
         optimizer = self.learner.optimizer
         if not self.start or not isinstance(optimizer, alrao.AlraoOptimizer):
             return []
         found = []
-        gradients = {} if problem is None else self._gradients(problem)
         for name, p in self.learner.model.named_parameters():
             if name not in self.start:
                 continue
@@ -98,37 +85,10 @@ class Movement:
                 rates = rates.expand([len(p)] + [1] * (p.ndim - 1))
             axes = [axis for axis, size in enumerate(rates.shape) if size == 1]
             begin = self.start[name].double()
-            layer: dict[str, Any] = {
-                "name": name,
-                "rates": _short(rates),
-                "start": _short(_norm(begin, axes)),
-                "moved": _short(_norm(p.cpu().double() - begin, axes)),
-            }
-            if name in gradients:
-                reached = _norm(gradients[name], axes)
-                alive = reached[reached > 0]
-                layer["dead"] = int((reached == 0).sum())
-                layer["saturated"] = int((alive < FAINT * alive.median()).sum()) if len(alive) else 0
-            found.append(layer)
+            moved = _norm(p.cpu().double() - begin, axes)
+            norms = {"start": _short(_norm(begin, axes)), "moved": _short(moved)}
+            found.append({"name": name, "rates": _short(rates), **norms})
         return found
-
-    @torch.enable_grad()
-    def _gradients(self, problem: Supervised) -> dict[str, Tensor]:
-        """The largest gradients of the weights in a few batches, of a copy of the model."""
-        model = copy.deepcopy(self.learner.model).train()  # some recurrent layers need it for backward
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
-                module.eval()
-        carry = None
-        largest = {name: torch.zeros_like(start, dtype=torch.double) for name, start in self.start.items()}
-        for inputs, targets in islice(problem.batches(1), PROBED):
-            model.zero_grad()
-            outputs, carry = problem.forward(model, inputs, carry)
-            problem.loss(outputs, targets).backward()
-            for name, p in model.named_parameters():
-                if name in largest and p.grad is not None:
-                    torch.maximum(largest[name], p.grad.detach().cpu().double().abs(), out=largest[name])
-        return largest
 
 
 def _norm(weights: Tensor, axes: list[int]) -> Tensor:

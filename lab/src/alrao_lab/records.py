@@ -23,7 +23,7 @@ from .store import PARTS, Run, RunDirectory, decode, encode, file_name, number, 
 
 SUFFIX = ".jsonl.xz"
 LIMIT = 2**28
-"""Bytes of a file of results, unpacked, and of memory for unpacking it."""
+"""Bytes of a file of results, unpacked."""
 NEEDED = {"task": str, "method": str | dict, "seed": int}
 FORMER = ("zoom", "body_lr", "normalise")
 """Settings that runs of earlier versions may have."""
@@ -81,19 +81,13 @@ def _rows(path: Path, time: int, size: int) -> tuple[Mapping[str, Row], list[str
 
 
 def _unpacked(path: Path) -> bytes:
-    content = b""
     try:
-        packed = path.read_bytes()
-        while packed or not content:  # files that were joined are several streams
-            stream = lzma.LZMADecompressor(memlimit=LIMIT)
-            content += stream.decompress(packed, LIMIT - len(content))
-            if len(content) == LIMIT:
-                raise LabError(f"{path} unpacks to more than {LIMIT >> 20} MB: it is no file of results")
-            if not stream.eof:
-                raise EOFError("it is cut off")
-            packed = stream.unused_data
+        with lzma.open(path) as file:  # of files that were joined, it reads one after the other
+            content = file.read(LIMIT)
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise LabError(f"{path} is damaged ({error}): restore it from version control") from None
+    if len(content) == LIMIT:
+        raise LabError(f"{path} unpacks to more than {LIMIT >> 20} MB: it is no file of results")
     return content
 
 

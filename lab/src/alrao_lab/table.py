@@ -174,7 +174,7 @@ class Experiment:
     @cached_property
     def main(self) -> str | None:
         """The label of the method that the experiment is about: Auto, else the paper's, at its defaults."""
-        found = (self.plain(name) for name in ("auto", "auto-steps", "auto-plain", "alrao", "alrao-adam"))
+        found = (self.plain(name) for name in ("auto", "auto-plain", "alrao", "alrao-adam"))
         return next((name for name in found if name is not None), None)
 
     def plain(self, method: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,18 @@ PATH = click.Path(path_type=Path)
 
 
 def _of_run(command: Any) -> Any:
-    """Add the options that name a run, which the command receives as its model."""
+    """Add the options that name a run."""
+    where: dict[str, Any] = {"type": PATH, "metavar": "DIR"}
+    command = click.option(
+        "--out", "root", default="runs", show_default=True, help="where runs are", **where
+    )(command)
+    return click.option("--run", help="the run  [default: the one that ended last]", **where)(command)
 
-    def called(*, run: Path | None, root: Path, **values: Any) -> None:
-        path = run or latest(root)
-        say(f"run: {path}")
-        command(trained=Trained.load(path), **values)
 
-    called.__doc__ = command.__doc__
-    add: list[Callable[[Any], Any]] = [
-        click.option("--run", type=PATH, metavar="DIR", help="the run  [default: the one that ended last]"),
-        click.option(
-            "--out",
-            "root",
-            type=PATH,
-            default="runs",
-            show_default=True,
-            metavar="DIR",
-            help="where runs are",
-        ),
-    ]
-    for each in reversed(add):
-        called = each(called)
-    return called
+def _trained(run: Path | None, root: Path) -> Trained:
+    path = run or latest(root)
+    say(f"run: {path}")
+    return Trained.load(path)
 
 
 @click.command("predict")
@@ -57,12 +45,13 @@ def _of_run(command: Any) -> Any:
     help="symbols by which a text is continued",
 )  # fmt: skip
 @_of_run
-def predict_command(trained: Trained, data: Path, to: Path | None, symbols: int) -> None:
+def predict_command(run: Path | None, root: Path, data: Path, to: Path | None, symbols: int) -> None:
     """Predict for DATA with a trained model.
 
     DATA is what the run was trained on: a CSV file (the target may be missing), an image or a folder of
     images, or a text to continue. Every row of a table gets its prediction, and classes their probability.
     """
+    trained = _trained(run, root)
     found = predict(trained, data, symbols)
     for note in found.notes:
         say(note)
@@ -94,13 +83,13 @@ def _preview(found: Predictions) -> Any:
     help="files to write: onnx, torch  [default: both; torch, if ONNX is not installed]",
 )
 @_of_run
-def export_command(trained: Trained, to: Path, formats: str | None) -> None:
+def export_command(run: Path | None, root: Path, to: Path, formats: str | None) -> None:
     """Export a trained model: ONNX, torch.export, and a model card.
 
     The files contain the preparation of the inputs and the labels. Each is read again, and its outputs are
     compared with those of the model.
     """
-    names = {name: name for name in FORMATS}
+    trained, names = _trained(run, root), {name: name for name in FORMATS}
     wanted = list(names) if formats is None else pick(words_of(formats), names, "format")
     if formats is None and (missing := absent()):
         wanted.remove("onnx")

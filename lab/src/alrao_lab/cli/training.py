@@ -11,6 +11,7 @@ import torch
 from ..errors import LabError
 from ..methods import GRID, usual_methods
 from ..records import locate, read
+from ..render.cells import verdict
 from ..render.terminal import (
     TrainingBar,
     comparison_table,
@@ -19,9 +20,8 @@ from ..render.terminal import (
     say,
     train_missing,
     triangle_table,
-    verdict,
 )
-from ..resolve import refuse_idle, resolve
+from ..resolve import OWN_DATA, refuse_idle, resolve
 from ..run import pick_device, require_share, run
 from ..runset import Comparison, Triangle
 from ..settings import Settings, parse_rate
@@ -100,12 +100,7 @@ def train(settings: Settings, processes: int | None, roots: list[Path]) -> None:
     assert result is not None
     describe(out, result)
     say(f"run: {directory.path}")
-    if result["status"] == "finished" and settings.task in (
-        "classification",
-        "regression",
-        "imagefolder",
-        "text",
-    ):
+    if result["status"] == "finished" and settings.task in OWN_DATA:
         say("next: `alrao predict FILE` with new data, `alrao export` for other programs")
 
 

@@ -5,7 +5,6 @@ Figures are drawn by headless Chromium.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from ..report.figure import ALRAO, BASELINE, LOG, Figure, light, ordered, panels
 from ..report.page import Report, Section, write_report
 from ..runset import RunSet
 from ..settings import Settings
-from ..store import file_name, replace_file
+from ..store import file_name, replace_file, unwritable
 from .checks import Verdict, check_theorem
 from .computed import MULTIPLES, Theorem, compute, counts
 from .exhibits import EXHIBITS, Exhibit
@@ -55,17 +54,16 @@ def write_images(figures: dict[Path, Figure]) -> None:
     if not figures:
         return
     kaleido = optional("kaleido", "figures", "figures as SVG files")
-
-    async def draw() -> dict[Path, bytes]:
-        drawn = {}
-        async with kaleido.Kaleido(mathjax=False) as browser:
-            for path, figure in figures.items():
-                size = {"width": WIDTH, "height": figure.plot.wide["height"], "format": "svg"}
-                drawn[path] = await browser.calc_fig(light(figure).to_plotly_json(), opts=size)
-        return drawn
-
+    wanted = []
+    for path, figure in figures.items():
+        size = {"width": WIDTH, "height": figure.plot.wide["height"], "format": "svg"}
+        wanted.append({"fig": light(figure).to_plotly_json(), "path": path, "opts": size})
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path.parent, error) from error
     try:
-        drawn = asyncio.run(draw())
+        kaleido.write_fig_from_object_sync(wanted, kopts={"mathjax": False}, cancel_on_error=True)
     except Exception as error:  # of many kinds: the browser is missing, does not start, ends early
         reason = " ".join(str(error).split())[:200] or "no reason given"
         raise LabError(
@@ -73,8 +71,6 @@ def write_images(figures: dict[Path, Figure]) -> None:
             f"({type(error).__name__}: {reason}): install it, for example with `apt-get install chromium`; "
             "tables and the report were written"
         ) from error
-    for path, content in drawn.items():
-        replace_file(path, content)
 
 
 def write_index(budget: str, shown: Sequence[Shown], failed: Mapping[str, str], path: Path) -> None:

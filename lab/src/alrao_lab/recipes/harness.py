@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from io import BytesIO
@@ -180,14 +180,15 @@ def run(
 def _output(command: list[str], folder: Path, environment: dict[str, str], limit: float) -> tuple[int, str]:
     """The exit code and all that a command prints; one that takes too long is ended."""
     with tempfile.TemporaryFile() as file:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT
-        )
+        into: dict[str, Any] = {
+            "cwd": folder,
+            "env": environment,
+            "stdout": file,
+            "stderr": subprocess.STDOUT,
+        }
         try:
-            code = process.wait(limit)
+            code = subprocess.run(command, **into, timeout=limit, check=False).returncode
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             code = -1
         file.seek(0)
         return code, file.read().decode("utf-8", "replace")
@@ -199,7 +200,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def missing(
-    wanted: Sequence[Recipe],
+    wanted: Collection[Recipe],
     seeds: int,
     rows: Sequence[Mapping[str, Any]],
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from scipy.stats import ttest_ind  # type: ignore[import-untyped]
 
 from ..render import markdown as md
-from .harness import VARIANTS, Recipe
+from .harness import VARIANTS, Recipe, missing
 
 HEADS = ["program", "measure", "published", "own", "`Auto`, copies", "`Auto`, plain", "seconds"]
 BESIDE = ["program", "variant", "better by", "verdict", "processor time", "seeds"]
@@ -42,17 +43,6 @@ def _spread(figures: pd.Series) -> str:
     return f"{figures.mean():.4g}{deviation}{few}"
 
 
-def lacking(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
-    """Return how many seeds of each program and variant are not among the rows, where any are not."""
-    own = [(row["recipe"], row["variant"], row["steps"], row["program"]) for row in rows]
-    found = {
-        (name, variant): SEEDS - own.count((name, variant, recipe.steps, recipe.commit))
-        for name, recipe in listed.items()
-        for variant in recipe.variants
-    }
-    return {key: count for key, count in found.items() if count > 0}
-
-
 def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the page: a table of the figures, and what was changed in each program."""
     every = pd.DataFrame(rows, columns=COLUMNS)
@@ -82,10 +72,11 @@ def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) ->
             for each in VARIANTS[1:]
             for compared in _beside(recipe, groups, each)
         ]
-    missing = lacking(listed, rows)
-    left = {variant: [name for name, each in missing if each == variant] for variant in VARIANTS}
+    runs = missing(listed.values(), SEEDS, rows, short=False)
+    absent = Counter((recipe.name, variant) for recipe, variant, _ in runs)
+    left = {variant: [name for name, each in absent if each == variant] for variant in VARIANTS}
     commands = [
-        (TITLES[variant], sum(missing[name, variant] for name in names),
+        (TITLES[variant], sum(absent[name, variant] for name in names),
          COMMAND.format(names=",".join(names), variants=f" --variants {variant}"))
         for variant, names in left.items() if names
     ]  # fmt: skip
@@ -99,7 +90,7 @@ def markdown(listed: Mapping[str, Recipe], rows: Sequence[Mapping[str, Any]]) ->
         else "",
         commands=commands,
         compared=len(beside),
-        waiting=list(dict.fromkeys(name for name, _ in missing)),
+        waiting=list(dict.fromkeys(name for name, _ in absent)),
         count=len(listed),
         commits=_commits(every),
         seeds=SEEDS,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import isnan
+from math import isfinite, isnan
 from typing import Any
 
 import pandas as pd  # type: ignore[import-untyped]
+from scipy.stats import ttest_ind  # type: ignore[import-untyped]
 
 from ..errors import LabError
 from ..resolve import OF_METHOD, unusual
@@ -116,3 +117,40 @@ def triangle_command(experiment: Experiment, method: str, rates: Iterable[float]
     words = ["triangle", experiment.settings.task, "--rates", ",".join(map(spelled, rates))]
     words += [] if method == "alrao" else ["--method", method]  # which is its default
     return shlex.join(["alrao", *words, *_options(experiment.settings)])
+
+
+def data_notes(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was missing or left out of a run's data, in words."""
+    found = {}
+    for what, which in about.items():
+        if what.startswith(("missing", "left out", "rows without")):
+            names = (
+                [f"{name} ({count})" for name, count in which.items()] if isinstance(which, dict) else which
+            )
+            found[what] = ", ".join(names) if isinstance(names, list) else str(names)
+    return found
+
+
+def verdict(experiment: Experiment) -> str:
+    """Return a sentence about which method won on the test data, and by how much."""
+    column = f"test {experiment.measure}"
+    rows = experiment.rows[experiment.rows["failed"] == 0].dropna(subset=[column])
+    if len(rows) < 2:
+        return "no verdict: fewer than two methods finished all their runs"
+    rows = rows.sort_values(column, ascending=not experiment.higher, kind="stable")
+    best, next_ = rows.iloc[0], rows.iloc[1]
+    gap, seeds = abs(best[column] - next_[column]), f"{best['seeds']} and {next_['seeds']} seeds"
+    word = "highest" if experiment.higher else "lowest"
+    names = [
+        f"{row.name}{f' (best of {n} rates)' if (n := row['searched']) > 1 else ''}" for row in (best, next_)
+    ]
+    said = f"{names[0]} has the {word} {column}, {best[column]:.4g}; next is {names[1]}, {next_[column]:.4g}"
+    scores = [experiment.ended.loc[experiment.ended["label"] == row.name, column] for row in (best, next_)]
+    if min(map(len, scores)) < 2:
+        return f"{said}: a difference of {gap:.2g}, without an uncertainty (it takes two seeds of each)"
+    interval = ttest_ind(*map(list, scores), equal_var=False).confidence_interval(0.95)
+    low, high = sorted(each if experiment.higher else -each for each in interval)
+    size = f"a difference of {gap:.2g}"
+    if isfinite(low):
+        size += f" (95 % interval over {seeds}: {low:.2g} to {high:.2g})"
+    return f"{said}: {size}" if low > 0 else f"{said}: no clear winner, {size}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import isfinite
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -12,7 +11,6 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from scipy.stats import ttest_ind  # type: ignore[import-untyped]
 
 import alrao
 from alrao.posterior import posterior_bar
@@ -24,7 +22,7 @@ from ..settings import spelled
 from ..spread import Spread
 from ..store import PARTS
 from ..table import Experiment
-from .cells import columns, measure_text, not_below_zero, shown
+from .cells import columns, data_notes, measure_text, not_below_zero, shown
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -124,13 +122,7 @@ def data_lines(about: dict[str, Any]) -> list[str]:
     target = f"; target {about['target']}{classes}" if "target" in about else ""
     sizes = ", ".join(f"{about[part]} {part}" for part in PARTS if part in about)
     lines = [f"data: {about['source']}{target}; {sizes}"] if "source" in about else []
-    for what, which in about.items():
-        if what.startswith(("missing", "left out", "rows without")):
-            named = (
-                [f"{name} ({count})" for name, count in which.items()] if isinstance(which, dict) else which
-            )
-            lines.append(f"{what}: {', '.join(named) if isinstance(named, list) else named}")
-    return lines
+    return lines + [f"{what}: {which}" for what, which in data_notes(about).items()]
 
 
 def describe(console: Console, result: dict[str, Any]) -> None:
@@ -205,31 +197,6 @@ def comparison_table(experiment: Experiment) -> Table:
             table.add_row(Text(row["method"]), *row[heads], style=row["style"])
         table.add_section()
     return table
-
-
-def verdict(experiment: Experiment) -> str:
-    """Return a sentence about which method won on the test data, and by how much."""
-    column = f"test {experiment.measure}"
-    rows = experiment.rows[experiment.rows["failed"] == 0].dropna(subset=[column])
-    if len(rows) < 2:
-        return "no verdict: fewer than two methods finished all their runs"
-    rows = rows.sort_values(column, ascending=not experiment.higher, kind="stable")
-    best, next_ = rows.iloc[0], rows.iloc[1]
-    gap, seeds = abs(best[column] - next_[column]), f"{best['seeds']} and {next_['seeds']} seeds"
-    word = "highest" if experiment.higher else "lowest"
-    names = [
-        f"{row.name}{f' (best of {n} rates)' if (n := row['searched']) > 1 else ''}" for row in (best, next_)
-    ]
-    said = f"{names[0]} has the {word} {column}, {best[column]:.4g}; next is {names[1]}, {next_[column]:.4g}"
-    scores = [experiment.ended.loc[experiment.ended["label"] == row.name, column] for row in (best, next_)]
-    if min(map(len, scores)) < 2:
-        return f"{said}: a difference of {gap:.2g}, without an uncertainty (it takes two seeds of each)"
-    interval = ttest_ind(*map(list, scores), equal_var=False).confidence_interval(0.95)
-    low, high = sorted(each if experiment.higher else -each for each in interval)
-    size = f"a difference of {gap:.2g}"
-    if isfinite(low):
-        size += f" (95 % interval over {seeds}: {low:.2g} to {high:.2g})"
-    return f"{said}: {size}" if low > 0 else f"{said}: no clear winner, {size}"
 
 
 def triangle_table(triangle: Triangle) -> Table:

@@ -153,15 +153,11 @@ def search_figure(experiment: Experiment) -> Figure | None:
 FEW_POINTS, MANY_LAYERS = 1500, 12
 STILL, WILD = 1e-2, 1e1
 """The movement, relative to its norm, below which a feature hardly learnt and above which it ran wild."""
-HEALTH = ["dead", "saturated", "nonfinite"]
 COLUMNS = ["layer", "feature", "rate", "relative change"]
 
-Layers = tuple[str, Record, list[dict[str, Any]]]
-"""The layers of a run, with its label."""
 
-
-def shown_layers(experiment: Experiment, left_out: list[str]) -> Layers | None:
-    """Return what became of the features in the first run that drew their rates, the default first."""
+def _layers(experiment: Experiment, left_out: list[str]) -> tuple[str, Record, list[dict[str, Any]]] | None:
+    """The label, the run and its layers, of the first run that drew their rates, the default first."""
     methods = experiment.methods[experiment.methods["method"].isin(["alrao", "alrao-adam"])]
     for name in methods.sort_values("varied", key=lambda varied: varied != "", kind="stable").index:
         for record in experiment.records(name):
@@ -186,15 +182,9 @@ def _features(layers: list[dict[str, Any]]) -> pd.DataFrame:
     return table.assign(**{"relative change": change})
 
 
-def _counts(change: pd.Series) -> list[int]:
-    """How many features hardly moved, learnt, ran wild, and are not finite."""
-    still, wild, lost = change < STILL, change > WILD, change.isna()
-    return [int(some.sum()) for some in (still, ~(still | wild | lost), wild, lost)]
-
-
-def features_figure(experiment: Experiment, detail: int, found: Layers | None) -> Figure | None:
+def features_figure(experiment: Experiment, detail: int, left_out: list[str]) -> Figure | None:
     """Draw rate against movement, a point for each feature, a colour for each layer, of one run."""
-    if found is None:
+    if (found := _layers(experiment, left_out)) is None:
         return None
     name, record, layers = found
     table = _features(layers)
@@ -217,22 +207,11 @@ def features_figure(experiment: Experiment, detail: int, found: Layers | None) -
     plot.axis("x", "learning rate that the feature drew", **LOG)
     plot.axis("y", "change, relative to its start", type="log", exponentformat="power")
     plot.lay(showlegend=len(layers) <= MANY_LAYERS)
-    slow, learning, fast, hidden = _counts(table["relative change"])
+    change = table["relative change"]
+    slow, fast, hidden = (int(some.sum()) for some in (change < STILL, change > WILD, change.isna()))
     notes = [f"One feature in {stride} is drawn, of {len(table)}."] if stride > 1 else []
     notes += [f"{hidden} features are no longer finite and are not drawn."] if hidden else []
     notes += ["Colours: violet, the first layer, to gold, the last."] if len(layers) > MANY_LAYERS else []
     said = {"method": name, "seed": record.settings.seed, "still": STILL, "wild": WILD}
-    said |= {"slow": slow, "learning": learning, "fast": fast}
+    said |= {"slow": slow, "learning": len(table) - slow - fast - hidden, "fast": fast}
     return Figure("features", compare_command(experiment, [name]), plot, table[COLUMNS], notes, said=said)
-
-
-def health(found: Layers) -> tuple[list[str], list[list[Any]]]:
-    """Return for each layer how many features hardly moved, learnt, ran wild; are dead or saturated."""
-    layers = found[2]
-    table = _features(layers)
-    known = [key for key in HEALTH if any(key in layer for layer in layers)]
-    rows = []
-    for layer in layers:
-        change = table.loc[table["layer"] == layer["name"], "relative change"]
-        rows.append([layer["name"], len(change), *_counts(change), *(layer.get(key, "") for key in known)])
-    return ["layer", "features", "hardly moved", "learnt", "ran wild", "not finite", *known], rows

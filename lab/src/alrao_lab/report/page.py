@@ -15,12 +15,11 @@ from markupsafe import Markup
 from alrao import __version__
 
 from ..records import Reading
-from ..render.cells import columns, duration, shown
+from ..render.cells import columns, duration, shown, verdict
 from ..render.markdown import PAPER_HEADS, TABLE_1, filled
-from ..settings import spelled
 from ..store import encode, replace_file
 from ..table import Experiment, experiments
-from .copies import features_figure, health, posterior_figure, search_figure, shown_layers
+from .copies import features_figure, posterior_figure, search_figure
 from .curves import adam_curves, compared, learning_curves
 from .figure import FEW, THEMES, WORDS, Figure
 from .rates import frozen, triangle, valley
@@ -35,7 +34,8 @@ DETAIL = (20, 8, FEW, 0)
 class Comparison:
     """The paper's Table 1 for one experiment, and every rate below it."""
 
-    headline: list[str]
+    headline: str
+    """Which method won, and by how much."""
     main: pd.DataFrame
     more: pd.DataFrame
     """The cells by label and heading."""
@@ -67,36 +67,7 @@ def comparison(experiment: Experiment) -> Comparison | None:
     main.loc[rows["searched"] > 1, "method"] += " rates"
     others = [*experiment.grid.index, *experiment.rows.index.drop(rows.index)]
     more = shown(experiment, experiment.every.loc[others])[heads]
-    return Comparison(_headline(experiment, alrao), main, more, plain, best)
-
-
-def _headline(experiment: Experiment, alrao: Any) -> list[str]:
-    """The main findings in sentences, computed, given the row of the main method at its defaults."""
-    measure, name = experiment.measure, experiment.main
-    column = f"test {measure}"
-    if alrao is None:
-        return []
-    own = alrao[column]
-    if own != own:  # not a number
-        return [f"No run of {name} has ended well here."]
-    said = [f"{name}, without a learning rate chosen, reaches a test {measure} of {own:.3g}."]
-    grid, sgd = experiment.grid, experiment.rows[experiment.rows["searched"] > 1]
-    if len(sgd) and (best := sgd.iloc[0])[column] == best[column]:
-        better = grid[column] <= own if not experiment.higher else grid[column] >= own
-        said.append(
-            f"SGD at the best of {len(grid)} rates, {spelled(best['rate'])}, reaches {best[column]:.3g}; at "
-            f"{len(grid) - int(better.sum())} of the {len(grid)} rates it does worse than {name} or fails."
-        )
-        if alrao["seconds"] and best["search_seconds"]:
-            times = best["search_seconds"] / alrao["seconds"]
-            said.append(
-                f"Finding that rate took {duration(best['search_seconds'])}, {times:.1f} times a run of "
-                f"{name} ({duration(alrao['seconds'])})."
-            )
-    going = len(experiment.runs) - len(experiment.ended)
-    if going:
-        said.append(f"{going} run{' has' if going == 1 else 's have'} not ended yet.")
-    return said
+    return Comparison(verdict(experiment) if len(rows) > 1 else "", main, more, plain, best)
 
 
 @dataclass
@@ -106,8 +77,6 @@ class Section:
     experiment: Experiment
     comparison: Comparison | None
     figures: list[Figure]
-    health: tuple[list[str], list[list[Any]]] | None = None
-    """The headings and rows of the table about the features."""
 
 
 @dataclass
@@ -158,7 +127,6 @@ class Report:
 
 
 def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Section:
-    layers = shown_layers(experiment, left_out)
     makers: dict[str, Callable[[], Figure | None]] = {
         "learning curves": lambda: learning_curves(experiment, detail),
         "the search": lambda: search_figure(experiment),
@@ -168,7 +136,7 @@ def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Sectio
         "the triangle of Alrao-Adam": lambda: triangle(experiment, "alrao-adam"),
         "the rates of Adam": lambda: adam_curves(experiment, detail),
         "trained fractions": lambda: frozen(experiment),
-        "features": lambda: features_figure(experiment, detail, layers),
+        "features": lambda: features_figure(experiment, detail, left_out),
     }
     figures: list[Figure] = []
     for what, make in makers.items():
@@ -178,10 +146,7 @@ def _section(experiment: Experiment, detail: int, left_out: list[str]) -> Sectio
             left_out.append(f"{experiment.title}: {what}: {type(error).__name__}: {error}")
         else:
             figures += [figure] if figure is not None else []
-    section = Section(experiment, comparison(experiment), figures)
-    if layers is not None and any(figure.name == "features" for figure in figures):  # which are readable
-        section.health = health(layers)
-    return section
+    return Section(experiment, comparison(experiment), figures)
 
 
 def write_report(
@@ -209,7 +174,7 @@ def _shorten(report: Report, excess: int) -> None:
             return
         if section.figures:
             excess -= sum(len(_script_json(_drawing(figure))) + 1000 for figure in section.figures)
-            section.figures, section.health = [], None
+            section.figures = []
             report.left_out.append(f"{section.experiment.title}: its figures, {reason} them")
     while excess > 0 and report.sections:
         section = report.sections.pop()

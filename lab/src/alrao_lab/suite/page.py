@@ -294,14 +294,12 @@ COMMAND = "alrao suite --no-run --markdown docs/suite.md --figures docs/images"
 
 
 def figures(suite: Suite, workloads: Sequence[Workload]) -> list[Figure]:
-    """Return dot plots of the workloads held out and of all, performance profiles, and the valleys."""
+    """Return a dot plot, the performance profile, and the valleys."""
     ready = suite.ready(workloads)
-    held_out = [workload for workload in ready if not workload.chosen_on]
-    some = [dots(suite.chosen, held_out, "suite-held-out")] if held_out else []
-    return [*some, dots(suite.chosen, ready), profile(suite.chosen, ready), sensitivity(suite.chosen, ready)]
+    return [dots(suite.chosen, ready), profile(suite.chosen, ready), sensitivity(suite.chosen, ready)]
 
 
-def dots(standings: Standings, workloads: Sequence[Workload], name: str = "suite-dots") -> Figure:
+def dots(standings: Standings, workloads: Sequence[Workload]) -> Figure:
     """Draw a row for each workload, with a dot for each contender at its gap to the best tuned run."""
     held_out = {each.name: f"{each.name} (held out)" for each in workloads if not each.chosen_on}
     names = [*held_out.values(), *(each.name for each in workloads if each.chosen_on)]
@@ -317,7 +315,7 @@ def dots(standings: Standings, workloads: Sequence[Workload], name: str = "suite
         )  # fmt: skip
     plot.axis("x", "test loss behind the best tuned run, % (0 is as good; 50 stands for more)", zeroline=True)
     plot.axis("y", "", categoryorder="array", categoryarray=list(reversed(names)))
-    return Figure(name, COMMAND, plot, gaps.reset_index())
+    return Figure("suite-dots", COMMAND, plot, gaps.reset_index())
 
 
 def profile(standings: Standings, workloads: Sequence[Workload]) -> Figure:

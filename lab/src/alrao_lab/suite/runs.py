@@ -54,27 +54,15 @@ class Search(RunSet):
         super().__init__(workload.settings(common), roots)
         self.workload, self.contenders, self.seeds = workload, contenders, seeds
         self._own: dict[str, dict[Path, Run]] = {contender.name: {} for contender in contenders}
-        for contender in contenders:
-            count = SEARCH_SEEDS if contender.tuned else contender.seeds
-            self._add(contender, contender.first, count)
-
-    def _add(self, contender: Contender, candidates: Iterable[Candidate], seeds: int) -> None:
-        for candidate in candidates:
-            for seed in range(min(seeds, self.seeds)):
-                run = self.plan(contender.settings(self.settings, candidate, seed)).run
-                self._own[contender.name][run.path] = run
+        self.choose()
 
     def choose(self) -> None:
-        """Plan what the searches try next, or all seeds of what is best on validation data, at each time."""
         for contender in self.contenders:
-            if contender.tuned and len(found := self.frame(contender)):
-                losses = [validation(found, when) for when in WHEN]
-                following = [each for some in losses for each in contender.next_candidates(some)]
-                if following:
-                    self._add(contender, dict.fromkeys(following), SEARCH_SEEDS)
-                else:
-                    best = [min(some, key=lambda each: (some[each], each)) for some in losses]
-                    self._add(contender, dict.fromkeys(best), contender.seeds)
+            candidates, seeds = called_for(contender, self.frame(contender))
+            for candidate in candidates:
+                for seed in range(min(seeds, self.seeds)):
+                    run = self.plan(contender.settings(self.settings, candidate, seed)).run
+                    self._own[contender.name][run.path] = run
 
     def frame(self, contender: Contender) -> pd.DataFrame:
         """Return the finished runs of a contender, a row each."""
@@ -176,14 +164,21 @@ def lacking(
 
 
 def _lacking(runs: pd.DataFrame, contender: Contender, seeds: int) -> int:
-    if not contender.tuned:
-        return max(0, seeds - len(runs))
-    losses = [validation(runs, when) for when in WHEN]
-    if following := {each for some in losses for each in contender.next_candidates(some)}:
-        return min(seeds, SEARCH_SEEDS) * len(following)
-    best = {min(some, key=lambda each: (some[each], each)) for some in losses}
-    counts = [sum(Candidate(*each) == one for each in runs["candidate"]) for one in best]
-    return sum(max(0, seeds - count) for count in counts)
+    candidates, count = called_for(contender, runs)
+    found = [Candidate(*each) for each in runs["candidate"]]
+    return sum(max(0, min(count, seeds) - found.count(each)) for each in candidates)
+
+
+def called_for(contender: Contender, runs: pd.DataFrame) -> tuple[list[Candidate], int]:
+    """Return what a contender trains next, given its runs, and with how many seeds.
+
+    It is what the searches at each time try next, then what is best at each on validation data.
+    """
+    losses = [validation(runs, when) for when in WHEN] if contender.tuned else []
+    if following := [each for some in losses for each in contender.next_candidates(some)]:
+        return list(dict.fromkeys(following)), SEARCH_SEEDS
+    best = [min(some, key=lambda each: (some[each], each)) for some in losses] or contender.first
+    return list(dict.fromkeys(best)), contender.seeds
 
 
 def validation(runs: pd.DataFrame, when: str) -> dict[Candidate, float]:

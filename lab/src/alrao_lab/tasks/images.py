@@ -1,23 +1,20 @@
-"""Images in memory: CIFAR-10 and handwritten digits, to classify, to reconstruct, and to fine-tune on."""
+"""Images in memory: CIFAR-10 and handwritten digits, to classify and to fine-tune on."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..seeds import generator, seed_of
+from ..seeds import generator
 from ..settings import Settings
 from ..zoo import modern, paper, small
 from .cifar import load_cifar10
 from .files import shipped, short_digest
-from .tables import Numbers
-from .task import Budget, Classification, Data, InMemory, Part, hold_out
+from .task import Batch, Budget, Classification, Data, InMemory, Part, hold_out, pretrained
 
 BAND = 4
 """The widest band, in pixels."""
@@ -102,13 +99,11 @@ class Cifar10(ImagesInMemory):
 
     networks: ClassVar = {
         "small": small.cnn,
-        "small-nobn": partial(small.cnn, batch_norm=False),
         "mlp": partial(small.mlp, 3072),
         "resnet-gn": small.residual,
         "resnet-bn": partial(small.residual, batch_norm=True),
         "separable": small.separable,
         "vit": small.VisionTransformer,
-        "mixer": small.Mixer,
         "convnext": modern.convnext,
         "densenet": modern.densenet,
         "vgg19": paper.vgg19,
@@ -126,20 +121,9 @@ class Cifar10(ImagesInMemory):
 
 
 SPLIT = {"train": 1000, "valid": 397, "test": 400}
+
+
 digits_cnn = partial(small.cnn, channels=1, sizes=(16, 32, 64))
-
-
-def digits(settings: Settings) -> Data:
-    """Read the digits, and split them by a constant seed or by the run's."""
-    pixels, labels = shipped("load_digits", return_X_y=True)
-    pixels = pixels.astype("uint8")
-    everything = Part(torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels).long())
-    name = ("digits", "split", settings.seed) if settings.resplit else ("digits", "split")
-    order = torch.randperm(len(everything), generator=generator(*name))
-    rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
-    digest = short_digest(pixels.tobytes(), labels.tolist())
-    about = {"source": "scikit-learn", "image": [1, 8, 8]}
-    return {name: everything.take(which) for name, which in rows}, digest, about
 
 
 class Digits(ImagesInMemory):
@@ -148,11 +132,6 @@ class Digits(ImagesInMemory):
     networks: ClassVar = {
         "mlp": partial(small.mlp, 64),
         "cnn": digits_cnn,
-        "sigmoid": partial(small.mlp, 64, activation=nn.Sigmoid),
-        "deep": partial(small.mlp, 64, hidden=(64,) * 10),
-        "deep-tanh": partial(small.mlp, 64, hidden=(48,) * 16, activation=nn.Tanh),
-        "deep-sigmoid": partial(small.mlp, 64, hidden=(64,) * 3, activation=nn.Sigmoid),
-        "vit": partial(small.VisionTransformer, image=8, patch=2, channels=1, norm_first=False),
     }
     models = tuple(networks)
     mini = Budget(epochs=30, batch=32, seeds=3)
@@ -160,48 +139,35 @@ class Digits(ImagesInMemory):
     options = frozenset({"resplit", "width"})
 
     def read(self, settings: Settings) -> Data:
-        parts, identity, about = digits(settings)
-        return parts, identity, {**about, "classes": 10}
-
-
-class Autoencoder(Numbers):
-    """scikit-learn's digits through a bottleneck of twelve numbers; no download."""
-
-    mini = Budget(epochs=60, batch=32, seeds=3)
-    paper = Budget(epochs=300, batch=32, seeds=10)  # not in the paper
-    options = frozenset({"resplit", "width"})
-
-    def read(self, settings: Settings) -> Data:
-        images, identity, about = digits(settings)
-        images["train"] = images["train"].take(slice(settings.train_size))
-        pixels = {name: part.inputs.flatten(1).double() for name, part in images.items()}
-        mean, deviation = pixels["train"].mean(), pixels["train"].std(correction=0)
-        parts = {name: Part(*[((x - mean) / deviation).float()] * 2) for name, x in pixels.items()}
-        return parts, identity, about
-
-    def network(self) -> nn.Module:
-        wide = small.scaled(128, self.settings.width)
-        return small.mlp(64, 64, hidden=(wide, 12, wide), activation=nn.Tanh)
+        pixels, labels = shipped("load_digits", return_X_y=True)
+        pixels = pixels.astype("uint8")
+        everything = Part(torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels).long())
+        name = ("digits", "split", settings.seed) if settings.resplit else ("digits", "split")
+        order = torch.randperm(len(everything), generator=generator(*name))
+        rows = zip(SPLIT, order.split(list(SPLIT.values())), strict=True)
+        digest = short_digest(pixels.tobytes(), labels.tolist())
+        about = {"source": "scikit-learn", "image": [1, 8, 8], "classes": 10}
+        return {name: everything.take(which) for name, which in rows}, digest, about
 
 
 CLASSES = 5
 """The first five classes are known, the other five are learned."""
-BATCH = 64
-"""Images of a step of the first training, which is Adam's at 0.001."""
+FIRST_STEPS, BATCH = 200, 64
+"""Of the first training."""
 
 
-class _Finetuning(ImagesInMemory):
-    """The unknown classes of images, with a network trained on the others; its output layer is new."""
+class FinetuneCifar10(ImagesInMemory):
+    """Five classes of CIFAR-10 from 500 images, by a network trained on the others (--data).
 
-    source: ClassVar[staticmethod[[Settings], Data]]
-    """Reads the data with all ten classes."""
-    first_steps: ClassVar[int]
-    """Of the first training."""
-    trained: ClassVar[dict[str, nn.Module]] = {}
-    """The networks after their first training, by the data they were trained on."""
+    Its output layer is new.
+    """
+
+    models = ("resnet-gn",)
+    mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
+    paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
 
     def read(self, settings: Settings) -> Data:
-        parts, identity, about = self.source(settings)
+        parts, identity, about = cifar10(settings)
         unknown = {}
         for name, part in parts.items():
             rest = part.take((part.targets >= CLASSES).nonzero().flatten())
@@ -209,49 +175,17 @@ class _Finetuning(ImagesInMemory):
         return unknown, identity, {**about, "classes": CLASSES}
 
     def build(self) -> nn.Module:
-        parts, identity, _ = self.source(self.settings)
-        key = f"{identity} {self.settings.seed if self.settings.resplit else ''}"
-        if key not in self.trained:
-            self.trained.clear()
-            self.trained[key] = self._train(parts["train"])
-        net: Any = copy.deepcopy(self.trained[key])
+        net: Any = pretrained(self, partial(small.residual, CLASSES), self._known)
         net[-1] = nn.Linear(net[-1].in_features, CLASSES)
         return net
 
-    def _train(self, part: Part) -> nn.Module:
-        """Return the network after its first training: the same for every run on this data."""
+    def _known(self) -> Iterator[Batch]:
+        """The batches of the first training."""
+        part = cifar10(self.settings)[0]["train"]
         known = part.take((part.targets < CLASSES).nonzero().flatten())
         images = known.inputs.float()
         images = (images - images.mean()) / images.std()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of("pretraining", self.name))
-            [build] = self.networks.values()
-            net, random = build(CLASSES, 1.0), generator("pretraining", self.name, "order")
-            optimizer = torch.optim.Adam(net.parameters())
-            for _ in range(self.first_steps):
-                which = torch.randint(len(known), (BATCH,), generator=random)
-                optimizer.zero_grad()
-                F.cross_entropy(net(images[which]), known.targets[which]).backward()
-                optimizer.step()
-        return net
-
-
-class FinetuneDigits(_Finetuning):
-    """Digits 5 to 9 from 100 images, by a network trained on 0 to 4; no download."""
-
-    networks: ClassVar = {"cnn": digits_cnn}
-    models = tuple(networks)
-    mini = Budget(epochs=15, batch=16, seeds=3, train=100)
-    paper = Budget(epochs=100, batch=16, seeds=10, train=100)  # not in the paper
-    options = frozenset({"resplit"})
-    source, first_steps = staticmethod(digits), 150
-
-
-class FinetuneCifar10(_Finetuning):
-    """Five classes of CIFAR-10 from 500 images, by a network trained on the others (--data)."""
-
-    networks: ClassVar = {"resnet-gn": small.residual}
-    models = tuple(networks)
-    mini = Budget(epochs=15, batch=32, seeds=3, train=500, valid=1_000, test=2_000)
-    paper = Budget(epochs=100, batch=32, seeds=10, train=500)  # not in the paper
-    source, first_steps = staticmethod(cifar10), 200
+        random = generator("pretraining", self.name, "order")
+        for _ in range(FIRST_STEPS):
+            which = torch.randint(len(known), (BATCH,), generator=random)
+            yield images[which], known.targets[which]

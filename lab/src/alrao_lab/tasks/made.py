@@ -18,7 +18,7 @@ from ..settings import Settings
 from ..zoo import modern
 from ..zoo.small import mlp
 from .files import short_digest
-from .tables import PICTURE_SIDE, Numbers, Pixels, Rows, data_of, standardised
+from .tables import Numbers, Pixels, Rows, data_of, standardised
 from .task import Budget, Classification, Data
 
 PARTS = {"train": 20_000, "valid": 2_000, "test": 10_000}
@@ -147,12 +147,8 @@ class Flower(Pixels):
     file = "flower.jpg"
     models = ("siren",)
 
-    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the colours by their place."""
-        colours = pixels[::PICTURE_SIDE, ::PICTURE_SIDE]
-        height, width, _ = colours.shape
-        places = torch.cartesian_prod(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width))
-        return places.double(), colours.reshape(-1, 3)
+    def places(self, height: int, width: int) -> Tensor:
+        return torch.cartesian_prod(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width))
 
     def network(self) -> nn.Module:
         return modern.siren(2, 3, self.settings.width)

@@ -35,9 +35,6 @@ FREQUENCIES = 64
 """Random waves that stand for a place in a picture."""
 PICTURE_SIDE = 4
 """One pixel of so many, in each direction, is used of a picture."""
-PATCH = 7
-"""Side of the square around the pixel to predict."""
-PATCHES = 8_000
 
 
 @dataclass(frozen=True)
@@ -373,7 +370,7 @@ class Wine(_Labelled):
 
 
 class Pixels(Numbers):
-    """Something to regress from a picture."""
+    """The colours of a picture, by their place."""
 
     mini = Budget(epochs=16, batch=256, seeds=3)
     paper = Budget(epochs=100, batch=256, seeds=10)  # not in the paper
@@ -381,13 +378,15 @@ class Pixels(Numbers):
     file: ClassVar[str]
 
     @abstractmethod
-    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets made of the pixels (height, width, 3)."""
+    def places(self, height: int, width: int) -> Tensor:
+        """Return what stands for each place."""
 
     def read(self, settings: Settings) -> Data:
         pixels = shipped("load_sample_image", self.file)
-        made = self.rows(torch.tensor(pixels).double())
-        rows = split(len(made[0]), settings)
+        colours = torch.tensor(pixels).double()[::PICTURE_SIDE, ::PICTURE_SIDE]
+        height, width, _ = colours.shape
+        rows = split(height * width, settings)
+        made = self.places(height, width).double(), colours.reshape(-1, 3)
         inputs, targets = (standardised(each, rows["train"]) for each in made)
         about = {"source": f"scikit-learn's {self.file}"}
         return data_of(inputs, targets, rows, short_digest(pixels.tobytes()), about)
@@ -398,25 +397,9 @@ class Picture(Pixels):
 
     file = "china.jpg"
 
-    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the colours by their place, given as waves of random directions and lengths."""
-        colours = pixels[::PICTURE_SIDE, ::PICTURE_SIDE]
-        height, width, _ = colours.shape
+    def places(self, height: int, width: int) -> Tensor:
+        """Return waves of random directions and lengths."""
         sides = torch.arange(height) / height, torch.arange(width) / height
-        places = torch.cartesian_prod(*sides).double()
         waves = 20 * torch.randn(2, FREQUENCIES, generator=generator("picture"), dtype=torch.double)
-        angles = places @ waves
-        return torch.cat([angles.sin(), angles.cos()], 1), colours.reshape(-1, 3)
-
-
-class Patches(Pixels):
-    """scikit-learn's picture of a flower, a pixel from those around it; no download."""
-
-    file = "flower.jpg"
-
-    def rows(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the grey values of pixels drawn at random, by those around them."""
-        patches = pixels.mean(-1).unfold(0, PATCH, 1).unfold(1, PATCH, 1).reshape(-1, PATCH * PATCH)
-        patches = patches[torch.randperm(len(patches), generator=generator("patches"))[:PATCHES]]
-        middle = PATCH * PATCH // 2
-        return torch.cat([patches[:, :middle], patches[:, middle + 1 :]], 1), patches[:, [middle]]
+        angles = torch.cartesian_prod(*sides).double() @ waves
+        return torch.cat([angles.sin(), angles.cos()], 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import isfinite, nan
@@ -253,6 +254,28 @@ def evaluate(problem: Supervised, model: nn.Module, part: str, team: Team) -> Me
         for name, value in problem.score(outputs, targets).items():
             sums[name] = sums.get(name, 0.0) + (float(value) if factor else 0.0)
     return {**problem.measure(team.add(sums))}
+
+
+_trained: dict[tuple[str, str], nn.Module] = {}
+"""The network after its first training, by the task and its data."""
+
+
+def pretrained(
+    problem: Supervised, build: Callable[[], nn.Module], batches: Callable[[], Iterable[Batch]]
+) -> nn.Module:
+    """Return a network after a first training, by Adam at 0.001: the same for every run on the data."""
+    key = problem.name, problem.identity
+    if key not in _trained:
+        _trained.clear()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of("pretraining", problem.name))
+            net = _trained[key] = build()
+            optimizer = torch.optim.Adam(net.parameters())
+            for inputs, targets in batches():
+                optimizer.zero_grad()
+                F.cross_entropy(problem.forward(net, inputs, None)[0], targets).backward()
+                optimizer.step()
+    return deepcopy(_trained[key])
 
 
 class Classification(Supervised):

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from math import exp, inf, log
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import LabError
-from ..seeds import generator, seed_of
+from ..seeds import generator
 from ..settings import Settings
 from ..zoo.modern import NGramLM, RotaryLM
 from ..zoo.paper import RecurrentLM
 from ..zoo.small import TransformerLM, scaled
 from .files import data_path, read_text, short_digest
-from .task import Batch, Budget, Classification
+from .task import Batch, Budget, Classification, pretrained
 
 PTB_FILES = {"train": "ptb.train.txt", "valid": "ptb.valid.txt", "test": "ptb.test.txt"}
 PTB_PLACES = ("", "ptb", "simple-examples/data")
@@ -53,13 +51,18 @@ def ptb(data: str | None, level: str, *, mini: bool) -> Texts:
     """
     names = {part: name for part, name in PTB_FILES.items() if not (mini and part == "train")}
     folder = _ptb_folder(data, list(names.values()))
+    if mini:
+        return halved(folder, names["valid"], names["test"], level)
     texts = {part: tokens(read_text(folder / name), level) for part, name in names.items()}
-    if not mini:
-        return texts, folder, "; ".join(f"{part}: {name}" for part, name in names.items())
-    test = texts["test"]
-    half = len(test) // 2
-    source = "train: ptb.valid.txt; valid: the first half of ptb.test.txt; test: its second half"
-    return {"train": texts["valid"], "valid": test[:half], "test": test[half:]}, folder, source
+    return texts, folder, "; ".join(f"{part}: {name}" for part, name in names.items())
+
+
+def halved(folder: Path, train: str, other: str, level: str) -> Texts:
+    """Read two files: one to train on, one whose halves are for validation and for testing."""
+    first, second = (tokens(read_text(folder / name), level) for name in (train, other))
+    half = len(second) // 2
+    source = f"train: {train}; valid: the first half of {other}; test: its second half"
+    return {"train": first, "valid": second[:half], "test": second[half:]}, folder, source
 
 
 def _ptb_folder(data: str | None, names: Sequence[str]) -> Path:
@@ -266,13 +269,13 @@ class Shakespeare(Text):
     limits: ClassVar = {}
 
     def read(self, settings: Settings, level: str) -> Texts:
-        return split(shakespeare(settings.data), level)
+        return split(named(SHAKESPEARE, settings.data), level)
 
 
-def shakespeare(data: str | None) -> Path:
-    """Return the file of Shakespeare's text."""
-    place = data_path(data, f"name the directory of {SHAKESPEARE} with --data")
-    return place / SHAKESPEARE if place.is_dir() else place
+def named(file: str, data: str | None) -> Path:
+    """Return the path of a file, which is the place that the user named, or in it."""
+    place = data_path(data, f"name the directory of {file} with --data")
+    return place / file if place.is_dir() else place
 
 
 class WikiText(Text):
@@ -284,18 +287,14 @@ class WikiText(Text):
 
     def read(self, settings: Settings, level: str) -> Texts:
         folder = data_path(settings.data, f"name the directory of {' and '.join(WIKITEXT)} with --data")
-        train, other = (tokens(read_text(folder / name), level) for name in WIKITEXT)
-        half = len(other) // 2
-        source = f"train: {WIKITEXT[0]}; valid: the first half of {WIKITEXT[1]}; test: its second half"
-        return {"train": train, "valid": other[:half], "test": other[half:]}, folder, source
+        return halved(folder, *WIKITEXT, level)
 
 
 class Names(Text):
     """The names of karpathy/makemore in a fixed random order, the next letter (--data)."""
 
     def read(self, settings: Settings, level: str) -> Texts:
-        place = data_path(settings.data, f"name the directory of {NAMES} with --data")
-        path = place / NAMES if place.is_dir() else place
+        path = named(NAMES, settings.data)
         names = read_text(path).split()
         order = torch.randperm(len(names), generator=generator("names")).tolist()
         text = tokens("\n".join(names[number] for number in order), level)
@@ -305,7 +304,7 @@ class Names(Text):
 
 
 FIRST_STEPS = 400
-"""Of the first training of a language model, with Adam at 0.001."""
+"""Of the first training of a language model."""
 
 
 class FinetuneWikiText(WikiText):
@@ -316,33 +315,17 @@ class FinetuneWikiText(WikiText):
     """
 
     models = ("transformer",)
-    trained: ClassVar[dict[str, nn.Module]] = {}
-    """The network after its first training, by the data."""
 
     def network(self) -> nn.Module:
-        if self.identity not in self.trained:
-            self.trained.clear()
-            self.trained[self.identity] = self._train(super().network)
-        return copy.deepcopy(self.trained[self.identity])
+        return pretrained(self, super().network, self._known)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         parts = self.streams["train"]
         order = torch.randperm(len(parts), generator=generator(self.settings.seed, "order", epoch))
         return (parts[number] for number in order[start:].tolist())
 
-    def _train(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """Return the network after its first training: the same for every run on this data."""
+    def _known(self) -> Iterable[Batch]:
+        """The batches of the first training."""
         known = set(self.symbols)
-        text = encode(
-            [each for each in read_text(shakespeare(self.settings.data)) if each in known], self.symbols
-        )
-        parts = streams(text, 20, WINDOW)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of("pretraining", self.name))
-            net = build()
-            optimizer = torch.optim.Adam(net.parameters())
-            for inputs, targets in islice(cycle(parts), FIRST_STEPS):
-                optimizer.zero_grad()
-                F.cross_entropy(net(inputs)[0].flatten(0, 1), targets).backward()
-                optimizer.step()
-        return net
+        text = [each for each in read_text(named(SHAKESPEARE, self.settings.data)) if each in known]
+        return islice(cycle(streams(encode(text, self.symbols), 20, WINDOW)), FIRST_STEPS)

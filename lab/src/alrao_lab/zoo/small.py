@@ -31,11 +31,10 @@ def mlp(
     width: float = 1.0,
     *,
     hidden: Sequence[int] = (128, 128),
-    activation: type[nn.Module] = nn.ReLU,
 ) -> nn.Module:
     """Fully connected layers; an example of any shape is flattened to ``inputs`` numbers."""
     sizes = [inputs, *(scaled(units, width) for units in hidden)]
-    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), activation())]
+    layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], classes))
 
 
@@ -45,15 +44,12 @@ def cnn(
     *,
     channels: int = 3,
     sizes: Sequence[int] = (16, 32, 64, 64),
-    batch_norm: bool = True,
 ) -> nn.Sequential:
     """3×3 convolutions with the image halved between them, the mean over its rest, and a Linear layer."""
     layers: list[nn.Module] = []
     for size in (scaled(size, width) for size in sizes):
         layers += [nn.MaxPool2d(2)] if layers else []
-        layers.append(nn.Conv2d(channels, size, 3, padding=1))
-        layers += [nn.BatchNorm2d(size)] if batch_norm else []
-        layers.append(nn.ReLU())
+        layers += [nn.Conv2d(channels, size, 3, padding=1), nn.BatchNorm2d(size), nn.ReLU()]
         channels = size
     return pooled(layers, channels, classes)
 
@@ -100,9 +96,9 @@ def residual(classes: int, width: float = 1.0, *, batch_norm: bool = False) -> n
     return pooled([first, *blocks, norm(sizes[-1]), nn.ReLU()], sizes[-1], classes)
 
 
-def _encoder(size: int, layers: int, norm_first: bool = True) -> nn.TransformerEncoder:
+def _encoder(size: int, layers: int) -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(
-        size, HEADS, 2 * size, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first
+        size, HEADS, 2 * size, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
     )
     encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(size), enable_nested_tensor=False)
     for parameter in encoder.parameters():  # the layers start as copies of one
@@ -112,21 +108,14 @@ def _encoder(size: int, layers: int, norm_first: bool = True) -> nn.TransformerE
 
 
 class VisionTransformer(nn.Module):
-    """Patches of an image as tokens, attention layers, and the mean over the tokens.
+    """Patches of 4×4 pixels of 3×32×32 as tokens, attention layers, and the mean over the tokens."""
 
-    With ``norm_first=False`` the layers are normalised after the sum, as in the first Transformers: such a
-    network starts on a plateau.
-    """
-
-    def __init__(
-        self, classes: int, width: float = 1.0, *, image: int = 32, patch: int = 4, channels: int = 3,
-        norm_first: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, classes: int, width: float = 1.0) -> None:
         super().__init__()
         size = scaled(48, width, HEADS)
-        self.patches = nn.Conv2d(channels, size, patch, patch)
-        self.positions = nn.Embedding((image // patch) ** 2, size)
-        self.encoder = _encoder(size, 3, norm_first)
+        self.patches = nn.Conv2d(3, size, 4, 4)
+        self.positions = nn.Embedding(64, size)
+        self.encoder = _encoder(size, 3)
         self.output = nn.Linear(size, classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -154,34 +143,3 @@ class TransformerLM(nn.Module):
         x = self.embedding(tokens) + self.positions.weight[:time]
         mask = torch.full((time, time), -torch.inf, device=tokens.device).triu(1)
         return self.decoder(self.encoder(x, mask, is_causal=True)), ()
-
-
-class _Mixing(nn.Module):
-    """A hidden layer over the last axis, added to its input."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
-
-    def forward(self, x: Tensor, normalised: Tensor) -> Tensor:
-        mixed: Tensor = self.layers(normalised)
-        return x + mixed
-
-
-class Mixer(nn.Module):
-    """Patches of an image as tokens; layers over tokens and over channels in turn; the mean over tokens."""
-
-    def __init__(self, classes: int, width: float = 1.0) -> None:
-        super().__init__()
-        size = scaled(48, width)
-        self.patches = nn.Conv2d(3, size, 4, 4)
-        self.mixings = nn.ModuleList(_Mixing(over) for _ in range(2) for over in (64, size))
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(5))
-        self.output = nn.Linear(size, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.patches(images).flatten(2).transpose(1, 2)
-        for i, (mixing, norm) in enumerate(zip(self.mixings, self.norms, strict=False)):
-            x = mixing(x.mT, norm(x).mT).mT if i % 2 == 0 else mixing(x, norm(x))
-        scores: Tensor = self.output(self.norms[-1](x).mean(1))
-        return scores
