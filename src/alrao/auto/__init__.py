@@ -129,7 +129,6 @@ class Auto(AlraoOptimizer):
     """
 
     _wide = AlraoOptimizer._wide | WIDE
-    _after_refusal = "That step was taken without gradients"
     _small = 2**20  # sets aside too little to matter
     makes_state_early = False
 

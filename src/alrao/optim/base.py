@@ -15,10 +15,10 @@ from torch import distributed as dist
 from torch.optim import Optimizer
 
 from .. import evidence as reports
-from ..finite import mask_gradients, mask_on_device, zero_unusable
+from ..finite import masked_gradients, zero_unusable
 from ..rates import Interval, Rate, RateDistribution, as_distribution, describe, rebuild, scaled
 from ..runtime import sharding
-from ..runtime.capturable import Refusals, counter, one_unless, widest
+from ..runtime.capturable import Refusals, counter, widest
 from ..runtime.sharding import is_shard, local
 from ..runtime.sleeping import Sleep
 from ..shortcuts import mark_only_if_watched, profiler_is_on
@@ -63,9 +63,6 @@ class AlraoOptimizer(Optimizer):
 
     _wide = frozenset({"u"})
     """State that keeps its type when it is loaded, whatever the type of the parameter."""
-
-    _after_refusal = "That step changed nothing"
-    """What has become of a step whose loss was refused on a device."""
 
     _small = 0
     """Most weights of a group that are updated all at once by default."""
@@ -341,8 +338,8 @@ class AlraoOptimizer(Optimizer):
 
         Raises:
             RuntimeError: the loss was not a negative log-likelihood; nothing has changed then. Where numbers
-                are not read on the host (``capturable``, or another device than the CPU), it is raised
-                later: by the next ``zero_grad`` or ``step`` that knows.
+                are not read on the host (``capturable``, or another device than the CPU), the step is taken
+                without gradients, and it is raised later: by the next ``zero_grad`` or ``step`` that knows.
         """
         loss = None
         if closure is not None:
@@ -385,7 +382,6 @@ class AlraoOptimizer(Optimizer):
             processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
             self._alike = True
         evidence, refused = self._read_evidence(on_device)
-        self._refuse_sparse()
         if type(self.state) is checkpoint.Unstepped:
             self.state = defaultdict(dict, self.state)
         if refused is not None:
@@ -454,7 +450,8 @@ class AlraoOptimizer(Optimizer):
         """Raise if the news has arrived that the loss of an earlier step was refused, on a device."""
         if not torch.compiler.is_compiling() and self._refusals.arrived():
             raise RuntimeError(
-                f"the loss of an earlier step was {self._no_likelihood()}. {self._after_refusal}"
+                f"the loss of an earlier step was {self._no_likelihood()}. That step was taken without "
+                "gradients"
             )
 
     def _no_likelihood(self) -> str:
@@ -487,22 +484,21 @@ class AlraoOptimizer(Optimizer):
         awake = self.model.head.awake
         moving, found, rows = [], [], []
         for entry in rates.entries:
-            p, rate, of_copies = entry
+            p, _, of_copies = entry
             grad = sharding.local_gradient(p) if rates.sharded else p.grad
-            if grad is not None and grad.is_sparse:
-                grad = grad if refused is None else grad * one_unless(refused)
-                self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
-            elif grad is not None:
+            if grad is not None:
+                grad = grad.to_dense() if grad.is_sparse else grad
                 moving.append(entry)
                 rows.append((awake,) if of_copies and awake is not None else ())
                 found.append(rows_of(grad, rows[-1], p) if rows[-1] else grad)
-        grads, stopped = self.masked_gradients(found, refused)
+        grads = masked_gradients(found, refused)
         if not grads:
             return
         params, of_features = [entry.param for entry in moving], [entry.rate for entry in moving]
-        factor = group["lr"] if refused is not None else float(group["lr"])
+        on_device = refused is not None
+        factor = group["lr"] if on_device else float(group["lr"])
         states = self._states_of(params, group)
-        update = GroupUpdate(params, grads, of_features, states, params, rates.constant, factor, stopped)
+        update = GroupUpdate(params, grads, of_features, states, params, rates.constant, factor, on_device)
         self._count(update, group)
         if rates.sharded:
             update = update.of_this_process()
@@ -523,15 +519,9 @@ class AlraoOptimizer(Optimizer):
         """Count the step of parameters that are updated now."""
         update.count()
 
-    def masked_gradients(self, grads: list[Tensor], refused: Tensor | None) -> tuple[list[Tensor], Any]:
-        """Return gradients with 0 where they are unusable, or none; on a device, also masks of what is 0."""
-        if refused is None or not grads:
-            return mask_gradients(grads), None
-        return mask_on_device(grads, refused)
-
     def _divided(self, update: GroupUpdate, group: dict[str, Any], weights: int) -> Iterator[GroupUpdate]:
         """Return an update in the parts in which it is applied: one, unless that needs much memory."""
-        on_device, at_once = update.stopped is not None, group["foreach"]
+        on_device, at_once = update.on_device, group["foreach"]
         if at_once is None:
             cheap = weights <= self._small or self._foreach_is_cheap(group)
             at_once = on_device or cheap  # as in torch: fewer launches
@@ -579,21 +569,6 @@ class AlraoOptimizer(Optimizer):
     def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
         """Return whether an update of all parameters at once needs too little memory to matter."""
         return False
-
-    def _takes_sparse(self, group: dict[str, Any]) -> bool:
-        return False
-
-    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Any) -> None:
-        """Update a parameter with a sparse gradient, in an optimizer that takes them."""
-
-    def _refuse_sparse(self) -> None:
-        for group in self.param_groups:
-            sparse = any(p.grad is not None and p.grad.is_sparse for p in group["params"])
-            if sparse and not self._takes_sparse(group):
-                raise RuntimeError(
-                    "sparse gradients need alrao.SGD without momentum and weight decay, which would make "
-                    "them dense: use that, or build the embedding with sparse=False"
-                )
 
     # Checkpoints.
 

@@ -12,9 +12,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..finite import in_range, keep_finite_
+from ..finite import in_range, keep_finite_, masked_gradients
 from ..rates import Rate, RateDistribution
-from ..runtime.capturable import Kept, one_unless
 from ..runtime.sharding import local, local_gradient, whole_state
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
@@ -24,9 +23,8 @@ from .groups import Entry, GroupRates
 from .update import GroupUpdate
 
 ELEMENTWISE = {
-    torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW,
-    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
-    torch.optim.SGD,
+    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax,
+    torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
 }  # fmt: skip
 """Optimizers that update every weight by itself; others are given the copies of the head one by one."""
 
@@ -36,7 +34,7 @@ SPAN = 1e3
 COUNTS_NOTHING = {torch.optim.SGD, getattr(torch.optim, "Muon", torch.optim.SGD)}
 """Optimizers that need no option to be capturable, for they have no counter to read."""
 
-NOT_PROPORTIONAL = {"ASGD", "Adafactor", "Rprop"}
+NOT_PROPORTIONAL = {"Adafactor", "Rprop"}
 """Optimizers whose update is not proportional to the learning rate: they step at their default rate."""
 
 
@@ -91,14 +89,14 @@ class PerFeature(AlraoOptimizer):
 
     Args:
         optimizer: a class such as :class:`torch.optim.NAdam`. Optimizers that call the model themselves
-            (LBFGS) or take sparse gradients (SparseAdam) are not supported.
+            (LBFGS), take sparse gradients (SparseAdam) or average weights (ASGD) are not supported.
         model: an :class:`Alrao` model, a plain network, or parameters, as in :class:`SGD`.
         lr: an interval ``(low, high)``, a distribution or a number, as in :class:`SGD`. By default from a
             thousandth to a thousand times the optimizer's default.
         params: parameters or parameter groups, as in :class:`SGD`; a group may have its own ``"optimizer"``,
             for example Muon for the matrices.
         base_lr: the base rate :math:`b`. By default the highest rate, which magnifies no rounding errors;
-            for ASGD, Adafactor and Rprop, whose updates are not proportional to it, their default.
+            for Adafactor and Rprop, whose updates are not proportional to it, their default.
         generator: random generator for the rates; by default torch's global one.
         evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
         process_group: the processes that train this model together; by default all.
@@ -201,13 +199,13 @@ class PerFeature(AlraoOptimizer):
     def _step_group(self, rates: GroupRates, group: dict[str, Any], refused: Tensor | None) -> None:
         assert isinstance(rates, _InnerGroup)
         whole = [entry.param for entry in rates.entries if entry.param.grad is not None]
-        usable, stopped = self.masked_gradients([local_gradient(p) for p in whole], refused)
+        grads = [local_gradient(p) for p in whole]
+        usable = masked_gradients([g.to_dense() if g.is_sparse else g for g in grads], refused)
         if not usable:
             return
         entries = [e._replace(param=local(e.param)) for e in rates.entries if e.param.grad is not None]
-        live = None if stopped is None else one_unless(*stopped)
-        constant, on_device, inner = rates.constant, live is not None, rates.inner
-        scales = constant is None or on_device
+        constant, on_device, inner = rates.constant, refused is not None, rates.inner
+        scales = constant is None or isinstance(group["lr"], Tensor)
         (settings,) = inner.param_groups
         own = [key for key in settings if key not in ("params", "lr", "param_names", "capturable")]
         settings.update({key: group[key] for key in own})
@@ -217,35 +215,13 @@ class PerFeature(AlraoOptimizer):
         if not scales:
             settings["lr"] *= float(group["lr"])
         before = [entry.param.clone() for entry in entries] if scales else []
-        averages = self._averages(rates) if scales else []
-        kept = Kept(inner) if on_device else None
         rates.point_views(dict(zip(whole, usable, strict=True)))
         with capturable_anywhere(type(inner)) if on_device else nullcontext():
             step_inside(inner)
         group.update({key: settings[key] for key in own})
-        if live is not None:
-            factor = group["lr"] * live / (group["base_lr"] if constant is None else constant)
-            _scale(entries, before, factor, accepted=live > 0)
-        elif scales:
-            _scale(entries, before, float(group["lr"]) / group["base_lr"])
-        for p, state, average, mu in averages:
-            state["ax"].copy_(average + (p - average) * mu)
-        if kept is not None and live is not None:
-            kept.restore_unless(live > 0)
+        if scales:
+            _scale(entries, before, group["lr"] / settings["lr"], reads=not on_device)
         self._collect(rates)
-
-    def _averages(self, rates: _InnerGroup) -> list[tuple[Tensor, dict[str, Any], Tensor, Any]]:
-        """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
-        found: list[tuple[Tensor, dict[str, Any], Tensor, Any]] = []
-        if isinstance(rates.inner, torch.optim.ASGD):
-            for (p, *_), (view, *_) in zip(rates.entries, rates.views, strict=True):
-                if p.grad is not None:
-                    state = rates.inner.state[view]
-                    average = state["ax"].clone() if state else torch.zeros_like(view)
-                    mu = state.get("mu", 1.0)
-                    reads = not (self.on_device and isinstance(mu, Tensor))
-                    found.append((local(p), state, average, float(mu) if reads else mu.clone()))
-        return found
 
     # The torch optimizer's state is ours: saved and loaded with it.
 
@@ -294,13 +270,12 @@ class PerFeature(AlraoOptimizer):
                     state[key] = state[key].to(p.device if self.on_device else "cpu")
 
 
-def _scale(entries: list[Entry], before: list[Tensor], factor: Any, accepted: Tensor | None = None) -> None:
+def _scale(entries: list[Entry], before: list[Tensor], factor: Any, *, reads: bool) -> None:
     """Scale displacements to each feature's rate; weights of the body that are not finite stay."""
     for entry, was in zip(entries, before, strict=True):
-        moved = (entry.param - was) * (entry.rate * factor) + was
-        entry.param.copy_(moved if accepted is None else torch.where(accepted, moved, was))
+        entry.param.copy_((entry.param - was) * (entry.rate * factor) + was)
     body = [(e.param, was) for e, was in zip(entries, before, strict=True) if not e.of_copies]
-    if accepted is not None or not in_range([p for p, _ in body]):
+    if not (reads and in_range([p for p, _ in body])):
         for p, was in body:
             keep_finite_(p, was)
 
@@ -337,7 +312,12 @@ def _options_of(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any
             "optimizer whose step needs no closure"
         )
     elif issubclass(kind, torch.optim.SparseAdam):
-        problem = "it takes only sparse gradients. Use alrao.SGD for those"
+        problem = "it takes only sparse gradients. Others take them too, as dense ones: use torch.optim.Adam"
+    elif issubclass(kind, torch.optim.ASGD):
+        problem = (
+            "it averages weights before they are scaled to the rates. Use torch.optim.SGD, and "
+            "torch.optim.swa_utils.AveragedModel"
+        )
     if problem:
         raise TypeError(f"{name} is not supported: {problem}")
     if options.get("differentiable"):

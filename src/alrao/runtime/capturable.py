@@ -2,30 +2,22 @@
 
 A read on the host would stall the queue of a device, and neither a compiled graph nor a CUDA graph can hold
 one. So the numbers of a step stay where they are: counters are tensors, gradients are masked whether or not
-they need to be, and a step whose loss is refused runs like any other, with coefficients that change nothing.
+they need to be, and a step whose loss is refused runs like any other, with gradients of 0.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 
 def widest(device: torch.device) -> torch.dtype:
     """Return the widest type of real numbers that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def one_unless(*masks: Tensor) -> Tensor:
-    """Return 1, or 0 for an update that is stopped, all of whose entries are masked, in the widest type."""
-    stopped = reduce(torch.logical_and, (mask.all() for mask in masks))
-    return stopped.logical_not().to(widest(stopped.device))
 
 
 def in_type_of(tensors: Sequence[Tensor], number: Any) -> Any:
@@ -64,30 +56,6 @@ def separate_counts(states: Sequence[dict[str, Any]], others: Sequence[dict[str,
         if isinstance(state["step"], Tensor) and id(state["step"]) in absent:
             ids = tuple(id(state[key]) for key in COUNTS)
             state |= new.setdefault(ids, {key: state[key].clone() for key in COUNTS})
-
-
-class Kept:
-    """The state of a torch optimizer on a device before a step, to be put back if the step was refused."""
-
-    def __init__(self, inner: Optimizer) -> None:
-        self._inner = inner
-        self._before = {
-            p: {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
-            for p, state in inner.state.items()
-        }
-
-    def restore_unless(self, accepted: Tensor) -> None:
-        """Put back all tensors unless the step was accepted; those that are new begin at 0 then."""
-        for p, state in self._inner.state.items():
-            before = self._before.get(p, {})
-            for key, now in state.items():
-                if not isinstance(now, Tensor) or now.device != accepted.device:
-                    continue
-                was = before.get(key)
-                if was is not None:
-                    now.copy_(torch.where(accepted, now, was))
-                elif key == "step":
-                    now.mul_(accepted)
 
 
 class Refusals:
