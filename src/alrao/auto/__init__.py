@@ -162,7 +162,6 @@ class Auto(AlraoOptimizer):
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
         self._matrices: set[Tensor] = set()  # the other matrices
-        self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
         self._in_evaluation, self._told_of_schedule = 0, False
         super().__init__(
             model, (COPIES[0] * lowest, COPIES[1] * lowest),
@@ -372,7 +371,7 @@ class Auto(AlraoOptimizer):
         weights = [
             Weight(
                 y[i], state,
-                rates=self._in_units_of(rate, rates[i], p) if isinstance(rates[i], Tensor) else None,
+                rates=rates[i] / rate if isinstance(rates[i], Tensor) else None,
                 turn=self._turns[whole] if "exp_avg" in state else None,
                 decays=whole in self._matrices,
                 whole=None if whole is p else whole,
@@ -392,17 +391,6 @@ class Auto(AlraoOptimizer):
             averages.statistics.stepped()
         if averages.swap and not self.model.training:
             averages.enter()
-
-    def _in_units_of(self, rate: float, own: Tensor, p: Tensor) -> Tensor:
-        """Return rates of a parameter in units of another; those of copies, which never change, are kept."""
-        if rate == 1.0:
-            return own
-        found = self._of_copies.get(p)
-        if found is None or found.device != own.device:
-            found = own / rate
-            if p in self.head_parameters:
-                self._of_copies[p] = found
-        return found
 
     def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
         searching, kept = not self.search.over, self._kept.get(id(group))
@@ -596,7 +584,7 @@ class Auto(AlraoOptimizer):
             )
         super().load_state_dict({**state_dict, "param_groups": groups})
         self.search = RateSearch(**whole["search"])
-        self._seen, self._of_copies = [], {}
+        self._seen = []
         for group in self.param_groups:
             for p in group["params"]:
                 self._settle_state(p, self.state.get(p, {}), group["follows"])

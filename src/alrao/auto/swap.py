@@ -111,10 +111,9 @@ class Averages:
         if self.swap and not self.evaluating and not self._expected and not self.retired:
             with torch.no_grad():
                 self.notice_changes()
-                averaged = dict(self._averaged())
-                for p in averaged.keys() | self.renormed:
+                for p, beta in self._averaged():
                     replaced.append((p, p.data))
-                    p.data = self.average(p, averaged[p]).to(p.dtype) if p in averaged else p.data.clone()
+                    p.data = self.average(p, beta).to(p.dtype, copy=p in self.renormed)
         statistics = self.statistics if replaced else None
         try:
             with nullcontext() if statistics is None else statistics.shown():
@@ -129,20 +128,12 @@ class Averages:
         return next(self._averaged(), None) is not None
 
     def _averaged(self) -> Iterator[tuple[Tensor, float]]:
-        """Return the parameters that have an average, with their beta."""
+        """Return the parameters that have an average, with their beta; at first, x is y is z."""
         for group in self.groups:
             for p in group["params"]:
                 state = self.state.get(p, {})
-                k = state.get("k", 0)
-                if "x" in state or isinstance(k, Tensor) or k > 0:  # a tensor is not read: at 0, x is y is z
+                if "x" in state or "z" in state:
                     yield p, group["beta"]
-
-    def _without_average(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the parameters that have not moved since the search, with z, which they are still."""
-        for p in self._params():
-            state = self.state.get(p, {})
-            if "z" in state and not isinstance(state["k"], Tensor) and state["k"] == 0:
-                yield p, state["z"]
 
     def average(self, p: Tensor, beta: float) -> Tensor:
         """Return the averaged weights of a parameter."""
@@ -165,8 +156,6 @@ class Averages:
                 self.state[p]["y"] = p.detach().clone()
                 p.copy_(x)
                 self.head.training_weights = False
-            for p in self.renormed.intersection(self._params()):
-                self.state[p].setdefault("y", p.detach().clone())
         self.evaluating = True
         if self.statistics is not None:
             self.statistics.show()
@@ -177,20 +166,13 @@ class Averages:
             return
         changed = False
         with resharded(self.sharded_modules):
-            for p in self.renormed & self.state.keys():
-                p.copy_(self.state[p].pop("y", p))
             for p, beta in self._averaged():
-                state = self.state[p]
-                if "y" not in state:
-                    continue
+                state, now = self.state[p], p.detach().clone()
                 # As it was, if the model has been cast since.
-                x = self.average(p, beta).to(state["y"].dtype).to(p.dtype)
-                now = p.detach().clone()
-                p.copy_(state.pop("y"))
-                changed |= self._adopt(p, now, local(now) != local(x))
-            for p, z in self._without_average():
-                y = training_weights(p, self.state[p])
-                changed |= self._adopt(p, p.detach(), local(y) != local(z.to(y)))
+                x = self.average(p, beta).to(state.get("y", p).dtype).to(p.dtype)
+                p.copy_(state.pop("y", now))
+                if p not in self.renormed:
+                    changed |= self._adopt(p, now, local(now) != local(x))
         self.evaluating = False
         if self.statistics is not None:
             self.statistics.hide()
@@ -290,11 +272,11 @@ class Averages:
         if self._expected:
             self.place(training)
         elif self.evaluating:
-            averaged = dict(self._averaged())
-            for p in self.renormed & self.state.keys():  # now: a forward pass would change them
-                x = self.average(p, averaged[p]).to(p.dtype) if p in averaged else self.state[p].get("y", p)
-                self._adopt(p, p.detach(), local(p.detach()) != local(x.detach()))
-                self.state[p].setdefault("y", p.detach().clone())
+            for p, beta in self._averaged():
+                if p in self.renormed:  # now: a forward pass would change them
+                    x = self.average(p, beta).to(p.dtype)
+                    self._adopt(p, p.detach(), local(p.detach()) != local(x))
+                    self.state[p].setdefault("y", p.detach().clone())
         elif not any(p.is_meta for p in self._params()):
             self.written.forgive()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import string_at
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -46,9 +46,8 @@ class Written:
             reads: whether numbers may be read on the host.
             as_before: they hold what they held when they were last noted, maybe in another type.
         """
-        same = len(params) == len(self._params) and all(map(is_, params, self._params))
         self._versions = list(map(version_of, params))
-        if as_before and same and params:
+        if as_before and self._params:
             return
         self._exact = reads and all(map(is_cpu, params))
         self._params = params
