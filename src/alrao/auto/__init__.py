@@ -128,7 +128,7 @@ class Auto(AlraoOptimizer):
     2024, for steps of matrices; Mishchenko and Defazio, "Prodigy", 2024, for the search.
     """
 
-    _wide = AlraoOptimizer._wide | WIDE
+    _wide = WIDE
     _small = 2**20  # sets aside too little to matter
     makes_state_early = False
 
@@ -183,7 +183,7 @@ class Auto(AlraoOptimizer):
         if name in ("state", "param_groups"):
             self._kept: dict[int, Kept] = {}  # what steps of each group need
         if name in ("state", "param_groups") and hasattr(self, "averages"):
-            # The first step replaces the state, and a program to clear it, as fastai's freeze().
+            # A load replaces them, and so does a program to clear the state, as fastai's freeze().
             self.averages.follow(self)
 
     @property
@@ -283,9 +283,6 @@ class Auto(AlraoOptimizer):
 
     def _begin_step(self, on_device: bool) -> None:
         averages = self.averages
-        if not self.state:  # a program has cleared it
-            for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
-                self._draw_places(rates, group)
         if averages.retired:
             raise RuntimeError(
                 "another Auto has been built for parameters of this one, and only one optimizer can average "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from math import inf
@@ -52,7 +51,7 @@ class AlraoOptimizer(Optimizer):
 
     ``param_groups[…]["lr"]`` is a factor on all rates of a group, 1.0 at the start, for schedulers to change.
     The rates follow from the distribution that the group was built with, its intervals (:meth:`interval`,
-    :meth:`set_interval`), and the place of each feature in them, which is drawn once and saved in the state.
+    :meth:`set_interval`), and the place of each feature in them, drawn once from the seed in the group.
     """
 
     model: Any
@@ -61,7 +60,7 @@ class AlraoOptimizer(Optimizer):
     rates_of_groups: list[GroupRates]
     """The rates of each parameter group."""
 
-    _wide = frozenset({"u"})
+    _wide: frozenset[str] = frozenset()
     """State that keeps its type when it is loaded, whatever the type of the parameter."""
 
     _small = 0
@@ -132,8 +131,6 @@ class AlraoOptimizer(Optimizer):
         super().__init__(
             self.model.parameters() if params is None else params, {"lr": 1.0, **defaults, **shared}
         )
-        if not (capturable and self.makes_state_early):
-            self.state = checkpoint.Unstepped(dict, self.state)
         if head.copies and all(self.head_parameters.isdisjoint(g["params"]) for g in self.param_groups):
             raise ValueError(
                 "params has no parameter of the head: add model.head.parameters() to one of the groups"
@@ -244,6 +241,7 @@ class AlraoOptimizer(Optimizer):
             self.state[new[p]] = sharding.shard_state(self.state.pop(p), new[p])
         for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
             group["params"] = [new.get(entry.param, entry.param) for entry in rates.entries]
+            self._draw_places(rates, group)
             self._compute(rates, group)
 
     # Rates.
@@ -253,11 +251,11 @@ class AlraoOptimizer(Optimizer):
             body = [p for p in group["params"] if p not in self.head_parameters]
             seed, per_weight = group["seed"] + (group["redraws"] or 0), rates.drawn.per_weight
             for p, u in zip(body, self._places.draw(body, seed, per_weight=per_weight), strict=True):
-                self.state[p]["u"] = u
+                rates.places[p] = u
 
     def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
         copies = self.model.head.copies
-        rates.compute(group["params"], self.head_parameters, self.state, copies, in_place=self.on_device)
+        rates.compute(group["params"], self.head_parameters, copies, in_place=self.on_device)
 
     def compute_rates(self) -> None:
         """Compute the rates of all groups again, from their distributions and the places of the features."""
@@ -269,7 +267,7 @@ class AlraoOptimizer(Optimizer):
         for rates in self.rates_of_groups:
             for entry in rates.entries:
                 if entry.param is parameter:
-                    return rates.of_entry(entry, self.state)
+                    return rates.of_entry(entry)
         raise KeyError("rates() takes a parameter that this optimizer trains, one of its param_groups")
 
     def copy_rates(self, *, initial: bool = False) -> Tensor:
@@ -382,8 +380,6 @@ class AlraoOptimizer(Optimizer):
             processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
             self._alike = True
         evidence, refused = self._read_evidence(on_device)
-        if type(self.state) is checkpoint.Unstepped:
-            self.state = defaultdict(dict, self.state)
         if refused is not None:
             self._refusals.note(refused)
         if self._factors is not None and not self._factors.look(self.param_groups):
@@ -573,15 +569,14 @@ class AlraoOptimizer(Optimizer):
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as in torch, with the places of the features and the intervals."""
+        """Return the state as in torch, with the seed of the features' places, and the intervals."""
         self._adopt_shards()
         packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
         for i, group in enumerate(packed["param_groups"]):
             group["interval"], group["copies_interval"] = self.interval(i), self.interval(i, copies=True)
-        if type(self.state) is not checkpoint.Unstepped:
-            for i in (i for group in packed["param_groups"] for i in group["params"]):
-                if not packed["state"].get(i):  # torch's distributed checkpoints would miss it
-                    packed["state"][i] = {checkpoint.KEY: checkpoint.VERSION}
+        for i in (i for group in packed["param_groups"] for i in group["params"]):
+            if not packed["state"].get(i):  # torch's distributed checkpoints would miss it
+                packed["state"][i] = {checkpoint.KEY: checkpoint.VERSION}
         return self._sleep.packed_into(packed)
 
     @torch.no_grad()
@@ -605,11 +600,13 @@ class AlraoOptimizer(Optimizer):
             for key in self._wide.intersection(of_param):  # torch has rounded it to the parameter's type
                 self.state[p][key] = of_param[key].to(p.device, copy=True)
             self._move_counters(p)
-            self.state[p].pop(checkpoint.KEY, None)
-            if is_shard(p):
-                self.state[p] = sharding.shard_state(self.state[p], p)
+            kept = self.state.pop(p, {})
+            left = {key: value for key, value in kept.items() if key not in checkpoint.NOT_KEPT}
+            if left:
+                self.state[p] = sharding.shard_state(left, p) if is_shard(p) else left
         for rates, group, drawn in zip(self.rates_of_groups, self.param_groups, distributions, strict=True):
             rates.draw_from(drawn)
+            self._draw_places(rates, group)
             rates.move(group.pop("interval"), group.pop("copies_interval"))
         self.compute_rates()
         self._seed, self._alike = self.param_groups[0]["seed"], False
