@@ -124,11 +124,9 @@ def in_range(tensors: list[Tensor]) -> bool:
 
 
 def masked_gradients(grads: list[Tensor], refused: Tensor | None) -> list[Tensor]:
-    """Return gradients with 0 where they are not :func:`usable`; on the host none if none of them is.
+    """Return gradients with 0 where they are not :func:`usable`; none, if none of their entries is.
 
-    Args:
-        grads: the gradients.
-        refused: where nothing may be read on the host, whether all become 0.
+    Where nothing may be read on the host, all become 0 if the loss is ``refused``; it is None elsewhere.
     """
     if refused is not None and grads:
         return _masked_on_device(grads, refused)

@@ -152,7 +152,7 @@ class Auto(AlraoOptimizer):
         capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
-        self._weak_decay = _warn_of_decay(weight_decay)
+        _warn_of_decay(weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
@@ -216,7 +216,7 @@ class Auto(AlraoOptimizer):
                     "Auto of all groups"
                 )
             self.search.over = False
-        self._weak_decay = self._weak_decay or _warn_of_decay(group.get("weight_decay", 0.0))
+        _warn_of_decay(group.get("weight_decay", 0.0))
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
@@ -234,10 +234,6 @@ class Auto(AlraoOptimizer):
                 )
         _refuse_same_memory([p for each in self.param_groups for p in each["params"]])
         return super()._begin_group(group, distribution)
-
-    def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
-        if not group["follows"]:  # the others have one rate for all features
-            super()._draw_places(rates, group)
 
     def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
         self._kept.clear()
@@ -336,10 +332,9 @@ class Auto(AlraoOptimizer):
                 y[i], g[i] = of_weight, of_gradient
         pairs = zip(g, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
-        weight_decay, longest = group["weight_decay"], PERIOD * group["highest"]
-        if weight_decay * longest > 1:  # at most all of a weight decays
-            weight_decay = 1 / longest
-        lr = _usable(u.factor, 1 / (weight_decay * longest) if weight_decay * longest > 0 else LARGEST_FACTOR)
+        share = group["weight_decay"] * PERIOD * group["highest"]  # at most all of a weight decays
+        weight_decay = group["weight_decay"] / max(1.0, share)
+        lr = _usable(u.factor, max(1.0, 1 / share) if share > 0 else LARGEST_FACTOR)
         rates: list[Any] = u.rates
         if searching and group["follows"]:
             self._observe_way(u.whole, u.states, y, g, group["betas"][1])
@@ -657,16 +652,14 @@ def _refuse_same_memory(params: list[Tensor]) -> None:
         found[at] = p
 
 
-def _warn_of_decay(weight_decay: Any) -> bool:
-    """Warn of a decay that is too weak to matter; return whether it is."""
-    weak = isinstance(weight_decay, float) and 0 < weight_decay < LEAST_DECAY
-    if weak:
+def _warn_of_decay(weight_decay: Any) -> None:
+    """Warn of a decay that is too weak to matter."""
+    if isinstance(weight_decay, float) and 0 < weight_decay < LEAST_DECAY:
         warn(
             f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
             "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
             "for the default, 0.3, or pass 0.0 for no decay"
         )
-    return weak
 
 
 def _usable(factor: Any, most: float) -> Any:

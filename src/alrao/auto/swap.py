@@ -181,12 +181,7 @@ class Averages:
     # Weights that something else has changed.
 
     def note(self, *, reads: bool = True, as_before: bool = False) -> None:
-        """Remember what the parameters hold: called after everything that the optimizer writes.
-
-        Args:
-            reads: whether numbers may be read on the host.
-            as_before: they hold what they held when they were last noted, maybe in another type.
-        """
+        """Remember what the parameters hold, as :meth:`Written.note`; after all that the optimizer writes."""
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
         if not self.evaluating and not self._expected:
@@ -195,11 +190,7 @@ class Averages:
             self.written.note(known, edited, reads=reads, as_before=as_before)
 
     def notice_changes(self, *, reads: bool = True) -> bool:
-        """Take entries that something else has changed for their new values; return whether there may be any.
-
-        Args:
-            reads: whether numbers may be read on the host.
-        """
+        """Take entries that something else has changed for their new values; return if there may be any."""
         found = [] if self.evaluating else self.written.changed(reads=reads)
         for p, changed in found:
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
@@ -229,9 +220,7 @@ class Averages:
     def transform(self, change: Callable[[], None]) -> None:
         """Apply an affine change of the weights to everything that is kept of them.
 
-        Args:
-            change: changes parameters of the model in place, each by an affine function of the parameters. It
-                is called once for each set of weights: the present ones, z, and so on.
+        It is called for each set of weights, y, z and so on, and changes the model's parameters in place.
         """
         evaluating = self.evaluating
         self.leave()
@@ -239,11 +228,9 @@ class Averages:
         params = self._params()
         present = [p.data for p in params]
         for key in KEPT:
-            kept = [self.state[p].get(key) for p in params]
-            if all(each is None for each in kept):
-                continue
-            for p, data, each in zip(params, present, kept, strict=True):
-                p.data = data.clone() if each is None else each
+            for p, data in zip(params, present, strict=True):
+                kept = self.state[p].get(key)
+                p.data = data.clone() if kept is None else kept
             try:
                 change()
             finally:
@@ -293,8 +280,7 @@ class Averages:
     def recognise(self, *, stepping: bool = False) -> bool:
         """Return whether the model has the weights of the loaded state.
 
-        Args:
-            stepping: the weights are trained now: start again from those that are not the state's.
+        If it is ``stepping``, averages of others start again from them.
         """
         if not self._expected:
             return True

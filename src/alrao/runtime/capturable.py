@@ -63,12 +63,14 @@ class Refusals:
 
     def __init__(self, device: torch.device) -> None:
         self._noted = torch.zeros((), dtype=torch.bool, device=device)
-        self._can_arrive = device.type == "cpu" or _is_accelerator(device)
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self._sends = found is not None and device.type == found.type
+        self._copy = self._noted
+        self._event: Any = None
         self._send()
 
     def _send(self) -> None:
-        self._copy, self._event = self._noted, None
-        if _is_accelerator(self._noted.device):
+        if self._sends:
             self._copy = torch.empty_like(self._noted, device="cpu", pin_memory=True)
             self._copy.copy_(self._noted, non_blocking=True)
             self._event = torch.Event(self._noted.device)
@@ -81,7 +83,7 @@ class Refusals:
     def arrived(self) -> bool:
         """Return whether a refusal is known on the host by now, after which it is forgotten."""
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if not self._can_arrive or capturing or not (self._event is None or self._event.query()):
+        if capturing or not self._copy.is_cpu or not (self._event is None or self._event.query()):
             return False
         # In the memory of the host, by no operation that could wait.
         refused = bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
@@ -89,8 +91,3 @@ class Refusals:
             self._noted.zero_()
         self._send()
         return refused
-
-
-def _is_accelerator(device: torch.device) -> bool:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found is not None and device.type == found.type

@@ -22,7 +22,7 @@ class Written:
 
     On the CPU every change is noticed, by a checksum of the bits, or a copy of few of them. Elsewhere a read
     would stall the device: a change that torch counts is noticed at once, and one through ``.data``, which
-    it does not count, by the norm and only where numbers may be read.
+    it does not count, by the norm and only where numbers may be read, which callers say by ``reads``.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,9 @@ class Written:
     def note(
         self, params: list[Tensor], copied: list[Tensor], *, reads: bool, as_before: bool = False
     ) -> None:
-        """Remember what parameters hold.
+        """Remember what parameters hold, of some by a copy, so that single entries can be told.
 
-        Args:
-            params: the parameters.
-            copied: those of which a copy is kept, so that single entries can be told.
-            reads: whether numbers may be read on the host.
-            as_before: they hold what they held when they were last noted, maybe in another type.
+        With ``as_before`` they hold what they held when they were last noted, maybe in another type.
         """
         self._versions = list(map(version_of, params))
         if as_before and self._params:
@@ -65,11 +61,7 @@ class Written:
                 self._versions[i] = self._params[i]._version
 
     def changed(self, *, reads: bool) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the parameters that have changed, and where; None is everywhere.
-
-        Args:
-            reads: whether numbers may be read on the host.
-        """
+        """Return the parameters that have changed, and where; None is everywhere."""
         params = self._params
         reads = reads and not any(map(is_meta, params))
         found = self._differ() if reads else []
