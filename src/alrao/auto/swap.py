@@ -264,8 +264,6 @@ class Averages:
                     x = self.average(p, beta).to(p.dtype)
                     self._adopt(p, p.detach(), local(p.detach()) != local(x))
                     self.state[p].setdefault("y", p.detach().clone())
-        elif not any(p.is_meta for p in self._params()):
-            self.written.forgive()
 
     @property
     def expecting(self) -> bool:

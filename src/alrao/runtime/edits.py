@@ -54,12 +54,6 @@ class Written:
             else:
                 self._copies[p] = local(p.detach()).clone()
 
-    def forgive(self) -> None:
-        """Count writes that left a parameter as it was, such as a load of the same weights, as none."""
-        for i, differs in enumerate(self._differ()):
-            if not differs:
-                self._versions[i] = self._params[i]._version
-
     def changed(self, *, reads: bool) -> list[tuple[Tensor, Tensor | None]]:
         """Return the parameters that have changed, and where; None is everywhere."""
         params = self._params
