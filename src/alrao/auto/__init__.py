@@ -41,6 +41,9 @@ LEAST_DECAY = 5e-3
 PATIENCE = 10
 """Steps in evaluation mode before a warning: some programs make a few on purpose."""
 
+SCHEDULED = 0.5
+"""A factor below this is a schedule's, and lowers the rate that the search has found."""
+
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
@@ -152,7 +155,6 @@ class Auto(AlraoOptimizer):
         capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
-        _warn_of_decay(weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
@@ -169,6 +171,7 @@ class Auto(AlraoOptimizer):
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
+        _warn_of_decay([group["weight_decay"] for group in self.param_groups])
         self._factors = self._factors if usual else None  # of which it has warned now
         self.search.over = not any(group["follows"] for group in self.param_groups)
         self.averages = Averages(self, swap)
@@ -216,7 +219,6 @@ class Auto(AlraoOptimizer):
                     "Auto of all groups"
                 )
             self.search.over = False
-        _warn_of_decay(group.get("weight_decay", 0.0))
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
@@ -303,7 +305,7 @@ class Auto(AlraoOptimizer):
             )
 
     def _notice_factor(self) -> None:
-        """Warn once of a schedule that has lowered the factor so far that the weights hardly move."""
+        """Warn once of a schedule that has lowered the factor on the rate that the search has found."""
         if self._told_of_schedule or not self.search.over:
             return
         following = [group for group in self.param_groups if group["follows"]]
@@ -311,12 +313,13 @@ class Auto(AlraoOptimizer):
         if not following or any(isinstance(factor, Tensor) for factor in factors) or 1.0 in factors:
             return
         factor = max(factors)
-        if 0 < factor < LOW < max(group.get(HIGHEST, 0.0) for group in following):
+        highest = max(group.get(HIGHEST, 0.0) for group in following)
+        if 0 < factor < SCHEDULED and highest > LOW:  # lower ones may be learning rates: their own warning
             self._told_of_schedule = True
             warn(
-                f"param_groups[…]['lr'] has fallen to {factor:.3g}, a factor on the rate that Auto has "
-                "found, so that the weights hardly move. Auto averages the weights and needs no schedule: "
-                "leave the scheduler out"
+                f"param_groups[…]['lr'] is {factor:.3g} after Auto's search, a factor on the rate that it "
+                "has found. Auto averages the weights and needs no schedule: leave the scheduler out, and the "
+                "factor at 1.0"
             )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -516,22 +519,12 @@ class Auto(AlraoOptimizer):
                 self._begin_average(p, state)
         for group in self.param_groups:
             self._share_counts(group["params"], group)
-        following = [group for group in self.param_groups if group["follows"]]
-        factor = min((float(group["lr"]) for group in following), default=1.0)
         leading = ""
         if self.model.head.copies:
             weights = self.model.head.averaging.weights
             leading = f", copy {int(weights.argmax()) + 1} of {len(weights)} leads with {weights.max():.2g}"
         steps, rate = self.search.steps, self.search.rate
         logger.info("the search has ended at step %d: learning rate %.3g%s", steps, rate, leading)
-        highest = max((group[HIGHEST] for group in following), default=1.0)
-        if factor < 0.5 and highest > LOW:  # lower ones may be learning rates, which have their own warning
-            self._told_of_schedule = True
-            warn(
-                f"param_groups[…]['lr'] is {factor:.3g} at the end of Auto's search, and multiplies the rate "
-                "that it has found from now on. Auto needs no schedule: leave the scheduler out, and the "
-                "factor at 1.0"
-            )
 
     # Checkpoints.
 
@@ -652,11 +645,12 @@ def _refuse_same_memory(params: list[Tensor]) -> None:
         found[at] = p
 
 
-def _warn_of_decay(weight_decay: Any) -> None:
+def _warn_of_decay(of_groups: list[float]) -> None:
     """Warn of a decay that is too weak to matter."""
-    if isinstance(weight_decay, float) and 0 < weight_decay < LEAST_DECAY:
+    weak = [decay for decay in of_groups if 0 < decay < LEAST_DECAY]
+    if weak:
         warn(
-            f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
+            f"weight_decay={weak[0]:g} has no effect in Auto, whose decay is decoupled and "
             "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
             "for the default, 0.3, or pass 0.0 for no decay"
         )
