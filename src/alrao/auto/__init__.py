@@ -42,7 +42,7 @@ PATIENCE = 10
 """Steps in evaluation mode before a warning: some programs make a few on purpose."""
 
 SCHEDULED = 0.5
-"""A factor below this is a schedule's, and lowers the rate that the search has found."""
+"""A factor below this is a schedule's, at the end of the search; later one below ``LOW``."""
 
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
@@ -164,7 +164,7 @@ class Auto(AlraoOptimizer):
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
         self._matrices: set[Tensor] = set()  # the other matrices
-        self._in_evaluation, self._told_of_schedule = 0, False
+        self._in_evaluation, self._least_factor = 0, SCHEDULED
         super().__init__(
             model, (COPIES[0] * lowest, COPIES[1] * lowest),
             {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
@@ -306,20 +306,21 @@ class Auto(AlraoOptimizer):
 
     def _notice_factor(self) -> None:
         """Warn once of a schedule that has lowered the factor on the rate that the search has found."""
-        if self._told_of_schedule or not self.search.over:
+        if not (self._least_factor and self.search.over):
             return
+        least, self._least_factor = self._least_factor, LOW
         following = [group for group in self.param_groups if group["follows"]]
         factors = [group["lr"] for group in following]
         if not following or any(isinstance(factor, Tensor) for factor in factors) or 1.0 in factors:
             return
         factor = max(factors)
         highest = max(group.get(HIGHEST, 0.0) for group in following)
-        if 0 < factor < SCHEDULED and highest > LOW:  # lower ones may be learning rates: their own warning
-            self._told_of_schedule = True
+        if 0 < factor < least and highest > LOW:  # lower ones may be learning rates: their own warning
+            self._least_factor = 0.0
             warn(
                 f"param_groups[…]['lr'] is {factor:.3g} after Auto's search, a factor on the rate that it "
-                "has found. Auto averages the weights and needs no schedule: leave the scheduler out, and the "
-                "factor at 1.0"
+                "has found. Auto averages the weights and needs no schedule: leave the scheduler out, "
+                "and the factor at 1.0"
             )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:

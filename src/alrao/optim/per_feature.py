@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +12,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..finite import in_range, keep_finite_, masked_gradients
+from ..finite import in_range, keep_finite_
 from ..rates import Rate, RateDistribution
-from ..runtime.sharding import local, local_gradient, whole_state
+from ..runtime.sharding import local, whole_state
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
@@ -36,6 +36,10 @@ COUNTS_NOTHING = {torch.optim.SGD, getattr(torch.optim, "Muon", torch.optim.SGD)
 
 NOT_PROPORTIONAL = {"Adafactor", "Rprop"}
 """Optimizers whose update is not proportional to the learning rate: they step at their default rate."""
+
+
+NOT_OF_GROUP = {"params", "lr", "param_names", "capturable", "maximize"}
+"""Settings of an optimizer that are not its group's; gradients to maximize come with the other sign."""
 
 
 @dataclass
@@ -164,6 +168,7 @@ class PerFeature(AlraoOptimizer):
             base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
         group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
         options = {**(self._options if kind is self._kind else {}), "lr": group["base_lr"]}
+        options.pop("maximize", None)
         if self.on_device and "capturable" in _signature_of(kind):
             options["capturable"] = True
         try:
@@ -193,34 +198,34 @@ class PerFeature(AlraoOptimizer):
 
     # The step.
 
-    def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        raise AssertionError("the torch optimizer updates the parameters")
+    def _divided(self, update: GroupUpdate, group: dict[str, Any], weights: int) -> Iterator[GroupUpdate]:
+        yield update
 
-    def _step_group(self, rates: GroupRates, group: dict[str, Any], refused: Tensor | None) -> None:
+    def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
+        rates = self.rates_of_groups[next(i for i, each in enumerate(self.param_groups) if each is group)]
         assert isinstance(rates, _InnerGroup)
-        whole = [entry.param for entry in rates.entries if entry.param.grad is not None]
-        grads = [local_gradient(p) for p in whole]
-        usable = masked_gradients([g.to_dense() if g.is_sparse else g for g in grads], refused)
-        if not usable:
-            return
-        entries = [e._replace(param=local(e.param)) for e in rates.entries if e.param.grad is not None]
-        constant, on_device, inner = rates.constant, refused is not None, rates.inner
-        scales = constant is None or isinstance(group["lr"], Tensor)
+        scales, inner = u.constant is None or isinstance(u.factor, Tensor), rates.inner
         (settings,) = inner.param_groups
-        own = [key for key in settings if key not in ("params", "lr", "param_names", "capturable")]
+        own = [key for key in settings if key not in NOT_OF_GROUP]
         settings.update({key: group[key] for key in own})
         if "capturable" in settings:
-            settings["capturable"] = on_device
-        settings["lr"] = group["base_lr"] if constant is None else constant
+            settings["capturable"] = u.on_device
+        settings["lr"] = group["base_lr"] if u.constant is None else u.constant
         if not scales:
-            settings["lr"] *= float(group["lr"])
-        before = [entry.param.clone() for entry in entries] if scales else []
-        rates.point_views(dict(zip(whole, usable, strict=True)))
-        with capturable_anywhere(type(inner)) if on_device else nullcontext():
+            settings["lr"] *= u.factor
+        before = [p.clone() for p in u.params] if scales else []
+        rates.point_views(dict(zip(u.whole, u.grads, strict=True)))
+        with capturable_anywhere(type(inner)) if u.on_device else nullcontext():
             step_inside(inner)
         group.update({key: settings[key] for key in own})
         if scales:
-            _scale(entries, before, group["lr"] / settings["lr"], reads=not on_device)
+            for p, was, rate in zip(u.params, before, u.rates, strict=True):
+                p.copy_((p - was) * (rate * (u.factor / settings["lr"])) + was)
+            triples = zip(u.params, before, u.whole, strict=True)
+            body = [(p, was) for p, was, whole in triples if whole not in self.head_parameters]
+            if u.on_device or not in_range([p for p, _ in body]):
+                for p, was in body:
+                    keep_finite_(p, was)
         self._collect(rates)
 
     # The torch optimizer's state is ours: saved and loaded with it.
@@ -268,16 +273,6 @@ class PerFeature(AlraoOptimizer):
             for key in {"step", "mu_product"}.intersection(state):  # torch keeps them there
                 if isinstance(state[key], Tensor):
                     state[key] = state[key].to(p.device if self.on_device else "cpu")
-
-
-def _scale(entries: list[Entry], before: list[Tensor], factor: Any, *, reads: bool) -> None:
-    """Scale displacements to each feature's rate; weights of the body that are not finite stay."""
-    for entry, was in zip(entries, before, strict=True):
-        entry.param.copy_((entry.param - was) * (entry.rate * factor) + was)
-    body = [(e.param, was) for e, was in zip(entries, before, strict=True) if not e.of_copies]
-    if not (reads and in_range([p for p, _ in body])):
-        for p, was in body:
-            keep_finite_(p, was)
 
 
 def _signature_of(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
