@@ -205,10 +205,9 @@ class Auto(AlraoOptimizer):
 
         An ``lr`` of the group is its rates, or, as a number above 0.1, its factor on the search's.
         """
-        group, lr = dict(param_group), param_group.get("lr")
-        if (
-            lr is not None and hasattr(lr, "__float__") and float(lr) > LOW
-        ):  # as trainers write it for rate-free optimizers
+        group = dict(param_group)
+        lr: Any = group.get("lr")
+        if hasattr(lr, "__float__") and float(lr) > LOW:  # as trainers write it for rate-free optimizers
             lr = float(group.pop("lr"))
         follows = "lr" not in group
         if follows and self.param_groups and self.search.over and not self.search.steps:
@@ -367,7 +366,7 @@ class Auto(AlraoOptimizer):
         weights = [
             Weight(
                 y[i], state,
-                rates=rates[i] / rate if isinstance(rates[i], Tensor) else None,
+                rates=_in_units_of(rate, rates[i]),
                 turn=self._turns[whole] if "exp_avg" in state else None,
                 decays=whole in self._matrices,
                 whole=None if whole is p else whole,
@@ -628,6 +627,13 @@ class AutoScheduleFree(Auto):
     """
 
 
+def _in_units_of(rate: float, own: Any) -> Tensor | None:
+    """Return rates in units of another, which is that of all others."""
+    if not isinstance(own, Tensor):
+        return None
+    return own if rate == 1.0 else own / rate
+
+
 def _refuse_same_memory(params: list[Tensor]) -> None:
     """Raise for different parameters over the same memory: each would have an average of its own steps.
 
@@ -636,14 +642,13 @@ def _refuse_same_memory(params: list[Tensor]) -> None:
     found: dict[int, Tensor] = {}
     for p in params:
         plain = type(p) in (torch.nn.Parameter, Tensor) and p.requires_grad and p.numel() > 0
-        at = p.data_ptr() if plain else 0  # 0 on meta
-        if at and found.get(at, p) is not p:
+        other = found.setdefault(p.data_ptr(), p) if plain and not p.is_meta else p
+        if other is not p:
             raise ValueError(
-                f"two parameters of shapes {tuple(found[at].shape)} and {tuple(p.shape)} have the same "
+                f"two parameters of shapes {tuple(other.shape)} and {tuple(p.shape)} have the same "
                 "memory, which Auto would average twice: use one parameter in both places, as in "
                 "F.linear(x, encoder.weight.T), or alrao.AdamW"
             )
-        found[at] = p
 
 
 def _warn_of_decay(of_groups: list[float]) -> None:

@@ -162,7 +162,7 @@ class PerFeature(AlraoOptimizer):
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         plain, kind, base_lr = super()._begin_group(group, distribution), group["optimizer"], group["base_lr"]
-        rates = _InnerGroup(distribution, entries=plain.entries, sharded=plain.sharded)
+        rates = _InnerGroup(distribution, entries=plain.entries, places=plain.places, sharded=plain.sharded)
         highest = self._highest(rates)
         if base_lr is None:
             base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
