@@ -307,7 +307,9 @@ class Auto(AlraoOptimizer):
         """Warn once of a schedule that has lowered the factor on the rate that the search has found."""
         if not (self._least_factor and self.search.over):
             return
-        least, self._least_factor = self._least_factor, LOW
+        least = self._least_factor
+        if least > LOW:
+            self._least_factor = LOW
         following = [group for group in self.param_groups if group["follows"]]
         factors = [group["lr"] for group in following]
         if not following or any(isinstance(factor, Tensor) for factor in factors) or 1.0 in factors:
