@@ -133,7 +133,6 @@ class Auto(AlraoOptimizer):
 
     _wide = WIDE
     _small = 2**20  # sets aside too little to matter
-    makes_state_early = False
 
     def __init__(
         self,

@@ -66,9 +66,6 @@ class AlraoOptimizer(Optimizer):
     _small = 0
     """Most weights of a group that are updated all at once by default."""
 
-    makes_state_early = True
-    """Whether ``capturable`` makes all state with the optimizer, so that a compiled step is one graph."""
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Tools read torch's signature, with ``params`` first; LightningCLI passes all others by name.
         super().__init_subclass__(**kwargs)

@@ -139,8 +139,6 @@ class PerFeature(AlraoOptimizer):
             capturable=capturable,
         )  # fmt: skip
 
-    makes_state_early = False
-
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, as in torch; the group may have an ``"optimizer"`` class."""
