@@ -111,10 +111,9 @@ class Averages:
         if self.swap and not self.evaluating and not self._expected and not self.retired:
             with torch.no_grad():
                 self.notice_changes()
-                averaged = dict(self._averaged())
-                for p in averaged.keys() | self.renormed:
+                for p, beta in self._averaged():
                     replaced.append((p, p.data))
-                    p.data = self.average(p, averaged[p]).to(p.dtype) if p in averaged else p.data.clone()
+                    p.data = self.average(p, beta).to(p.dtype, copy=p in self.renormed)
         statistics = self.statistics if replaced else None
         try:
             with nullcontext() if statistics is None else statistics.shown():
@@ -129,20 +128,12 @@ class Averages:
         return next(self._averaged(), None) is not None
 
     def _averaged(self) -> Iterator[tuple[Tensor, float]]:
-        """Return the parameters that have an average, with their beta."""
+        """Return the parameters that have an average, with their beta; at first, x is y is z."""
         for group in self.groups:
             for p in group["params"]:
                 state = self.state.get(p, {})
-                k = state.get("k", 0)
-                if "x" in state or isinstance(k, Tensor) or k > 0:  # a tensor is not read: at 0, x is y is z
+                if "x" in state or "z" in state:
                     yield p, group["beta"]
-
-    def _without_average(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the parameters that have not moved since the search, with z, which they are still."""
-        for p in self._params():
-            state = self.state.get(p, {})
-            if "z" in state and not isinstance(state["k"], Tensor) and state["k"] == 0:
-                yield p, state["z"]
 
     def average(self, p: Tensor, beta: float) -> Tensor:
         """Return the averaged weights of a parameter."""
@@ -165,8 +156,6 @@ class Averages:
                 self.state[p]["y"] = p.detach().clone()
                 p.copy_(x)
                 self.head.training_weights = False
-            for p in self.renormed.intersection(self._params()):
-                self.state[p].setdefault("y", p.detach().clone())
         self.evaluating = True
         if self.statistics is not None:
             self.statistics.show()
@@ -177,20 +166,13 @@ class Averages:
             return
         changed = False
         with resharded(self.sharded_modules):
-            for p in self.renormed & self.state.keys():
-                p.copy_(self.state[p].pop("y", p))
             for p, beta in self._averaged():
-                state = self.state[p]
-                if "y" not in state:
-                    continue
+                state, now = self.state[p], p.detach().clone()
                 # As it was, if the model has been cast since.
-                x = self.average(p, beta).to(state["y"].dtype).to(p.dtype)
-                now = p.detach().clone()
-                p.copy_(state.pop("y"))
-                changed |= self._adopt(p, now, local(now) != local(x))
-            for p, z in self._without_average():
-                y = training_weights(p, self.state[p])
-                changed |= self._adopt(p, p.detach(), local(y) != local(z.to(y)))
+                x = self.average(p, beta).to(state.get("y", p).dtype).to(p.dtype)
+                p.copy_(state.pop("y", now))
+                if p not in self.renormed:
+                    changed |= self._adopt(p, now, local(now) != local(x))
         self.evaluating = False
         if self.statistics is not None:
             self.statistics.hide()
@@ -199,12 +181,7 @@ class Averages:
     # Weights that something else has changed.
 
     def note(self, *, reads: bool = True, as_before: bool = False) -> None:
-        """Remember what the parameters hold: called after everything that the optimizer writes.
-
-        Args:
-            reads: whether numbers may be read on the host.
-            as_before: they hold what they held when they were last noted, maybe in another type.
-        """
+        """Remember what the parameters hold, as :meth:`Written.note`; after all that the optimizer writes."""
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
         if not self.evaluating and not self._expected:
@@ -213,11 +190,7 @@ class Averages:
             self.written.note(known, edited, reads=reads, as_before=as_before)
 
     def notice_changes(self, *, reads: bool = True) -> bool:
-        """Take entries that something else has changed for their new values; return whether there may be any.
-
-        Args:
-            reads: whether numbers may be read on the host.
-        """
+        """Take entries that something else has changed for their new values; return if there may be any."""
         found = [] if self.evaluating else self.written.changed(reads=reads)
         for p, changed in found:
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
@@ -247,9 +220,7 @@ class Averages:
     def transform(self, change: Callable[[], None]) -> None:
         """Apply an affine change of the weights to everything that is kept of them.
 
-        Args:
-            change: changes parameters of the model in place, each by an affine function of the parameters. It
-                is called once for each set of weights: the present ones, z, and so on.
+        It is called for each set of weights, y, z and so on, and changes the model's parameters in place.
         """
         evaluating = self.evaluating
         self.leave()
@@ -257,11 +228,9 @@ class Averages:
         params = self._params()
         present = [p.data for p in params]
         for key in KEPT:
-            kept = [self.state[p].get(key) for p in params]
-            if all(each is None for each in kept):
-                continue
-            for p, data, each in zip(params, present, kept, strict=True):
-                p.data = data.clone() if each is None else each
+            for p, data in zip(params, present, strict=True):
+                kept = self.state[p].get(key)
+                p.data = data.clone() if kept is None else kept
             try:
                 change()
             finally:
@@ -290,13 +259,11 @@ class Averages:
         if self._expected:
             self.place(training)
         elif self.evaluating:
-            averaged = dict(self._averaged())
-            for p in self.renormed & self.state.keys():  # now: a forward pass would change them
-                x = self.average(p, averaged[p]).to(p.dtype) if p in averaged else self.state[p].get("y", p)
-                self._adopt(p, p.detach(), local(p.detach()) != local(x.detach()))
-                self.state[p].setdefault("y", p.detach().clone())
-        elif not any(p.is_meta for p in self._params()):
-            self.written.forgive()
+            for p, beta in self._averaged():
+                if p in self.renormed:  # now: a forward pass would change them
+                    x = self.average(p, beta).to(p.dtype)
+                    self._adopt(p, p.detach(), local(p.detach()) != local(x))
+                    self.state[p].setdefault("y", p.detach().clone())
 
     @property
     def expecting(self) -> bool:
@@ -311,8 +278,7 @@ class Averages:
     def recognise(self, *, stepping: bool = False) -> bool:
         """Return whether the model has the weights of the loaded state.
 
-        Args:
-            stepping: the weights are trained now: start again from those that are not the state's.
+        If it is ``stepping``, averages of others start again from them.
         """
         if not self._expected:
             return True
