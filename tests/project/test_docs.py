@@ -244,7 +244,9 @@ def with_auto(folder, losses, workload="noisy-1000"):
     name = f"workload-{workload}.jsonl.xz"
     every = dict(read_rows(ROOT / "results" / name))
     rows = {run: row for run, row in every.items() if row["config"]["settings"]["method"]["name"] != "auto"}
-    model = next(row for row in rows.values() if row["config"]["settings"]["method"]["name"] == "dog-suggested")
+    model = next(
+        row for row in rows.values() if row["config"]["settings"]["method"]["name"] == "dog-suggested"
+    )
     for seed, loss in enumerate(losses):
         row = copy.deepcopy(model)
         settings = row["config"]["settings"]
