@@ -37,8 +37,8 @@ class Alrao(Wrapper):
     :math:`\log \sum_j a_j\, \mathrm{softmax}(W_j z + b_j)`. Use it like logits: in ``cross_entropy``,
     ``nll_loss``, under a ``log_softmax``. In the backward pass each copy receives the gradient of its own
     loss, as if it were the only output, and the body (the rest of the network) that of the mixture. An
-    optimizer of this library trains every feature at its own learning rate and updates the posterior
-    :math:`a` after each step.
+    optimizer of this library updates the posterior :math:`a` after each step. :class:`Auto` trains the body
+    at one learning rate, the others every feature at its own.
 
     The network is used as it is, not copied: only its output layer changes.
 

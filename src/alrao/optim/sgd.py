@@ -43,8 +43,8 @@ class SGD(AlraoOptimizer):
         generator: random generator for the rates; by default torch's global one.
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once: faster on some devices, with more memory.
-        capturable: never read anything on the host, on the CPU neither, so that a step can be compiled or
-            captured; ``param_groups[…]["lr"]`` is then a tensor. Devices other than the CPU are never read,
+        capturable: never read anything on the host, not even on the CPU, so that a step can be compiled
+            or captured; ``param_groups[…]["lr"]`` is then a tensor. Devices other than the CPU are never read,
             with or without it.
         evidence: what a batch counts for in the posterior: the ``"mean"`` log-likelihood of its observations,
             as in the paper, or their ``"sum"`` (experimental).
