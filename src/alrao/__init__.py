@@ -5,8 +5,8 @@ The map:
 - ``features`` defines what a feature of a layer is, ``rates`` the distributions of learning rates;
 - ``posterior`` is over the copies of the output layer, ``heads`` are those copies, ``tensors`` what they
   return, ``model`` puts them in place of the ``output_layer``, which the ``first_forward`` pass checks;
-- ``optim`` trains every feature at its own rate, or all at one; ``evidence`` is what a backward pass reports to it;
-  ``trainable`` is what it takes: a model, or the ``plain`` networks that train with any loss;
+- ``optim`` trains every feature at its own rate, or all at one; ``evidence`` is what a backward pass
+  reports to it; ``trainable`` is what it takes: a model, or the ``plain`` networks that train with any loss;
 - ``auto`` is the optimizer with nothing to choose, ``statistics`` and ``recalibration`` are for BatchNorm
   under it, ``prepare`` builds both;
 - ``losses`` are for regression and multi-label outputs; ``finite`` guards against numbers that are not;

@@ -44,8 +44,8 @@ class SGD(AlraoOptimizer):
         maximize: maximize the objective instead of minimizing it.
         foreach: update all parameters of a group at once: faster on some devices, with more memory.
         capturable: never read anything on the host, not even on the CPU, so that a step can be compiled
-            or captured; ``param_groups[…]["lr"]`` is then a tensor. Devices other than the CPU are never read,
-            with or without it.
+            or captured; ``param_groups[…]["lr"]`` is then a tensor. Devices other than the CPU are never
+            read, with or without it.
         evidence: what a batch counts for in the posterior: the ``"mean"`` log-likelihood of its observations,
             as in the paper, or their ``"sum"`` (experimental).
         process_group: the processes that train this model together; by default all.
