@@ -102,3 +102,18 @@ def test_a_low_factor_of_some_parameters_is_no_schedule(own):
     groups[1]["lr"] = 0.05
     with pytest.warns(UserWarning, match=r"is 0.05 after Auto's search"):
         step()
+
+
+def test_a_resumed_run_is_not_warned_of_a_schedule_that_has_begun():
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 5))
+    optimizer = alrao.Auto(net, steps=20)
+    for factor in [1.0] * 10 + [0.25] * 2 + ["resume"] + [0.25]:
+        if factor == "resume":
+            state, optimizer = optimizer.state_dict(), alrao.Auto(net, steps=20)
+            optimizer.load_state_dict(state)
+            continue
+        optimizer.param_groups[0]["lr"] = factor
+        optimizer.zero_grad()
+        F.cross_entropy(net(X), Y).backward()
+        optimizer.step()  # a warning would be an error
+    assert optimizer.search.over

@@ -570,6 +570,8 @@ class Auto(AlraoOptimizer):
             )
         super().load_state_dict({**state_dict, "param_groups": groups})
         self.search = RateSearch(**whole["search"])
+        if self.search.over:  # what the factor was at its end is not known any more
+            self._least_factor = min(self._least_factor, LOW)
         self._seen = []
         for group in self.param_groups:
             for p in group["params"]:
