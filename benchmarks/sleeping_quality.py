@@ -14,10 +14,7 @@ them, 100 classes, so small that many seeds are cheap. The three runs of a seed 
 sleeps. They are compared by their test losses 97 and 291 steps later, at the end, and in the mean over the
 last 97 steps, every eighth of which is measured. The winner is the copy with the largest mean weight in these
 97 steps: where two copies are about as good, the switch passes from one to the other every few batches, with
-all awake too, and the last batches alone say little. The others are
-workloads of the suite on which defaults were chosen. Their three runs are separate, and the first weights of
-the null run are changed; their output layers are so small that copies sleep only when asked to.
-``--methods auto,sgd`` adds the paper's method on ``words``, ``triples`` and ``pairs``.
+all awake too, and the last batches alone say little. ``--methods auto,sgd`` adds the paper's method.
 
 The table has the mean over the seeds of loss / loss of the run with all awake - 1, with its bootstrap
 interval of 95 %. Finished runs are read from the file given as ``--keep``, so that the script can be
@@ -30,7 +27,6 @@ import argparse
 import copy
 import json
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,7 +34,6 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -49,9 +44,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import alrao
-from alrao_lab.run import run
-from alrao_lab.settings import MethodSpec, Settings
-from alrao_lab.suite.workloads import WORKLOADS
 from alrao_lab.tasks.files import data_path, read_text
 
 Batch = tuple[Tensor, Tensor]
@@ -62,7 +54,6 @@ AFTER = (97, 291)
 """Steps after the first copy sleeps at which test losses are compared, besides the last ones."""
 LAST, EVERY = 97, 8
 """How many steps at the end are compared as a whole, and how often their test loss is measured."""
-SUITE = ("dense", "sigmoid", "deep", "cancer")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "auto": alrao.Auto,
     "sgd": partial(alrao.SGD, lr=(1e-3, 100)),
@@ -180,36 +171,6 @@ def run_many_classes(name: str, method: str, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def run_suite(name: str, method: str, seed: int) -> list[dict[str, Any]]:
-    found = []
-    for variant in VARIANTS:
-        models: list[alrao.Alrao] = []
-        settings = WORKLOADS[name].settings(Settings(method=MethodSpec.parse(method), seed=seed, threads=1))
-        start = time.process_time()
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            patch.object(alrao, "Auto", auto_of(variant, seed, models)),
-        ):
-            result = run(settings, [Path(folder)]).result
-        assert result is not None
-        row = {"variant": variant, "seconds": time.process_time() - start, "test": result["test"]["loss"]}
-        found.append(row | {"winner": int(models[0].posterior.argmax())})
-    return found
-
-
-def auto_of(variant: str, seed: int, models: list[alrao.Alrao]) -> type[alrao.Auto]:
-    """Return Auto as a variant needs it; it notes the models that it trains."""
-
-    class Auto(alrao.Auto):
-        def __init__(self, model: alrao.Alrao, **options: Any) -> None:
-            models.append(model)
-            if variant == "null":
-                perturb(model, seed)
-            super().__init__(model, sleep=variant == "sleeping", **options)
-
-    return Auto
-
-
 def interval(differences: Sequence[float]) -> str:
     """Return the mean with its bootstrap interval of 95 %, in per cent."""
     values = 100 * np.array(differences)
@@ -222,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workloads", default=",".join([*MANY_CLASSES, *SUITE]))
+    parser.add_argument("--workloads", default=",".join(MANY_CLASSES))
     parser.add_argument("--methods", default="auto")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--keep", type=Path, default=Path("sleeping_quality.jsonl"))
@@ -231,18 +192,14 @@ def main() -> None:
     done = [json.loads(line) for line in args.keep.read_text().splitlines()] if args.keep.exists() else []
     runs = {(row["workload"], row["method"], row["seed"], row["variant"]): row for row in done}
     asked = [
-        (workload, method)
-        for workload in args.workloads.split(",")
-        for method in args.methods.split(",")
-        if workload in MANY_CLASSES or method == "auto"
+        (workload, method) for workload in args.workloads.split(",") for method in args.methods.split(",")
     ]
     for seed in range(args.seeds):
         for workload, method in asked:
             key = {"workload": workload, "method": method, "seed": seed}
             if (*key.values(), VARIANTS[-1]) in runs:
                 continue
-            make = run_many_classes if workload in MANY_CLASSES else run_suite
-            rows = [key | row for row in make(workload, method, seed)]
+            rows = [key | row for row in run_many_classes(workload, method, seed)]
             runs |= {(*key.values(), row["variant"]): row for row in rows}
             with args.keep.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
