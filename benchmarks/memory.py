@@ -118,7 +118,7 @@ def of_rates() -> Table:
             with LargestResult() as watch:
                 optimizer.step()
         sizes = [p.numel() * p.element_size() for p in model.parameters()]
-        places = [u for rates in optimizer.rates_of_groups for u in rates.places.values()]
+        places = [optimizer.state[p]["u"] for p in model.body_parameters()]
         rates = sum(each.nbytes for each in [*places, *map(optimizer.rates, model.parameters())])
         table.add_row(
             name,

@@ -123,13 +123,8 @@ def in_range(tensors: list[Tensor]) -> bool:
     return bool(torch.stack([norm.float() for norm in norms]).amax() <= MAX_NORM)
 
 
-def masked_gradients(grads: list[Tensor], refused: Tensor | None) -> list[Tensor]:
-    """Return gradients with 0 where they are not :func:`usable`; none, if none of their entries is.
-
-    Where nothing may be read on the host, all become 0 if the loss is ``refused``; it is None elsewhere.
-    """
-    if refused is not None and grads:
-        return _masked_on_device(grads, refused)
+def mask_gradients(grads: list[Tensor]) -> list[Tensor]:
+    """Return gradients with 0 where they are not :func:`usable`; none if none of their entries is."""
     if in_range(grads):
         return grads
     fits = [usable(grad) for grad in grads]
@@ -138,12 +133,12 @@ def masked_gradients(grads: list[Tensor], refused: Tensor | None) -> list[Tensor
     return [torch.where(each, grad, 0) for each, grad in zip(fits, grads, strict=True)]
 
 
-def _masked_on_device(grads: list[Tensor], refused: Tensor) -> list[Tensor]:
-    """Return masked gradients without a read on the host, by as many operations for many as for one."""
+def mask_on_device(grads: list[Tensor], refused: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Do as :func:`mask_gradients` without a read on the host, by as many operations for many as for one."""
     of_type: dict[torch.dtype, list[int]] = {}
     for i, grad in enumerate(grads):
         of_type.setdefault(grad.dtype, []).append(i)
-    masked = list(grads)
+    masked, masks = list(grads), []
     for dtype, places in of_type.items():
         # In the order of the entries in memory: then flattening copies nothing, and layouts are kept.
         axes = {i: sorted(range(grads[i].ndim), key=grads[i].stride, reverse=True) for i in places}
@@ -151,12 +146,13 @@ def _masked_on_device(grads: list[Tensor], refused: Tensor) -> list[Tensor]:
         joined, most = torch.cat([each.reshape(-1) for each in ordered]), largest(dtype)
         size = joined.abs() if joined.is_complex() else joined
         unusable = (size.clamp(-most, most) != size).logical_or_(refused)  # nan is unequal to itself
+        masks.append(unusable)
         joined.masked_fill_(unusable, 0)
         parts = joined.split([each.numel() for each in ordered])
         for i, part, each in zip(places, parts, ordered, strict=True):
             back = [axes[i].index(axis) for axis in range(each.ndim)]
             masked[i] = part.view(each.shape).permute(back)
-    return masked
+    return masked, masks
 
 
 class _FiniteGradient(torch.autograd.Function):

@@ -37,7 +37,7 @@ def train(wrapped, schedule, steps=60):
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")
-@pytest.mark.filterwarnings("ignore:param_groups.* after Auto's search")
+@pytest.mark.filterwarnings("ignore:param_groups.* at the end of Auto's search")
 @pytest.mark.parametrize("wrapped", [True, False], ids=["with copies", "plain"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_schedule_does_not_mislead_the_search(schedule, wrapped):
@@ -47,7 +47,7 @@ def test_a_schedule_does_not_mislead_the_search(schedule, wrapped):
 
 
 def test_a_factor_that_is_low_at_the_end_of_the_search_is_said():
-    with pytest.warns(UserWarning, match=r"is 0.49 after Auto's search.*leave the scheduler out"):
+    with pytest.warns(UserWarning, match=r"is 0.49 at the end of Auto's search.*leave the scheduler out"):
         train(False, "0.7 every 23 steps")
 
 
@@ -100,7 +100,7 @@ def test_a_low_factor_of_some_parameters_is_no_schedule(own):
     groups[0]["lr"] = 0.05
     step()  # a warning would be an error
     groups[1]["lr"] = 0.05
-    with pytest.warns(UserWarning, match=r"is 0.05 after Auto's search"):
+    with pytest.warns(UserWarning, match=r"has fallen to 0.05"):
         step()
 
 

@@ -16,8 +16,8 @@ from torch import nn, optim
 
 CASES = [(name, options) for name, several in OPTIONS.items() for options in several]
 NAMES = [f"{name} {options or ''}".strip() for name, options in CASES]
-PROPORTIONAL = [case for case in CASES if case[0] not in ("Adafactor", "Muon", "Rprop")]
-REFUSED = {"ASGD", "LBFGS", "SparseAdam"}
+PROPORTIONAL = [case for case in CASES if case[0] not in ("ASGD", "Adafactor", "Muon", "Rprop")]
+REFUSED = {"LBFGS", "SparseAdam"}
 
 
 def test_every_optimizer_of_torch_is_tried():
@@ -101,6 +101,17 @@ def test_the_displacement_of_the_plain_optimizer_is_scaled(name, options):
         for p, several in parts.items():
             expected = torch.stack([q.detach() for q in several]) if p in of_copies else several[0].detach()
             torch.testing.assert_close(p.detach(), expected, rtol=1e-10, atol=1e-13)
+
+
+def test_asgd_averages_the_weights_that_there_are():
+    model, rated = build("ASGD", lr=(1e-3, 0.5), t0=1)
+    first, *_ = model.body_parameters()
+    seen = []
+    for _ in steps(model, 6):
+        rated.step()
+        seen.append(first.detach().clone())
+    average = rated.state[first]["inner"]["ax"]
+    torch.testing.assert_close(average, torch.stack(seen[2:]).mean(0), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["Adafactor", pytest.param("Muon", marks=needs_muon)])

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.needs import needs_muon
 from support.rated_models import OPTIONS, build, steps
 from support.stepping import deep_mlp, same, snapshot, train
@@ -16,12 +17,12 @@ import alrao
 
 
 def test_it_is_an_optimizer_of_torch():
-    _, rated = build("NAdam", lr=(1e-5, 1e-1), betas=(0.8, 0.99))
+    model, rated = build("NAdam", lr=(1e-5, 1e-1), betas=(0.8, 0.99))
     assert isinstance(rated, optim.Optimizer)
     (group,) = rated.param_groups
     assert group["lr"] == 1.0
     assert group["betas"] == (0.8, 0.99)
-    assert rated.state_dict()["param_groups"][0]["seed"] == group["seed"]
+    assert "u" in rated.state[model.net[0].weight]
     assert "NAdam" in repr(rated)
 
 
@@ -103,7 +104,7 @@ def test_a_checkpoint_continues_to_the_same_bits(name, tmp_path):
     assert same(snapshot(again, its), snapshot(model, rated))
 
 
-@pytest.mark.parametrize("name", ["NAdam", "Adafactor", pytest.param("Muon", marks=needs_muon)])
+@pytest.mark.parametrize("name", ["NAdam", "Adafactor", pytest.param("Muon", marks=needs_muon), "ASGD"])
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_copies_and_pickles_continue_to_the_same_bits(name, way):
     model, rated = build(name, lr=(1e-4, 0.1))
@@ -231,8 +232,7 @@ def test_a_wrong_loss_changes_nothing():
     ("make", "error", "message"),
     [
         (lambda m: alrao.PerFeature(optim.LBFGS, m), TypeError, "searches along one line"),
-        (lambda m: alrao.PerFeature(optim.SparseAdam, m), TypeError, "only sparse gradients"),
-        (lambda m: alrao.PerFeature(optim.ASGD, m), TypeError, "averages weights before.*AveragedModel"),
+        (lambda m: alrao.PerFeature(optim.SparseAdam, m), TypeError, "only sparse gradients. Use alrao.SGD"),
         (lambda m: alrao.PerFeature(alrao.SGD, m), TypeError, "already has a rate.*use alrao.SGD"),
         (
             lambda m: alrao.PerFeature(m, optim.NAdam),
@@ -272,3 +272,12 @@ def test_a_refused_group_leaves_no_trace():
 def test_decay_beyond_everything_is_warned_of():
     with pytest.warns(UserWarning, match="overshoots zero"):
         build("SGD", lr=(1e-3, 10.0), weight_decay=0.5)
+
+
+def test_sparse_gradients_are_refused():
+    net = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Flatten(), nn.Linear(12, 3))
+    model = alrao.Alrao(net, 4)
+    rated = alrao.PerFeature(optim.NAdam, model)
+    F.cross_entropy(model(torch.randint(9, (5, 2))), torch.randint(3, (5,))).backward()
+    with pytest.raises(RuntimeError, match=r"sparse gradients need alrao.SGD"):
+        rated.step()

@@ -78,7 +78,8 @@ def test_a_schedulers_factor_multiplies_the_rates():
         torch.testing.assert_close(q - was, (p - was) / 2)
 
 
-@pytest.mark.filterwarnings("ignore:param_groups.* after Auto's search")
+@pytest.mark.filterwarnings("ignore:param_groups.* at the end of Auto's search")
+@pytest.mark.filterwarnings("ignore:param_groups.* has fallen to")
 def test_schedulers_of_torch_run(make):
     net, _ = twins()
     optimizer = make(net)

@@ -91,7 +91,7 @@ def test_schedulers_may_move_the_momentum_too(scheduler, kind):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:param_groups.* after Auto's search")
+@pytest.mark.filterwarnings("ignore:param_groups.* at the end of Auto's search")
 def test_a_cycled_momentum_leaves_the_average_of_auto_alone():
     trained = []
     for cycles in (False, True):

@@ -210,7 +210,7 @@ def test_a_sleeper_wakes_when_the_best_rate_changes_late(name, faster):
     assert later not in range(COPIES)[awake]
 
 
-@pytest.mark.filterwarnings("ignore:.*after Auto.s search")
+@pytest.mark.filterwarnings("ignore:.*at the end of Auto.s search")
 def test_copies_wake_under_auto_when_the_best_rate_changes_late():
     torch.manual_seed(0)
     model = alrao.Alrao(nn.Linear(INPUTS, CLASSES), COPIES)

@@ -239,13 +239,13 @@ ANSWERS = {
     frozen_random_body: None,
     body_unfrozen_after_the_search: (UserWarning, r"build a new alrao\.Auto when you unfreeze them"),
     plateau: (UserWarning, r"needs no schedule: leave the scheduler out"),
-    linear_schedule_of_a_whole_run: (UserWarning, r"after Auto's search.*leave the scheduler out"),
+    linear_schedule_of_a_whole_run: (UserWarning, r"has fallen to .* leave the scheduler out"),
     half_precision_on_the_way: None,
     state_of_copies_in_a_plain_network: (RuntimeError, r"averaging\._state"),  # troubleshooting.md has it
     training_weights_without_their_average: (UserWarning, r"training weights.*call model\.eval\(\) before"),
     optimizer_of_torch: (UserWarning, r"AdamW of torch.*build alrao\.Auto\(model\) in its place"),
     evaluation_without_label_names: None,
-    default_schedule_of_hugging_face: (UserWarning, r"after Auto's search.*leave the scheduler out"),
+    default_schedule_of_hugging_face: (UserWarning, r"at the end of Auto's search.*leave the scheduler out"),
     two_optimizers: (RuntimeError, r"step the newer one, or build one Auto for all parameters"),
 }
 

@@ -304,7 +304,7 @@ def test_no_memory_the_size_of_the_weights():
         learn(model, optimizer, zoom, seed=seed)
     assert not [value for value in zoom.state_dict().values() if isinstance(value, torch.Tensor)]
     assert zoom.state_dict()["_start"] == []
-    assert sum(optimizer.rates(p).numel() for p in model.body_parameters()) < 200
+    assert sum(optimizer.state[p]["u"].numel() for p in model.body_parameters()) < 200
 
 
 def groups(model, of_body):

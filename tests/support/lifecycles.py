@@ -38,7 +38,7 @@ EXPECTED = (
     ".*are tied to",
     "the output layer .* of the collapsed network has its own weights",
     "the single copy of the head gets the middle",
-    ".*after Auto's search",  # a schedule under Auto
+    ".*at the end of Auto's search",  # a schedule under Auto
     ".*, a factor on the rate that Auto has found",  # the same, later
     "10 steps in a row were made in evaluation mode",
     ".*are trained for the first time after the search has ended",

@@ -8,6 +8,7 @@ import alrao
 from support.stepping import batches, deep_mlp
 
 OPTIONS = {
+    "ASGD": [{}, {"t0": 2, "lambd": 0.01, "weight_decay": 0.01}],
     "Adadelta": [{}, {"weight_decay": 0.01, "rho": 0.8}],
     "Adafactor": [{}, {"weight_decay": 0.01, "d": 2.0}],
     "Adagrad": [{}, {"lr_decay": 0.1, "weight_decay": 0.01}],

@@ -187,7 +187,10 @@ def save_part(folder, name, at, training, rank, world):
     assert state["optimizer"]["state"].keys() == dict(model.named_parameters()).keys()
     dcp.save(state, checkpoint_id=f"{folder}/{name}-{at}-{training}")
     assert all(
-        isinstance(s[key], DTensor) for s in optimizer.state.values() for key in s if key == "exp_avg_sq"
+        isinstance(s[key], DTensor)
+        for s in optimizer.state.values()
+        for key in s
+        if key in ("u", "exp_avg_sq")
     )
 
 

@@ -41,9 +41,6 @@ LEAST_DECAY = 5e-3
 PATIENCE = 10
 """Steps in evaluation mode before a warning: some programs make a few on purpose."""
 
-SCHEDULED = 0.5
-"""A factor below this is a schedule's, at the end of the search; later one below ``LOW``."""
-
 LARGEST_FACTOR = 1e6
 """Up to this ``lr`` a step cannot overflow: rates are at most 0.1, and directions of about unit size."""
 
@@ -131,8 +128,10 @@ class Auto(AlraoOptimizer):
     2024, for steps of matrices; Mishchenko and Defazio, "Prodigy", 2024, for the search.
     """
 
-    _wide = WIDE
+    _wide = AlraoOptimizer._wide | WIDE
+    _after_refusal = "That step was taken without gradients"
     _small = 2**20  # sets aside too little to matter
+    makes_state_early = False
 
     def __init__(
         self,
@@ -154,6 +153,7 @@ class Auto(AlraoOptimizer):
         capturable: bool = False,
     ) -> None:
         check_at_least_0(weight_decay=weight_decay)
+        self._weak_decay = _warn_of_decay(weight_decay)
         if not all(0.0 < beta < 1.0 for beta in betas):
             raise ValueError(f"betas must lie strictly between 0 and 1, got {betas!r}")
         if not eps > 0:
@@ -163,14 +163,14 @@ class Auto(AlraoOptimizer):
         self._seen: list[Tensor] = []  # what this step has shown of the way from the start
         self._turns: dict[Tensor, int] = {}  # of hidden matrices
         self._matrices: set[Tensor] = set()  # the other matrices
-        self._in_evaluation, self._least_factor = 0, SCHEDULED
+        self._of_copies: dict[Tensor, Tensor] = {}  # rates in units of the body's
+        self._in_evaluation, self._told_of_schedule = 0, False
         super().__init__(
             model, (COPIES[0] * lowest, COPIES[1] * lowest),
             {"lr": float(lr), "betas": betas, "eps": eps, "weight_decay": weight_decay},
             params=params, generator=generator, maximize=maximize, foreach=foreach,
             evidence="sum", process_group=process_group, sleep=sleep, capturable=capturable,
         )  # fmt: skip
-        _warn_of_decay([group["weight_decay"] for group in self.param_groups])
         self._factors = self._factors if usual else None  # of which it has warned now
         self.search.over = not any(group["follows"] for group in self.param_groups)
         self.averages = Averages(self, swap)
@@ -185,7 +185,7 @@ class Auto(AlraoOptimizer):
         if name in ("state", "param_groups"):
             self._kept: dict[int, Kept] = {}  # what steps of each group need
         if name in ("state", "param_groups") and hasattr(self, "averages"):
-            # A load replaces them, and so does a program to clear the state, as fastai's freeze().
+            # The first step replaces the state, and a program to clear it, as fastai's freeze().
             self.averages.follow(self)
 
     @property
@@ -204,9 +204,10 @@ class Auto(AlraoOptimizer):
 
         An ``lr`` of the group is its rates, or, as a number above 0.1, its factor on the search's.
         """
-        group = dict(param_group)
-        lr: Any = group.get("lr")
-        if hasattr(lr, "__float__") and float(lr) > LOW:  # as trainers write it for rate-free optimizers
+        group, lr = dict(param_group), param_group.get("lr")
+        if (
+            lr is not None and hasattr(lr, "__float__") and float(lr) > LOW
+        ):  # as trainers write it for rate-free optimizers
             lr = float(group.pop("lr"))
         follows = "lr" not in group
         if follows and self.param_groups and self.search.over and not self.search.steps:
@@ -217,6 +218,7 @@ class Auto(AlraoOptimizer):
                     "Auto of all groups"
                 )
             self.search.over = False
+        self._weak_decay = self._weak_decay or _warn_of_decay(group.get("weight_decay", 0.0))
         scale = group.get("lr_scale", 1.0)
         beta, _ = group.get("betas", self.defaults["betas"])  # schedulers may write betas
         super().add_param_group({**group, "follows": follows, "scale": scale, "beta": beta})
@@ -234,6 +236,10 @@ class Auto(AlraoOptimizer):
                 )
         _refuse_same_memory([p for each in self.param_groups for p in each["params"]])
         return super()._begin_group(group, distribution)
+
+    def _draw_places(self, rates: GroupRates, group: dict[str, Any]) -> None:
+        if not group["follows"]:  # the others have one rate for all features
+            super()._draw_places(rates, group)
 
     def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
         self._kept.clear()
@@ -279,6 +285,9 @@ class Auto(AlraoOptimizer):
 
     def _begin_step(self, on_device: bool) -> None:
         averages = self.averages
+        if not self.state:  # a program has cleared it
+            for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
+                self._draw_places(rates, group)
         if averages.retired:
             raise RuntimeError(
                 "another Auto has been built for parameters of this one, and only one optimizer can average "
@@ -303,24 +312,20 @@ class Auto(AlraoOptimizer):
             )
 
     def _notice_factor(self) -> None:
-        """Warn once of a schedule that has lowered the factor on the rate that the search has found."""
-        if not (self._least_factor and self.search.over):
+        """Warn once of a schedule that has lowered the factor so far that the weights hardly move."""
+        if self._told_of_schedule or not self.search.over:
             return
-        least = self._least_factor
-        if least > LOW:
-            self._least_factor = LOW
         following = [group for group in self.param_groups if group["follows"]]
         factors = [group["lr"] for group in following]
         if not following or any(isinstance(factor, Tensor) for factor in factors) or 1.0 in factors:
             return
         factor = max(factors)
-        highest = max(group.get(HIGHEST, 0.0) for group in following)
-        if 0 < factor < least and highest > LOW:  # lower ones may be learning rates: their own warning
-            self._least_factor = 0.0
+        if 0 < factor < LOW < max(group.get(HIGHEST, 0.0) for group in following):
+            self._told_of_schedule = True
             warn(
-                f"param_groups[…]['lr'] is {factor:.3g} after Auto's search, a factor on the rate that it "
-                "has found. Auto averages the weights and needs no schedule: leave the scheduler out, "
-                "and the factor at 1.0"
+                f"param_groups[…]['lr'] has fallen to {factor:.3g}, a factor on the rate that Auto has "
+                "found, so that the weights hardly move. Auto averages the weights and needs no schedule: "
+                "leave the scheduler out"
             )
 
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
@@ -336,9 +341,10 @@ class Auto(AlraoOptimizer):
                 y[i], g[i] = of_weight, of_gradient
         pairs = zip(g, y, strict=True)
         g = [grad if grad.dtype == each.dtype else grad.to(each.dtype) for grad, each in pairs]
-        share = group["weight_decay"] * PERIOD * group["highest"]  # at most all of a weight decays
-        weight_decay = group["weight_decay"] / max(1.0, share)
-        lr = _usable(u.factor, max(1.0, 1 / share) if share > 0 else LARGEST_FACTOR)
+        weight_decay, longest = group["weight_decay"], PERIOD * group["highest"]
+        if weight_decay * longest > 1:  # at most all of a weight decays
+            weight_decay = 1 / longest
+        lr = _usable(u.factor, 1 / (weight_decay * longest) if weight_decay * longest > 0 else LARGEST_FACTOR)
         rates: list[Any] = u.rates
         if searching and group["follows"]:
             self._observe_way(u.whole, u.states, y, g, group["betas"][1])
@@ -367,7 +373,7 @@ class Auto(AlraoOptimizer):
         weights = [
             Weight(
                 y[i], state,
-                rates=_in_units_of(rate, rates[i]),
+                rates=self._in_units_of(rate, rates[i], p) if isinstance(rates[i], Tensor) else None,
                 turn=self._turns[whole] if "exp_avg" in state else None,
                 decays=whole in self._matrices,
                 whole=None if whole is p else whole,
@@ -387,6 +393,17 @@ class Auto(AlraoOptimizer):
             averages.statistics.stepped()
         if averages.swap and not self.model.training:
             averages.enter()
+
+    def _in_units_of(self, rate: float, own: Tensor, p: Tensor) -> Tensor:
+        """Return rates of a parameter in units of another; those of copies, which never change, are kept."""
+        if rate == 1.0:
+            return own
+        found = self._of_copies.get(p)
+        if found is None or found.device != own.device:
+            found = own / rate
+            if p in self.head_parameters:
+                self._of_copies[p] = found
+        return found
 
     def _states_of(self, params: list[Tensor], group: dict[str, Any]) -> list[dict[str, Any]]:
         searching, kept = not self.search.over, self._kept.get(id(group))
@@ -520,12 +537,22 @@ class Auto(AlraoOptimizer):
                 self._begin_average(p, state)
         for group in self.param_groups:
             self._share_counts(group["params"], group)
+        following = [group for group in self.param_groups if group["follows"]]
+        factor = min((float(group["lr"]) for group in following), default=1.0)
         leading = ""
         if self.model.head.copies:
             weights = self.model.head.averaging.weights
             leading = f", copy {int(weights.argmax()) + 1} of {len(weights)} leads with {weights.max():.2g}"
         steps, rate = self.search.steps, self.search.rate
         logger.info("the search has ended at step %d: learning rate %.3g%s", steps, rate, leading)
+        highest = max((group[HIGHEST] for group in following), default=1.0)
+        if factor < 0.5 and highest > LOW:  # lower ones may be learning rates, which have their own warning
+            self._told_of_schedule = True
+            warn(
+                f"param_groups[…]['lr'] is {factor:.3g} at the end of Auto's search, and multiplies the rate "
+                "that it has found from now on. Auto needs no schedule: leave the scheduler out, and the "
+                "factor at 1.0"
+            )
 
     # Checkpoints.
 
@@ -570,9 +597,7 @@ class Auto(AlraoOptimizer):
             )
         super().load_state_dict({**state_dict, "param_groups": groups})
         self.search = RateSearch(**whole["search"])
-        if self.search.over:  # what the factor was at its end is not known any more
-            self._least_factor = min(self._least_factor, LOW)
-        self._seen = []
+        self._seen, self._of_copies = [], {}
         for group in self.param_groups:
             for p in group["params"]:
                 self._settle_state(p, self.state.get(p, {}), group["follows"])
@@ -630,13 +655,6 @@ class AutoScheduleFree(Auto):
     """
 
 
-def _in_units_of(rate: float, own: Any) -> Tensor | None:
-    """Return rates in units of another, which is that of all others."""
-    if not isinstance(own, Tensor):
-        return None
-    return own if rate == 1.0 else own / rate
-
-
 def _refuse_same_memory(params: list[Tensor]) -> None:
     """Raise for different parameters over the same memory: each would have an average of its own steps.
 
@@ -645,24 +663,26 @@ def _refuse_same_memory(params: list[Tensor]) -> None:
     found: dict[int, Tensor] = {}
     for p in params:
         plain = type(p) in (torch.nn.Parameter, Tensor) and p.requires_grad and p.numel() > 0
-        other = found.setdefault(p.data_ptr(), p) if plain and not p.is_meta else p
-        if other is not p:
+        at = p.data_ptr() if plain else 0  # 0 on meta
+        if at and found.get(at, p) is not p:
             raise ValueError(
-                f"two parameters of shapes {tuple(other.shape)} and {tuple(p.shape)} have the same "
+                f"two parameters of shapes {tuple(found[at].shape)} and {tuple(p.shape)} have the same "
                 "memory, which Auto would average twice: use one parameter in both places, as in "
                 "F.linear(x, encoder.weight.T), or alrao.AdamW"
             )
+        found[at] = p
 
 
-def _warn_of_decay(of_groups: list[float]) -> None:
-    """Warn of a decay that is too weak to matter."""
-    weak = [decay for decay in of_groups if 0 < decay < LEAST_DECAY]
+def _warn_of_decay(weight_decay: Any) -> bool:
+    """Warn of a decay that is too weak to matter; return whether it is."""
+    weak = isinstance(weight_decay, float) and 0 < weight_decay < LEAST_DECAY
     if weak:
         warn(
-            f"weight_decay={weak[0]:g} has no effect in Auto, whose decay is decoupled and "
+            f"weight_decay={weight_decay:g} has no effect in Auto, whose decay is decoupled and "
             "multiplied by the rate: it may be copied from an L2 penalty of Adam or SGD. Leave it out "
             "for the default, 0.3, or pass 0.0 for no decay"
         )
+    return weak
 
 
 def _usable(factor: Any, most: float) -> Any:

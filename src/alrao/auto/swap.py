@@ -111,9 +111,10 @@ class Averages:
         if self.swap and not self.evaluating and not self._expected and not self.retired:
             with torch.no_grad():
                 self.notice_changes()
-                for p, beta in self._averaged():
+                averaged = dict(self._averaged())
+                for p in averaged.keys() | self.renormed:
                     replaced.append((p, p.data))
-                    p.data = self.average(p, beta).to(p.dtype, copy=p in self.renormed)
+                    p.data = self.average(p, averaged[p]).to(p.dtype) if p in averaged else p.data.clone()
         statistics = self.statistics if replaced else None
         try:
             with nullcontext() if statistics is None else statistics.shown():
@@ -128,12 +129,20 @@ class Averages:
         return next(self._averaged(), None) is not None
 
     def _averaged(self) -> Iterator[tuple[Tensor, float]]:
-        """Return the parameters that have an average, with their beta; at first, x is y is z."""
+        """Return the parameters that have an average, with their beta."""
         for group in self.groups:
             for p in group["params"]:
                 state = self.state.get(p, {})
-                if "x" in state or "z" in state:
+                k = state.get("k", 0)
+                if "x" in state or isinstance(k, Tensor) or k > 0:  # a tensor is not read: at 0, x is y is z
                     yield p, group["beta"]
+
+    def _without_average(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the parameters that have not moved since the search, with z, which they are still."""
+        for p in self._params():
+            state = self.state.get(p, {})
+            if "z" in state and not isinstance(state["k"], Tensor) and state["k"] == 0:
+                yield p, state["z"]
 
     def average(self, p: Tensor, beta: float) -> Tensor:
         """Return the averaged weights of a parameter."""
@@ -156,6 +165,8 @@ class Averages:
                 self.state[p]["y"] = p.detach().clone()
                 p.copy_(x)
                 self.head.training_weights = False
+            for p in self.renormed.intersection(self._params()):
+                self.state[p].setdefault("y", p.detach().clone())
         self.evaluating = True
         if self.statistics is not None:
             self.statistics.show()
@@ -166,13 +177,20 @@ class Averages:
             return
         changed = False
         with resharded(self.sharded_modules):
+            for p in self.renormed & self.state.keys():
+                p.copy_(self.state[p].pop("y", p))
             for p, beta in self._averaged():
-                state, now = self.state[p], p.detach().clone()
+                state = self.state[p]
+                if "y" not in state:
+                    continue
                 # As it was, if the model has been cast since.
-                x = self.average(p, beta).to(state.get("y", p).dtype).to(p.dtype)
-                p.copy_(state.pop("y", now))
-                if p not in self.renormed:
-                    changed |= self._adopt(p, now, local(now) != local(x))
+                x = self.average(p, beta).to(state["y"].dtype).to(p.dtype)
+                now = p.detach().clone()
+                p.copy_(state.pop("y"))
+                changed |= self._adopt(p, now, local(now) != local(x))
+            for p, z in self._without_average():
+                y = training_weights(p, self.state[p])
+                changed |= self._adopt(p, p.detach(), local(y) != local(z.to(y)))
         self.evaluating = False
         if self.statistics is not None:
             self.statistics.hide()
@@ -181,7 +199,12 @@ class Averages:
     # Weights that something else has changed.
 
     def note(self, *, reads: bool = True, as_before: bool = False) -> None:
-        """Remember what the parameters hold, as :meth:`Written.note`; after all that the optimizer writes."""
+        """Remember what the parameters hold: called after everything that the optimizer writes.
+
+        Args:
+            reads: whether numbers may be read on the host.
+            as_before: they hold what they held when they were last noted, maybe in another type.
+        """
         if self.swap and self.differ:
             self.head.training_weights = not self.evaluating
         if not self.evaluating and not self._expected:
@@ -190,7 +213,11 @@ class Averages:
             self.written.note(known, edited, reads=reads, as_before=as_before)
 
     def notice_changes(self, *, reads: bool = True) -> bool:
-        """Take entries that something else has changed for their new values; return if there may be any."""
+        """Take entries that something else has changed for their new values; return whether there may be any.
+
+        Args:
+            reads: whether numbers may be read on the host.
+        """
         found = [] if self.evaluating else self.written.changed(reads=reads)
         for p, changed in found:
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
@@ -220,7 +247,9 @@ class Averages:
     def transform(self, change: Callable[[], None]) -> None:
         """Apply an affine change of the weights to everything that is kept of them.
 
-        It is called for each set of weights, y, z and so on, and changes the model's parameters in place.
+        Args:
+            change: changes parameters of the model in place, each by an affine function of the parameters. It
+                is called once for each set of weights: the present ones, z, and so on.
         """
         evaluating = self.evaluating
         self.leave()
@@ -228,9 +257,11 @@ class Averages:
         params = self._params()
         present = [p.data for p in params]
         for key in KEPT:
-            for p, data in zip(params, present, strict=True):
-                kept = self.state[p].get(key)
-                p.data = data.clone() if kept is None else kept
+            kept = [self.state[p].get(key) for p in params]
+            if all(each is None for each in kept):
+                continue
+            for p, data, each in zip(params, present, kept, strict=True):
+                p.data = data.clone() if each is None else each
             try:
                 change()
             finally:
@@ -259,11 +290,13 @@ class Averages:
         if self._expected:
             self.place(training)
         elif self.evaluating:
-            for p, beta in self._averaged():
-                if p in self.renormed:  # now: a forward pass would change them
-                    x = self.average(p, beta).to(p.dtype)
-                    self._adopt(p, p.detach(), local(p.detach()) != local(x))
-                    self.state[p].setdefault("y", p.detach().clone())
+            averaged = dict(self._averaged())
+            for p in self.renormed & self.state.keys():  # now: a forward pass would change them
+                x = self.average(p, averaged[p]).to(p.dtype) if p in averaged else self.state[p].get("y", p)
+                self._adopt(p, p.detach(), local(p.detach()) != local(x.detach()))
+                self.state[p].setdefault("y", p.detach().clone())
+        elif not any(p.is_meta for p in self._params()):
+            self.written.forgive()
 
     @property
     def expecting(self) -> bool:
@@ -278,7 +311,8 @@ class Averages:
     def recognise(self, *, stepping: bool = False) -> bool:
         """Return whether the model has the weights of the loaded state.
 
-        If it is ``stepping``, averages of others start again from them.
+        Args:
+            stepping: the weights are trained now: start again from those that are not the state's.
         """
         if not self._expected:
             return True

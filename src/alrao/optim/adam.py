@@ -62,7 +62,11 @@ class Adam(AlraoOptimizer):
                 grads = u.penalised(group["weight_decay"])
         exp_avgs = [state["exp_avg"] for state in u.states]
         exp_avg_sqs = [state["exp_avg_sq"] for state in u.states]
-        torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+        if u.stopped is None:
+            torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+        else:
+            u.scale_(exp_avgs, beta1)
+            torch._foreach_add_(exp_avgs, grads, alpha=1 - beta1)
         u.scale_(exp_avg_sqs, beta2)
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
         if group["amsgrad"]:
@@ -124,10 +128,11 @@ class AdamW(Adam):
 def _bias_corrections(u: GroupUpdate, beta1: float, beta2: float) -> Any:
     """Return what ``exp_avg`` and the root of ``exp_avg_sq`` are divided by."""
     steps = [state["step"] for state in u.states]
-    if not u.on_device:
+    if u.stopped is None:
         counts = [step.item() for step in steps]
         return [1 - beta1**count for count in counts], [sqrt(1 - beta2**count) for count in counts]
-    powers = [list(torch._foreach_pow(beta, steps)) for beta in (beta1, beta2)]
+    counted = torch._foreach_clamp_min(steps, 1.0)  # 0 after none but refused ones
+    powers = [list(torch._foreach_pow(beta, counted)) for beta in (beta1, beta2)]
     for each in powers:
         torch._foreach_mul_(each, -1)
         torch._foreach_add_(each, 1)

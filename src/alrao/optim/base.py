@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from math import inf
@@ -14,10 +15,10 @@ from torch import distributed as dist
 from torch.optim import Optimizer
 
 from .. import evidence as reports
-from ..finite import masked_gradients, zero_unusable
+from ..finite import mask_gradients, mask_on_device, zero_unusable
 from ..rates import Interval, Rate, RateDistribution, as_distribution, describe, rebuild, scaled
 from ..runtime import sharding
-from ..runtime.capturable import Refusals, counter, widest
+from ..runtime.capturable import Refusals, counter, one_unless, widest
 from ..runtime.sharding import is_shard, local
 from ..runtime.sleeping import Sleep
 from ..shortcuts import mark_only_if_watched, profiler_is_on
@@ -51,7 +52,7 @@ class AlraoOptimizer(Optimizer):
 
     ``param_groups[…]["lr"]`` is a factor on all rates of a group, 1.0 at the start, for schedulers to change.
     The rates follow from the distribution that the group was built with, its intervals (:meth:`interval`,
-    :meth:`set_interval`), and the place of each feature in them, drawn once from the seed in the group.
+    :meth:`set_interval`), and the place of each feature in them, which is drawn once and saved in the state.
     """
 
     model: Any
@@ -60,11 +61,17 @@ class AlraoOptimizer(Optimizer):
     rates_of_groups: list[GroupRates]
     """The rates of each parameter group."""
 
-    _wide: frozenset[str] = frozenset()
+    _wide = frozenset({"u"})
     """State that keeps its type when it is loaded, whatever the type of the parameter."""
+
+    _after_refusal = "That step changed nothing"
+    """What has become of a step whose loss was refused on a device."""
 
     _small = 0
     """Most weights of a group that are updated all at once by default."""
+
+    makes_state_early = True
+    """Whether ``capturable`` makes all state with the optimizer, so that a compiled step is one graph."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Tools read torch's signature, with ``params`` first; LightningCLI passes all others by name.
@@ -128,6 +135,8 @@ class AlraoOptimizer(Optimizer):
         super().__init__(
             self.model.parameters() if params is None else params, {"lr": 1.0, **defaults, **shared}
         )
+        if not (capturable and self.makes_state_early):
+            self.state = checkpoint.Unstepped(dict, self.state)
         if head.copies and all(self.head_parameters.isdisjoint(g["params"]) for g in self.param_groups):
             raise ValueError(
                 "params has no parameter of the head: add model.head.parameters() to one of the groups"
@@ -238,7 +247,6 @@ class AlraoOptimizer(Optimizer):
             self.state[new[p]] = sharding.shard_state(self.state.pop(p), new[p])
         for rates, group in zip(self.rates_of_groups, self.param_groups, strict=True):
             group["params"] = [new.get(entry.param, entry.param) for entry in rates.entries]
-            self._draw_places(rates, group)
             self._compute(rates, group)
 
     # Rates.
@@ -248,11 +256,11 @@ class AlraoOptimizer(Optimizer):
             body = [p for p in group["params"] if p not in self.head_parameters]
             seed, per_weight = group["seed"] + (group["redraws"] or 0), rates.drawn.per_weight
             for p, u in zip(body, self._places.draw(body, seed, per_weight=per_weight), strict=True):
-                rates.places[p] = u
+                self.state[p]["u"] = u
 
     def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
         copies = self.model.head.copies
-        rates.compute(group["params"], self.head_parameters, copies, in_place=self.on_device)
+        rates.compute(group["params"], self.head_parameters, self.state, copies, in_place=self.on_device)
 
     def compute_rates(self) -> None:
         """Compute the rates of all groups again, from their distributions and the places of the features."""
@@ -264,7 +272,7 @@ class AlraoOptimizer(Optimizer):
         for rates in self.rates_of_groups:
             for entry in rates.entries:
                 if entry.param is parameter:
-                    return rates.of_entry(entry)
+                    return rates.of_entry(entry, self.state)
         raise KeyError("rates() takes a parameter that this optimizer trains, one of its param_groups")
 
     def copy_rates(self, *, initial: bool = False) -> Tensor:
@@ -333,8 +341,8 @@ class AlraoOptimizer(Optimizer):
 
         Raises:
             RuntimeError: the loss was not a negative log-likelihood; nothing has changed then. Where numbers
-                are not read on the host (``capturable``, or another device than the CPU), the step is taken
-                without gradients, and it is raised later: by the next ``zero_grad`` or ``step`` that knows.
+                are not read on the host (``capturable``, or another device than the CPU), it is raised
+                later: by the next ``zero_grad`` or ``step`` that knows.
         """
         loss = None
         if closure is not None:
@@ -377,6 +385,9 @@ class AlraoOptimizer(Optimizer):
             processes.check_alike(self.process_group, self._seed, head.copies, self.param_groups)
             self._alike = True
         evidence, refused = self._read_evidence(on_device)
+        self._refuse_sparse()
+        if type(self.state) is checkpoint.Unstepped:
+            self.state = defaultdict(dict, self.state)
         if refused is not None:
             self._refusals.note(refused)
         if self._factors is not None and not self._factors.look(self.param_groups):
@@ -443,8 +454,7 @@ class AlraoOptimizer(Optimizer):
         """Raise if the news has arrived that the loss of an earlier step was refused, on a device."""
         if not torch.compiler.is_compiling() and self._refusals.arrived():
             raise RuntimeError(
-                f"the loss of an earlier step was {self._no_likelihood()}. That step was taken without "
-                "gradients"
+                f"the loss of an earlier step was {self._no_likelihood()}. {self._after_refusal}"
             )
 
     def _no_likelihood(self) -> str:
@@ -477,21 +487,22 @@ class AlraoOptimizer(Optimizer):
         awake = self.model.head.awake
         moving, found, rows = [], [], []
         for entry in rates.entries:
-            p, _, of_copies = entry
+            p, rate, of_copies = entry
             grad = sharding.local_gradient(p) if rates.sharded else p.grad
-            if grad is not None:
-                grad = grad.to_dense() if grad.is_sparse else grad
+            if grad is not None and grad.is_sparse:
+                grad = grad if refused is None else grad * one_unless(refused)
+                self._update_sparse(group, p, -grad if group["maximize"] else grad, rate)
+            elif grad is not None:
                 moving.append(entry)
                 rows.append((awake,) if of_copies and awake is not None else ())
                 found.append(rows_of(grad, rows[-1], p) if rows[-1] else grad)
-        grads = masked_gradients(found, refused)
+        grads, stopped = self.masked_gradients(found, refused)
         if not grads:
             return
         params, of_features = [entry.param for entry in moving], [entry.rate for entry in moving]
-        on_device = refused is not None
-        factor = group["lr"] if on_device else float(group["lr"])
+        factor = group["lr"] if refused is not None else float(group["lr"])
         states = self._states_of(params, group)
-        update = GroupUpdate(params, grads, of_features, states, params, rates.constant, factor, on_device)
+        update = GroupUpdate(params, grads, of_features, states, params, rates.constant, factor, stopped)
         self._count(update, group)
         if rates.sharded:
             update = update.of_this_process()
@@ -512,9 +523,15 @@ class AlraoOptimizer(Optimizer):
         """Count the step of parameters that are updated now."""
         update.count()
 
+    def masked_gradients(self, grads: list[Tensor], refused: Tensor | None) -> tuple[list[Tensor], Any]:
+        """Return gradients with 0 where they are unusable, or none; on a device, also masks of what is 0."""
+        if refused is None or not grads:
+            return mask_gradients(grads), None
+        return mask_on_device(grads, refused)
+
     def _divided(self, update: GroupUpdate, group: dict[str, Any], weights: int) -> Iterator[GroupUpdate]:
         """Return an update in the parts in which it is applied: one, unless that needs much memory."""
-        on_device, at_once = update.on_device, group["foreach"]
+        on_device, at_once = update.stopped is not None, group["foreach"]
         if at_once is None:
             cheap = weights <= self._small or self._foreach_is_cheap(group)
             at_once = on_device or cheap  # as in torch: fewer launches
@@ -563,17 +580,33 @@ class AlraoOptimizer(Optimizer):
         """Return whether an update of all parameters at once needs too little memory to matter."""
         return False
 
+    def _takes_sparse(self, group: dict[str, Any]) -> bool:
+        return False
+
+    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Any) -> None:
+        """Update a parameter with a sparse gradient, in an optimizer that takes them."""
+
+    def _refuse_sparse(self) -> None:
+        for group in self.param_groups:
+            sparse = any(p.grad is not None and p.grad.is_sparse for p in group["params"])
+            if sparse and not self._takes_sparse(group):
+                raise RuntimeError(
+                    "sparse gradients need alrao.SGD without momentum and weight decay, which would make "
+                    "them dense: use that, or build the embedding with sparse=False"
+                )
+
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as in torch, with the seed of the features' places, and the intervals."""
+        """Return the state as in torch, with the places of the features and the intervals."""
         self._adopt_shards()
         packed = {**super().state_dict(), checkpoint.KEY: checkpoint.VERSION}
         for i, group in enumerate(packed["param_groups"]):
             group["interval"], group["copies_interval"] = self.interval(i), self.interval(i, copies=True)
-        for i in (i for group in packed["param_groups"] for i in group["params"]):
-            if not packed["state"].get(i):  # torch's distributed checkpoints would miss it
-                packed["state"][i] = {checkpoint.KEY: checkpoint.VERSION}
+        if type(self.state) is not checkpoint.Unstepped:
+            for i in (i for group in packed["param_groups"] for i in group["params"]):
+                if not packed["state"].get(i):  # torch's distributed checkpoints would miss it
+                    packed["state"][i] = {checkpoint.KEY: checkpoint.VERSION}
         return self._sleep.packed_into(packed)
 
     @torch.no_grad()
@@ -597,13 +630,11 @@ class AlraoOptimizer(Optimizer):
             for key in self._wide.intersection(of_param):  # torch has rounded it to the parameter's type
                 self.state[p][key] = of_param[key].to(p.device, copy=True)
             self._move_counters(p)
-            kept = self.state.pop(p, {})
-            left = {key: value for key, value in kept.items() if key not in checkpoint.NOT_KEPT}
-            if left:
-                self.state[p] = sharding.shard_state(left, p) if is_shard(p) else left
+            self.state[p].pop(checkpoint.KEY, None)
+            if is_shard(p):
+                self.state[p] = sharding.shard_state(self.state[p], p)
         for rates, group, drawn in zip(self.rates_of_groups, self.param_groups, distributions, strict=True):
             rates.draw_from(drawn)
-            self._draw_places(rates, group)
             rates.move(group.pop("interval"), group.pop("copies_interval"))
         self.compute_rates()
         self._seed, self._alike = self.param_groups[0]["seed"], False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from math import inf
 from typing import Any
 
@@ -11,7 +12,6 @@ from ..runtime.sharding import is_shard, placements_for
 
 KEY = "alrao"
 VERSION = 5  # of the format of ``state_dict()``, saved under KEY
-NOT_KEPT = KEY, "u"  # of the state of a parameter: a mark, and the places of features, in older states
 
 
 def check_version(state_dict: dict[str, Any]) -> None:
@@ -75,3 +75,17 @@ def _check_processes(key: str, value: Any, p: Any) -> None:
             "shards the state again, or gather it first, by get_optimizer_state_dict(model, optimizer, "
             "options=StateDictOptions(full_state_dict=True))"
         )
+
+
+class Unstepped(defaultdict[Tensor, dict[str, Any]]):
+    """The state of an optimizer that has not stepped: it is false, though the rates are drawn.
+
+    torch's distributed checkpoints then make a step with gradients of 0 and ``lr`` 0, so that the state has
+    every tensor that there is to load.
+    """
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict,), None, None, iter(self.items())

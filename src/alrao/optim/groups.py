@@ -6,7 +6,7 @@ are drawn once; whoever moves an interval changes the distribution, never the pl
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, NamedTuple
@@ -91,8 +91,6 @@ class GroupRates:
     copies: RateDistribution = field(init=False)
     constant: float | None = field(init=False)
     entries: list[Entry] = field(default_factory=list)
-    places: dict[Tensor, Tensor] = field(default_factory=dict)
-    """The places of the features of each parameter, where they matter; they broadcast to it."""
     sharded: bool = False
     size: int = 0
 
@@ -111,7 +109,7 @@ class GroupRates:
         self.body, self.copies = moved  # a wrong interval has raised before anything changes
 
     def compute(
-        self, params: list[Tensor], of_head: Container[Tensor], number: int, *, in_place: bool
+        self, params: list[Tensor], of_head: Container[Tensor], state: Any, number: int, *, in_place: bool
     ) -> None:
         """Compute the rates of parameters; ``in_place`` in the memory that captured graphs read."""
         self.sharded, self.size = any(is_shard(p) for p in params), sum(p.numel() for p in params)
@@ -124,20 +122,20 @@ class GroupRates:
                 rate = local(sharded_as(column, p))
             elif p not in of_head:
                 body = self.body
-                rate = body.lr if isinstance(body, Constant) else body.quantile(local(self.places[p]))
+                rate = body.lr if isinstance(body, Constant) else body.quantile(local(state[p]["u"]))
             old, kind = before.get(p), (getattr(rate, "shape", None), getattr(rate, "device", None))
             if in_place and isinstance(old, Tensor) and (old.shape, old.device) == kind:
                 rate = old.copy_(rate)
             self.entries.append(Entry(p, rate, of_copies=p in of_head))
 
-    def of_entry(self, entry: Entry) -> Tensor:
+    def of_entry(self, entry: Entry, state: Mapping[Tensor, Any]) -> Tensor:
         """Return the rates of a parameter, sharded as it is; they broadcast to the parameter."""
         p, rate = entry.param, entry.rate
         if not isinstance(rate, Tensor):
             return sharded_as(torch.full([1] * p.ndim, rate, dtype=rate_dtype(p), device=p.device), p)
         if not is_shard(p):
             return rate.clone()
-        u = self.places.get(p)
+        u = state[p].get("u")
         shape = torch.Size([len(p)] + [1] * (p.ndim - 1)) if u is None else u.shape
         return part_of(rate.clone(), shape, p)
 

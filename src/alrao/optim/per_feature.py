@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from ..finite import in_range, keep_finite_
 from ..rates import Rate, RateDistribution
-from ..runtime.sharding import local, whole_state
+from ..runtime.capturable import Kept, one_unless
+from ..runtime.sharding import local, local_gradient, whole_state
 from ..shortcuts import capturable_anywhere, step_inside
 from ..trainable import Trainable
 from ..warn import warn
@@ -23,8 +24,9 @@ from .groups import Entry, GroupRates
 from .update import GroupUpdate
 
 ELEMENTWISE = {
-    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax,
-    torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
+    torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW,
+    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
+    torch.optim.SGD,
 }  # fmt: skip
 """Optimizers that update every weight by itself; others are given the copies of the head one by one."""
 
@@ -34,12 +36,8 @@ SPAN = 1e3
 COUNTS_NOTHING = {torch.optim.SGD, getattr(torch.optim, "Muon", torch.optim.SGD)}
 """Optimizers that need no option to be capturable, for they have no counter to read."""
 
-NOT_PROPORTIONAL = {"Adafactor", "Rprop"}
+NOT_PROPORTIONAL = {"ASGD", "Adafactor", "Rprop"}
 """Optimizers whose update is not proportional to the learning rate: they step at their default rate."""
-
-
-NOT_OF_GROUP = {"params", "lr", "param_names", "capturable", "maximize"}
-"""Settings of an optimizer that are not its group's; gradients to maximize come with the other sign."""
 
 
 @dataclass
@@ -93,14 +91,14 @@ class PerFeature(AlraoOptimizer):
 
     Args:
         optimizer: a class such as :class:`torch.optim.NAdam`. Optimizers that call the model themselves
-            (LBFGS), take sparse gradients (SparseAdam) or average weights (ASGD) are not supported.
+            (LBFGS) or take sparse gradients (SparseAdam) are not supported.
         model: an :class:`Alrao` model, a plain network, or parameters, as in :class:`SGD`.
         lr: an interval ``(low, high)``, a distribution or a number, as in :class:`SGD`. By default from a
             thousandth to a thousand times the optimizer's default.
         params: parameters or parameter groups, as in :class:`SGD`; a group may have its own ``"optimizer"``,
             for example Muon for the matrices.
         base_lr: the base rate :math:`b`. By default the highest rate, which magnifies no rounding errors;
-            for Adafactor and Rprop, whose updates are not proportional to it, their default.
+            for ASGD, Adafactor and Rprop, whose updates are not proportional to it, their default.
         generator: random generator for the rates; by default torch's global one.
         evidence: ``"mean"`` or ``"sum"`` of a batch's log-likelihoods, as in :class:`SGD`.
         process_group: the processes that train this model together; by default all.
@@ -139,6 +137,8 @@ class PerFeature(AlraoOptimizer):
             capturable=capturable,
         )  # fmt: skip
 
+    makes_state_early = False
+
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, as in torch; the group may have an ``"optimizer"`` class."""
@@ -160,13 +160,12 @@ class PerFeature(AlraoOptimizer):
 
     def _begin_group(self, group: dict[str, Any], distribution: RateDistribution) -> GroupRates:
         plain, kind, base_lr = super()._begin_group(group, distribution), group["optimizer"], group["base_lr"]
-        rates = _InnerGroup(distribution, entries=plain.entries, places=plain.places, sharded=plain.sharded)
+        rates = _InnerGroup(distribution, entries=plain.entries, sharded=plain.sharded)
         highest = self._highest(rates)
         if base_lr is None:
             base_lr = _default_lr(kind) if kind.__name__ in NOT_PROPORTIONAL else highest
         group["optimizer"], group["base_lr"] = kind.__name__, float(base_lr)
         options = {**(self._options if kind is self._kind else {}), "lr": group["base_lr"]}
-        options.pop("maximize", None)
         if self.on_device and "capturable" in _signature_of(kind):
             options["capturable"] = True
         try:
@@ -196,35 +195,57 @@ class PerFeature(AlraoOptimizer):
 
     # The step.
 
-    def _divided(self, update: GroupUpdate, group: dict[str, Any], weights: int) -> Iterator[GroupUpdate]:
-        yield update
-
     def _update(self, group: dict[str, Any], u: GroupUpdate) -> None:
-        rates = self.rates_of_groups[next(i for i, each in enumerate(self.param_groups) if each is group)]
+        raise AssertionError("the torch optimizer updates the parameters")
+
+    def _step_group(self, rates: GroupRates, group: dict[str, Any], refused: Tensor | None) -> None:
         assert isinstance(rates, _InnerGroup)
-        scales, inner = u.constant is None or isinstance(u.factor, Tensor), rates.inner
+        whole = [entry.param for entry in rates.entries if entry.param.grad is not None]
+        usable, stopped = self.masked_gradients([local_gradient(p) for p in whole], refused)
+        if not usable:
+            return
+        entries = [e._replace(param=local(e.param)) for e in rates.entries if e.param.grad is not None]
+        live = None if stopped is None else one_unless(*stopped)
+        constant, on_device, inner = rates.constant, live is not None, rates.inner
+        scales = constant is None or on_device
         (settings,) = inner.param_groups
-        own = [key for key in settings if key not in NOT_OF_GROUP]
+        own = [key for key in settings if key not in ("params", "lr", "param_names", "capturable")]
         settings.update({key: group[key] for key in own})
         if "capturable" in settings:
-            settings["capturable"] = u.on_device
-        settings["lr"] = group["base_lr"] if u.constant is None else u.constant
+            settings["capturable"] = on_device
+        settings["lr"] = group["base_lr"] if constant is None else constant
         if not scales:
-            settings["lr"] *= u.factor
-        before = [p.clone() for p in u.params] if scales else []
-        rates.point_views(dict(zip(u.whole, u.grads, strict=True)))
-        with capturable_anywhere(type(inner)) if u.on_device else nullcontext():
+            settings["lr"] *= float(group["lr"])
+        before = [entry.param.clone() for entry in entries] if scales else []
+        averages = self._averages(rates) if scales else []
+        kept = Kept(inner) if on_device else None
+        rates.point_views(dict(zip(whole, usable, strict=True)))
+        with capturable_anywhere(type(inner)) if on_device else nullcontext():
             step_inside(inner)
         group.update({key: settings[key] for key in own})
-        if scales:
-            for p, was, rate in zip(u.params, before, u.rates, strict=True):
-                p.copy_((p - was) * (rate * (u.factor / settings["lr"])) + was)
-            triples = zip(u.params, before, u.whole, strict=True)
-            body = [(p, was) for p, was, whole in triples if whole not in self.head_parameters]
-            if u.on_device or not in_range([p for p, _ in body]):
-                for p, was in body:
-                    keep_finite_(p, was)
+        if live is not None:
+            factor = group["lr"] * live / (group["base_lr"] if constant is None else constant)
+            _scale(entries, before, factor, accepted=live > 0)
+        elif scales:
+            _scale(entries, before, float(group["lr"]) / group["base_lr"])
+        for p, state, average, mu in averages:
+            state["ax"].copy_(average + (p - average) * mu)
+        if kept is not None and live is not None:
+            kept.restore_unless(live > 0)
         self._collect(rates)
+
+    def _averages(self, rates: _InnerGroup) -> list[tuple[Tensor, dict[str, Any], Tensor, Any]]:
+        """Return ASGD's averages of the weights, which must be of the weights after the scaling."""
+        found: list[tuple[Tensor, dict[str, Any], Tensor, Any]] = []
+        if isinstance(rates.inner, torch.optim.ASGD):
+            for (p, *_), (view, *_) in zip(rates.entries, rates.views, strict=True):
+                if p.grad is not None:
+                    state = rates.inner.state[view]
+                    average = state["ax"].clone() if state else torch.zeros_like(view)
+                    mu = state.get("mu", 1.0)
+                    reads = not (self.on_device and isinstance(mu, Tensor))
+                    found.append((local(p), state, average, float(mu) if reads else mu.clone()))
+        return found
 
     # The torch optimizer's state is ours: saved and loaded with it.
 
@@ -273,6 +294,17 @@ class PerFeature(AlraoOptimizer):
                     state[key] = state[key].to(p.device if self.on_device else "cpu")
 
 
+def _scale(entries: list[Entry], before: list[Tensor], factor: Any, accepted: Tensor | None = None) -> None:
+    """Scale displacements to each feature's rate; weights of the body that are not finite stay."""
+    for entry, was in zip(entries, before, strict=True):
+        moved = (entry.param - was) * (entry.rate * factor) + was
+        entry.param.copy_(moved if accepted is None else torch.where(accepted, moved, was))
+    body = [(e.param, was) for e, was in zip(entries, before, strict=True) if not e.of_copies]
+    if accepted is not None or not in_range([p for p, _ in body]):
+        for p, was in body:
+            keep_finite_(p, was)
+
+
 def _signature_of(kind: type[Optimizer]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(kind.__init__).parameters)
 
@@ -305,12 +337,7 @@ def _options_of(kind: type[Optimizer], options: dict[str, Any]) -> dict[str, Any
             "optimizer whose step needs no closure"
         )
     elif issubclass(kind, torch.optim.SparseAdam):
-        problem = "it takes only sparse gradients. Others take them too, as dense ones: use torch.optim.Adam"
-    elif issubclass(kind, torch.optim.ASGD):
-        problem = (
-            "it averages weights before they are scaled to the rates. Use torch.optim.SGD, and "
-            "torch.optim.swa_utils.AveragedModel"
-        )
+        problem = "it takes only sparse gradients. Use alrao.SGD for those"
     if problem:
         raise TypeError(f"{name} is not supported: {problem}")
     if options.get("differentiable"):

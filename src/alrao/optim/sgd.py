@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from ..finite import zero_unusable
 from ..rates import Rate
 from ..runtime.capturable import counter
 from ..trainable import Trainable
@@ -98,13 +99,14 @@ class SGD(AlraoOptimizer):
         return {**group, "momentum": kept, "dampening": 1 - fresh}
 
     def _foreach_is_cheap(self, group: dict[str, Any]) -> bool:
-        return not (group["weight_decay"] or group["momentum"] or group["maximize"])
+        return self._takes_sparse(group) and not group["maximize"]
 
     def _momentum(self, group: dict[str, Any], u: GroupUpdate, grads: list[Tensor]) -> list[Tensor]:
-        dampening, on_device = group["dampening"], u.on_device
+        dampening, on_device = group["dampening"], u.stopped is not None
         buffers, dampened = [state["momentum_buffer"] for state in u.states], grads
         if on_device and dampening != 0:
             shares = list(torch._foreach_sub([state["step"] for state in u.states], 1.0))
+            torch._foreach_clamp_min_(shares, 0.0)
             torch._foreach_clamp_max_(shares, 1.0)  # the first gradient is not dampened
             torch._foreach_mul_(shares, -dampening)
             torch._foreach_add_(shares, 1.0)
@@ -125,3 +127,15 @@ class SGD(AlraoOptimizer):
                 state["step"] = counter(p, self.on_device) + ("momentum_buffer" in state)
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(p)
+
+    def _takes_sparse(self, group: dict[str, Any]) -> bool:
+        return group["weight_decay"] == 0 and group["momentum"] == 0
+
+    def _update_sparse(self, group: dict[str, Any], param: Tensor, grad: Tensor, rate: Any) -> None:
+        grad = grad.coalesce()
+        (rows,), values = grad.indices(), zero_unusable(grad.values())
+        values = values * (rate if isinstance(rate, float) else rate.expand_as(param)[rows])
+        if isinstance(group["lr"], Tensor):
+            param.index_add_(0, rows, (values * group["lr"]).to(param.dtype), alpha=-1)
+        else:
+            param.index_add_(0, rows, values.to(param.dtype), alpha=-group["lr"])

@@ -1,15 +1,19 @@
-"""The arithmetic of one update of a parameter group: on the CPU torch's, to the bit."""
+"""The arithmetic of one update of a parameter group.
+
+On the CPU it is torch's arithmetic, to the bit. Where nothing may be read on the host, a decision becomes a
+mask: a step whose loss is refused runs like any other, with coefficients that change nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..runtime.capturable import in_type_of
+from ..runtime.capturable import in_type_of, one_unless
 from ..runtime.sharding import local
 
 BLOCK = 2**18
@@ -32,14 +36,26 @@ class GroupUpdate:
     whole: list[Tensor]  # what each of ``params`` is, or is a part of: of a sharded one, this process's
     constant: float | None
     factor: Any  # ``lr`` of the group: a number, or a tensor with ``capturable``
-    on_device: bool = False
-    """Whether nothing may be read on the host, and counts are beside the parameters."""
+    stopped: list[Tensor] | None = None
+    """None on the host; else masks of the gradients. Nothing may change if all of their entries are true."""
+    _live: Tensor | None = field(default=None, init=False)  # dynamo does not take cached_property
+
+    @property
+    def live(self) -> Tensor:
+        """1, or 0 for an update that changes nothing; computed where an optimizer asks for it."""
+        if self._live is None:
+            assert self.stopped is not None
+            self._live = one_unless(*self.stopped)
+        return self._live
 
     def count(self) -> None:
-        """Count the step in the states that count."""
+        """Count the step in the states that count, unless it changes nothing."""
         steps = [state["step"] for state in self.states if "step" in state]
-        if steps:
-            torch._foreach_add_(steps, 1)
+        if self.stopped is None:
+            for step in steps:
+                step += 1
+        elif steps:
+            torch._foreach_add_(steps, [self.live] * len(steps))
 
     def one_by_one(self) -> Iterator[GroupUpdate]:
         """Return an update for each parameter: slower, with less memory at a time."""
@@ -79,7 +95,7 @@ class GroupUpdate:
 
     def move(self, directions: list[Tensor]) -> None:
         """Step against ``directions``."""
-        if isinstance(self.factor, Tensor):
+        if self.stopped is not None:
             torch._foreach_addcmul_(self.params, directions, self._lrs(), -1)
         elif self.constant is not None:
             torch._foreach_add_(self.params, directions, alpha=-self.factor * self.constant)
@@ -88,7 +104,7 @@ class GroupUpdate:
 
     def move_ratio(self, above: list[Tensor], below: list[Tensor], divisors: list[Any]) -> None:
         """Step against ``above / below / divisors``; ``below`` is overwritten."""
-        if self.on_device:
+        if self.stopped is not None:
             steps = list(torch._foreach_div(above, below))
             torch._foreach_div_(steps, divisors)
             torch._foreach_mul_(steps, self._lrs())
@@ -102,14 +118,18 @@ class GroupUpdate:
         torch._foreach_addcdiv_(self.params, above, below, [-(lr / divisor) for divisor in divisors])
 
     def _lrs(self) -> list[Tensor]:
-        """Return the learning rates."""
+        """Return the learning rates, on a device 0 for an update that changes nothing."""
+        factor = self.factor if self.stopped is None else self.live * self.factor
         if self.constant is not None:
-            return [self.factor * self.constant] * len(self.params)
-        return list(torch._foreach_mul(self.rates, in_type_of(self.rates, self.factor)))
+            return [factor * self.constant] * len(self.params)
+        return list(torch._foreach_mul(self.rates, in_type_of(self.rates, factor)))
 
     def penalised(self, weight_decay: float) -> list[Tensor]:
         """Return the gradients of the loss with an L2 penalty."""
-        return list(torch._foreach_add(self.grads, self.params, alpha=weight_decay))
+        if self.stopped is None:
+            return list(torch._foreach_add(self.grads, self.params, alpha=weight_decay))
+        decay = in_type_of(self.params, self.live * weight_decay)
+        return list(torch._foreach_add(self.grads, torch._foreach_mul(self.params, decay)))
 
     def decayed(self, weight_decay: float) -> list[Tensor]:
         """Return the same, with a penalty that never overshoots zero."""
@@ -119,25 +139,31 @@ class GroupUpdate:
         decay = self._lrs()
         torch._foreach_reciprocal_(decay)
         torch._foreach_clamp_max_(decay, weight_decay)
+        if self.stopped is not None:
+            torch._foreach_mul_(decay, in_type_of(self.rates, self.live))
         return list(torch._foreach_addcmul(self.grads, self.params, decay))
 
     def shrink(self, weight_decay: float) -> None:
         """Decay the weights in proportion to their rates, at most to zero."""
-        if self.constant is not None and not isinstance(self.factor, Tensor):
-            self.scale_(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
+        if self.stopped is None and self.constant is not None:
+            _multiply(self.params, max(0.0, 1 - self.factor * self.constant * weight_decay))
             return
         kept = torch._foreach_mul(self._lrs(), -weight_decay)
         torch._foreach_add_(kept, 1)
         torch._foreach_clamp_min_(kept, 0)
         torch._foreach_mul_(self.params, kept)
 
-    def scale_(self, tensors: list[Tensor], factor: float) -> None:
-        """Multiply parameters or running averages by a factor."""
-        if self.on_device:
-            torch._foreach_mul_(tensors, factor)
-            return
-        for each in tensors:
-            each.mul_(factor)  # _foreach_mul_ rounds the factor first, to the type of a tensor
+    def scale_(self, averages: list[Tensor], factor: float) -> None:
+        """Multiply running averages of gradients by a factor."""
+        if self.stopped is None:
+            _multiply(averages, factor)
+        else:
+            torch._foreach_mul_(averages, in_type_of(averages, 1 - self.live * (1 - factor)))
+
+
+def _multiply(tensors: list[Tensor], factor: float) -> None:
+    for each in tensors:
+        each.mul_(factor)  # _foreach_mul_ rounds the factor first, to the type of a tensor
 
 
 def _as_real(value: Any) -> Any:

@@ -2,22 +2,30 @@
 
 A read on the host would stall the queue of a device, and neither a compiled graph nor a CUDA graph can hold
 one. So the numbers of a step stay where they are: counters are tensors, gradients are masked whether or not
-they need to be, and a step whose loss is refused runs like any other, with gradients of 0.
+they need to be, and a step whose loss is refused runs like any other, with coefficients that change nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 def widest(device: torch.device) -> torch.dtype:
     """Return the widest type of real numbers that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def one_unless(*masks: Tensor) -> Tensor:
+    """Return 1, or 0 for an update that is stopped, all of whose entries are masked, in the widest type."""
+    stopped = reduce(torch.logical_and, (mask.all() for mask in masks))
+    return stopped.logical_not().to(widest(stopped.device))
 
 
 def in_type_of(tensors: Sequence[Tensor], number: Any) -> Any:
@@ -58,19 +66,41 @@ def separate_counts(states: Sequence[dict[str, Any]], others: Sequence[dict[str,
             state |= new.setdefault(ids, {key: state[key].clone() for key in COUNTS})
 
 
+class Kept:
+    """The state of a torch optimizer on a device before a step, to be put back if the step was refused."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self._inner = inner
+        self._before = {
+            p: {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
+            for p, state in inner.state.items()
+        }
+
+    def restore_unless(self, accepted: Tensor) -> None:
+        """Put back all tensors unless the step was accepted; those that are new begin at 0 then."""
+        for p, state in self._inner.state.items():
+            before = self._before.get(p, {})
+            for key, now in state.items():
+                if not isinstance(now, Tensor) or now.device != accepted.device:
+                    continue
+                was = before.get(key)
+                if was is not None:
+                    now.copy_(torch.where(accepted, now, was))
+                elif key == "step":
+                    now.mul_(accepted)
+
+
 class Refusals:
     """Reports a refused loss from a device to the host asynchronously: the host looks at what has arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self._noted = torch.zeros((), dtype=torch.bool, device=device)
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self._sends = found is not None and device.type == found.type
-        self._copy = self._noted
-        self._event: Any = None
+        self._can_arrive = device.type == "cpu" or _is_accelerator(device)
         self._send()
 
     def _send(self) -> None:
-        if self._sends:
+        self._copy, self._event = self._noted, None
+        if _is_accelerator(self._noted.device):
             self._copy = torch.empty_like(self._noted, device="cpu", pin_memory=True)
             self._copy.copy_(self._noted, non_blocking=True)
             self._event = torch.Event(self._noted.device)
@@ -83,7 +113,7 @@ class Refusals:
     def arrived(self) -> bool:
         """Return whether a refusal is known on the host by now, after which it is forgotten."""
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if capturing or not self._copy.is_cpu or not (self._event is None or self._event.query()):
+        if not self._can_arrive or capturing or not (self._event is None or self._event.query()):
             return False
         # In the memory of the host, by no operation that could wait.
         refused = bool(ctypes.c_bool.from_address(self._copy.data_ptr()).value)
@@ -91,3 +121,8 @@ class Refusals:
             self._noted.zero_()
         self._send()
         return refused
+
+
+def _is_accelerator(device: torch.device) -> bool:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found is not None and device.type == found.type

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import string_at
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class Written:
 
     On the CPU every change is noticed, by a checksum of the bits, or a copy of few of them. Elsewhere a read
     would stall the device: a change that torch counts is noticed at once, and one through ``.data``, which
-    it does not count, by the norm and only where numbers may be read, which callers say by ``reads``.
+    it does not count, by the norm and only where numbers may be read.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,17 @@ class Written:
     def note(
         self, params: list[Tensor], copied: list[Tensor], *, reads: bool, as_before: bool = False
     ) -> None:
-        """Remember what parameters hold, of some by a copy, so that single entries can be told.
+        """Remember what parameters hold.
 
-        With ``as_before`` they hold what they held when they were last noted, maybe in another type.
+        Args:
+            params: the parameters.
+            copied: those of which a copy is kept, so that single entries can be told.
+            reads: whether numbers may be read on the host.
+            as_before: they hold what they held when they were last noted, maybe in another type.
         """
+        same = len(params) == len(self._params) and all(map(is_, params, self._params))
         self._versions = list(map(version_of, params))
-        if as_before and self._params:
+        if as_before and same and params:
             return
         self._exact = reads and all(map(is_cpu, params))
         self._params = params
@@ -54,8 +59,18 @@ class Written:
             else:
                 self._copies[p] = local(p.detach()).clone()
 
+    def forgive(self) -> None:
+        """Count writes that left a parameter as it was, such as a load of the same weights, as none."""
+        for i, differs in enumerate(self._differ()):
+            if not differs:
+                self._versions[i] = self._params[i]._version
+
     def changed(self, *, reads: bool) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the parameters that have changed, and where; None is everywhere."""
+        """Return the parameters that have changed, and where; None is everywhere.
+
+        Args:
+            reads: whether numbers may be read on the host.
+        """
         params = self._params
         reads = reads and not any(map(is_meta, params))
         found = self._differ() if reads else []

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.utils._pytree import tree_map_only
 
 if dist.is_available():
     from torch.distributed.fsdp import FSDPModule
@@ -66,7 +65,9 @@ def sharded_as(x: Tensor, parameter: Tensor) -> Tensor:
 
 def shard_state(value: Any, parameter: Tensor) -> Any:
     """Return what is kept of a sharded parameter, sharded as it is; whole tensors are cut."""
-    return tree_map_only(Tensor, lambda x: sharded_as(x, parameter) if x.ndim else x, value)
+    if isinstance(value, dict):
+        return {key: shard_state(each, parameter) for key, each in value.items()}
+    return sharded_as(value, parameter) if isinstance(value, Tensor) and value.ndim else value
 
 
 def part_of(x: Tensor, shape: torch.Size, parameter: Any) -> Tensor:
@@ -86,9 +87,10 @@ def local_gradient(parameter: Any) -> Any:
 
 def whole_state(value: Any, parameter: Tensor) -> Any:
     """Return what is kept of this process's part of a parameter, sharded as that is."""
-    if not is_shard(parameter):
-        return value
-    return tree_map_only(Tensor, lambda x: part_of(x, parameter.shape, parameter) if x.ndim else x, value)
+    if isinstance(value, dict):
+        return {key: whole_state(each, parameter) for key, each in value.items()}
+    shared = isinstance(value, Tensor) and value.ndim > 0 and is_shard(parameter)
+    return part_of(value, parameter.shape, parameter) if shared else value
 
 
 def places_along(axis: int, parameter: Tensor) -> Tensor:
