@@ -80,9 +80,11 @@ class FirstForward:
         """Return the output of one pass, after a look at what the layers took and returned."""
         produced: list[tuple[nn.Module, Any]] = []  # what the candidates returned
         watched = {self.head, *self.others.values()}
+        layers = {m for m in self.net.modules() if any(p.ndim > 1 for p in m.parameters(recurse=False))}
+        layers.discard(self.head)
 
         def look(module: nn.Module, args: Any, out: Any) -> None:
-            if self.guessed and module is not self.head and any(isinstance(arg, Spread) for arg in args):
+            if self.guessed and module in layers and any(isinstance(arg, Spread) for arg in args):
                 raise OutputChangedError(
                     f"another layer, {qualified(module)}, takes the outputs of {self.name!r}"
                 )
@@ -90,10 +92,11 @@ class FirstForward:
                 produced.append((module, _origin(out)))
 
         forget_places()
-        layers = [m for m in self.net.modules() if any(p.ndim > 1 for p in m.parameters(recurse=False))]
         handles = [
-            m.register_forward_hook(look) for m in layers if not isinstance(m, torch.jit.ScriptModule)
-        ]  # which takes none
+            m.register_forward_hook(look)
+            for m in layers | watched
+            if not isinstance(m, torch.jit.ScriptModule)  # which takes none
+        ]
         try:
             out = self.net(*self.args, **self.kwargs)
         finally:

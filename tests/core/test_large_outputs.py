@@ -67,7 +67,10 @@ def test_changes_of_shape_stay_lazy(name, monkeypatch):
     assert_equal_to_the_present_head(model, x, lambda out: F.cross_entropy(change(out), target), monkeypatch)
 
 
-@pytest.mark.parametrize("index", [slice(0, 3), (slice(None), slice(1, None)), (..., 2), (..., [0, 1])])
+@pytest.mark.parametrize(
+    "index",
+    [slice(0, 3), (slice(None), slice(1, None)), (..., 2), (..., [0, 1]), (..., slice(None, CLASSES))],
+)
 def test_some_of_the_classes_are_plain_numbers(index):
     model, x = converted(), batch()
     with torch.no_grad():

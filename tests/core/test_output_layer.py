@@ -298,8 +298,12 @@ def test_a_linear_layer_with_a_forward_of_its_own_is_refused(output):
         alrao.Alrao(nn.Sequential(nn.Linear(4, 8), Cosine(8, 3)), 3, output=output)(torch.randn(2, 4))
 
 
-def test_two_heads_are_ambiguous():
-    model = alrao.Alrao(TwoHeads(), 3)
+@pytest.mark.parametrize("parametrized", [False, True])
+def test_two_heads_are_ambiguous(parametrized):
+    net = TwoHeads()
+    if parametrized:
+        nn.utils.parametrizations.weight_norm(net.shape)
+    model = alrao.Alrao(net, 3)
     with pytest.raises(ValueError, match=r"several layers, 'colour' and \['shape'\].*output="):
         model(torch.randn(2, 4))
 

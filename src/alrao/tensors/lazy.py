@@ -138,8 +138,10 @@ def _of_inputs(func: Op, x: LazyLogProbs, args: tuple[Any, ...], kwargs: dict[st
     probe = torch.empty(shape, device="meta")
     result = func(probe, *args, **kwargs) if func in RESHAPE else probe
     after = axis_after(func, probe, axis, args, kwargs, result)
-    if after is None or (func == _T.__getitem__ and not keeps_whole(probe, axis, args[0])):
+    if after is None:
         return NotImplemented
+    if func == _T.__getitem__ and not all(keeps_whole(each, axis, args[0]) for each in (probe, z)):
+        return NotImplemented  # a slice up to the last class may cut the inputs, where these are more
     if func not in RESHAPE:
         return x.source.output(func(z, *args, **kwargs), after)
     sizes = [*result.shape[:after], z.shape[axis], *result.shape[after + 1 :]]
