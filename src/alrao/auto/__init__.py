@@ -58,7 +58,7 @@ class Auto(AlraoOptimizer):
         optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4)    # before, with a scheduler
         optimizer = alrao.Auto(net)                                 # after, without one
 
-        model = alrao.Alrao(net)                                    # or, for a classifier or a regression
+        model = alrao.Alrao(net)                                    # or, with copies, for a likelihood
         optimizer = alrao.Auto(model)
 
     ``model.eval()`` shows the averaged weights, ``model.train()`` the training weights: there is nothing else
