@@ -243,3 +243,25 @@ def test_the_memory_of_weights_that_have_moved_is_released(size):
     written.note([p], [], reads=False)  # as on a device
     kept = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.device.type == "cpu"]
     assert all(each.untyped_storage().data_ptr() != memory for each in kept)
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_a_save_after_all_entries_were_edited_changes_no_training(capturable):
+    """A captured step cannot tell that all entries have changed; a save could, and must not."""
+
+    def train(save):
+        torch.manual_seed(0)
+        net = nn.Linear(6, 4)
+        optimizer = alrao.Auto(net, steps=3, capturable=capturable)
+        for step in range(8):
+            optimizer.zero_grad()
+            net(torch.randn(16, 6)).square().mean().backward()
+            optimizer.step()
+            if step > 2:
+                with torch.no_grad():
+                    net.weight.div_(net.weight.norm(dim=1, keepdim=True) + 1e-3)
+                if save:
+                    optimizer.state_dict()
+        return net.eval().weight
+
+    assert torch.equal(train(save=True), train(save=False))

@@ -389,6 +389,7 @@ class Auto(AlraoOptimizer):
         averages, head = self.averages, self.model.head
         head.training_weights = False  # of an earlier run: this one continues from them
         averages.note(reads=not on_device)
+        averages.on_device = self.on_device
         if averages.statistics is not None:
             averages.statistics.stepped()
         if averages.swap and not self.model.training:
@@ -604,6 +605,7 @@ class Auto(AlraoOptimizer):
             self._share_counts(group["params"], group)
         self.compute_rates()
         self.averages.follow(self)
+        self.averages.on_device = self.on_device
         if self.averages.statistics is not None:
             self.averages.statistics.load_state_dict(whole.get("statistics"))
         marks = {p: state.pop("fingerprint") for p, state in self.state.items() if "fingerprint" in state}

@@ -66,6 +66,8 @@ class Averages:
         """Whether the parameters hold averaged weights."""
         self.retired = False
         """Whether another optimizer has taken over the parameters."""
+        self.on_device = False
+        """Whether the next step reads nothing: then nothing else may take a change for another one."""
         self._expected: dict[Tensor, int] = {}  # fingerprints of the weights that belong to a loaded state
         self.statistics: AveragedStatistics | None = None
         """BatchNorm's statistics at the averaged weights, if they are computed."""
@@ -221,7 +223,7 @@ class Averages:
         found = [] if self.evaluating else self.written.changed(reads=reads)
         for p, changed in found:
             self.state[p]["edited"] = True  # a copy tells single entries from now on, in a resumed run too
-            self._adopt(p, p.detach(), changed, reads=reads)
+            self._adopt(p, p.detach(), changed, reads=reads and not self.on_device)
         return bool(found)
 
     def _adopt(self, p: Tensor, now: Tensor, changed: Tensor | None, *, reads: bool = True) -> bool:
