@@ -126,8 +126,8 @@ def methods(workload: Workload) -> dict[str, tuple[nn.Module, torch.optim.Optimi
         "Alrao": with_alrao(lambda model: alrao.SGD(model, lr=(1e-5, 1e-2))),
         "Adam": plain(lambda net: torch.optim.Adam(net.parameters())),
         "Alrao-Adam": with_alrao(lambda model: alrao.Adam(model, lr=(1e-6, 1e-2))),
-        "Auto": with_alrao(alrao.Auto),
-        "Auto, plain network": plain(alrao.Auto),
+        "Auto, copies": with_alrao(alrao.Auto),
+        "Auto": plain(alrao.Auto),
     }
     if batch_norms(found["SGD"][0]):  # what their statistics at the averaged weights cost
         found["Auto, as gathered"] = with_alrao(lambda model: alrao.Auto(model, recalibrate=False))
