@@ -44,7 +44,7 @@ def summary(model: Trainable, optimizer: AlraoOptimizer | None = None) -> str:
     padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] for row in rows)
     lines = ["  ".join(cells).rstrip() for cells in padded]
     rule = "-" * max(map(len, lines))
-    last = "no copies: a rate for every feature, with any loss"
+    last = "no copies: a plain network, with any loss"
     if alrao is not None:
         bar = f"|{posterior_bar(alrao.posterior)}|"
         if optimizer is not None:

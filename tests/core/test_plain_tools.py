@@ -269,7 +269,7 @@ def test_the_summary_of_a_plain_network():
     ]  # fmt: skip
     assert "total" in lines[-2]
     assert f"{sum(p.numel() for p in net.parameters()):,}" in lines[-2]
-    assert lines[-1] == "no copies: a rate for every feature, with any loss"
+    assert lines[-1] == "no copies: a plain network, with any loss"
 
 
 def test_the_summary_takes_what_the_optimizers_take():
@@ -277,7 +277,7 @@ def test_the_summary_takes_what_the_optimizers_take():
     lines = alrao.summary(nets, alrao.Auto(nets)).splitlines()
     assert [line.split()[:3] for line in lines[2:4]] == [["0", "Linear", "3"], ["1.0", "Linear", "2"]]
     assert "e-0" in lines[2], "the rates"
-    assert lines[-1] == "no copies: a rate for every feature, with any loss"
+    assert lines[-1] == "no copies: a plain network, with any loss"
     assert "23" in alrao.summary(nn.ModuleList(nets).named_parameters()).splitlines()[-2]
     assert "15" in alrao.summary(nets[0].parameters()).splitlines()[-2]
 
