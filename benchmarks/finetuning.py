@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pages import replace_table
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import alrao
+from alrao_lab.render.markdown import replace_table
 
 METHODS = ("AdamW 2e-5", "AdamW 5e-5", "AdamW 1e-4", "AdamW 3e-4", "AdamW 1e-3", "Auto", "Auto 1.0")
 """The number is AdamW's rate, and the weight decay of Auto where it is not the default."""

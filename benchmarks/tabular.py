@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pages import replace_table
 from sklearn import datasets
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -26,6 +25,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from alrao.integrations.sklearn import AlraoClassifier, AlraoRegressor
+from alrao_lab.render.markdown import replace_table
 
 
 def shipped(load: Callable[..., Any]) -> Callable[[], Any]:

@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -27,6 +28,14 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
     """Return a table, with ``left`` columns aligned to the left and the others to the right."""
     rule = ["---" if i < left else "---:" for i in range(len(heads))]
     return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
+
+
+def replace_table(page: Path, script: str, text: str) -> None:
+    """Put a table of a benchmark between the marks that name its script."""
+    begin, end = f"<!-- table: benchmarks/{script} -->", "<!-- end of the table -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def filled(package: str, name: str, *, escape: bool = False, **values: Any) -> str:
