@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -18,8 +19,18 @@ version_of = attrgetter("_version")  # torch's count of the changes of a tensor 
 STEPS = 3  # steps of torch's optimizers on the copies of a head that are warned of: one or two may be a trial
 EVALUATION = 10  # passes without gradients in training mode that count as an evaluation
 
-_unstepped: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
-"""Steps of other optimizers on each head that none of alrao has stepped on yet, and what it has replaced."""
+
+@dataclass
+class Unstepped:
+    """A head that no optimizer of alrao has stepped on yet."""
+
+    former: list[weakref.ref[nn.Parameter]]
+    """The parameters of the layer that it has replaced."""
+    steps: int = 0
+    """Steps of other optimizers on it."""
+
+
+_unstepped: weakref.WeakKeyDictionary[nn.Module, Unstepped] = weakref.WeakKeyDictionary()
 _hooks: list[Any] = []  # the one hook, from the first head on
 
 
@@ -27,7 +38,7 @@ def watch_steps(head: nn.Module, former: Iterable[nn.Parameter] = ()) -> None:
     """Warn once if other optimizers train a head, or what it has replaced, until :func:`unwatch_steps`."""
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(note_step))
-    _unstepped[head] = [0, [weakref.ref(p) for p in former]]
+    _unstepped[head] = Unstepped([weakref.ref(p) for p in former])
 
 
 def unwatch_steps(head: nn.Module) -> None:
@@ -49,9 +60,9 @@ def note_step_of(optimizer: str, params: Iterable[Any]) -> None:
     given = {id(p) for p in params} if trained else set()
     for head, watched in trained:
         of_copies = any(id(p) in given for p in head.parameters())
-        left = sum(1 for p in watched[1] if id(p()) in given)
-        watched[0] += bool(of_copies or left)
-        if watched[0] < STEPS:
+        left = sum(1 for p in watched.former if id(p()) in given)
+        watched.steps += bool(of_copies or left)
+        if watched.steps < STEPS:
             continue
         unwatch_steps(head)
         if of_copies:

@@ -179,6 +179,13 @@ def test_a_loss_must_be_one_number(loss):
         alrao.prepare(network(), loss)
 
 
+def test_sparse_gradients_which_auto_refuses_leave_the_network_plain():
+    net = nn.Sequential(nn.Embedding(9, 6, sparse=True), nn.Flatten(), nn.Linear(12, 3))
+    x, y = torch.randint(9, (8, 2)), torch.randint(3, (8,))
+    model, _ = alrao.prepare(net, lambda net: F.cross_entropy(net(x), y))
+    assert model is net
+
+
 def test_a_network_must_have_parameters():
     with pytest.raises(ValueError, match="a network with parameters"):
         alrao.prepare(nn.ReLU())
