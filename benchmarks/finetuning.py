@@ -219,7 +219,7 @@ def main() -> None:
     text = table(args.seeds, args.steps)
     print(text)
     if args.markdown:
-        replace_table(args.markdown, "finetuning.py", text)
+        replace_table(args.markdown, "benchmarks/finetuning.py", text)
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def main() -> None:
     text = table(TEN if args.sets == "ten" else CHOOSING, args.seeds)
     print(text)
     if args.markdown:
-        replace_table(args.markdown, "tabular.py", text)
+        replace_table(args.markdown, "benchmarks/tabular.py", text)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from textwrap import fill as filled
 
 import pandas as pd
 
-from alrao_lab.render.markdown import table
+from alrao_lab.render.markdown import table, with_table
 from alrao_lab.settings import Settings
 from alrao_lab.suite.contenders import ADAMW, CONTENDERS
 from alrao_lab.suite.runs import WHEN, recorded
@@ -23,7 +23,7 @@ from alrao_lab.suite.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-START, END = "<!-- table: tools/evidence.py -->", "<!-- end of the table -->"
+SCRIPT = "tools/evidence.py"
 AUTO = "auto-plain"
 NAMES = {
     "auto-plain": "**`Auto`**",
@@ -213,19 +213,13 @@ PAGES = {
 }
 
 
-def renewed(page: str, lines: list[str]) -> str:
-    """Return a page with its table as the records have it now."""
-    before, mark, rest = page.partition(START)
-    if not mark:
-        raise ValueError(f"the page has no line {START}")
-    _, _, after = rest.partition(END)
-    return "\n".join([f"{before}{START}", *lines, f"{END}{after}"])
-
-
 def pages() -> dict[Path, str]:
     """Return each page with its table as the records have it now."""
     found = Evidence()
-    return {path: renewed(path.read_text("utf-8"), made(found)) for path, made in PAGES.items()}
+    return {
+        path: with_table(path.read_text("utf-8"), SCRIPT, "\n".join(made(found)))
+        for path, made in PAGES.items()
+    }
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from rich.console import Console
 
 import alrao
 from alrao_lab.provenance import require_clean
+from alrao_lab.render.markdown import replace_table
 from alrao_lab.settings import Settings
 from alrao_lab.suite.contenders import CONTENDERS
 from alrao_lab.suite.runs import Search
@@ -33,7 +34,6 @@ from alrao_lab.suite.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).parents[1]
 RECORDS, PAGE = ROOT / "results/auto-pieces.jsonl", ROOT / "docs/auto-pieces.md"
-BEGIN, END = "<!-- table: tools/pieces.py -->", "<!-- end of the table -->"
 BASE = "as it is"
 ORIGIN: dict[str, Any] = {"betas": (0.7, 0.99)}
 """Values of the Auto that the table is about, where they have changed since: because of the table."""
@@ -159,7 +159,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             continue
         every = {w: fmean([r for each in both.values() for r in each.get(w, [])])
                  for w in {w for each in both.values() for w in each}}  # fmt: skip
-        worst = max(every, key=lambda w: every[w])
+        worst = max(sorted(every), key=lambda w: every[w])
         seconds = fmean(fmean(each) for name in both for each in compare(rows, variant, name, "cpu").values())
         lines.append(
             f"| {variant} | {cell(both['auto'])} | {cell(both['auto-plain'])} | {len(every)} | "
@@ -189,9 +189,7 @@ def main() -> None:
             f"{', '.join(held_out)}: held out, or unknown; the choosing workloads: {', '.join(choosing)}"
         )
     if settings.no_run:
-        page, text = PAGE.read_text("utf-8"), table(read())
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
+        replace_table(PAGE, "tools/pieces.py", table(read()))
         return
     if not settings.dirty:
         require_clean()

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from ..settings import spelled
-from ..store import PARTS
+from ..store import PARTS, replace_file
 from ..table import Experiment
 from .cells import columns, compare_command, shown
 
@@ -30,12 +30,19 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
     return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
 
 
+def with_table(page: str, script: str, text: str) -> str:
+    """Return a page with a table between the marks that name its script."""
+    begin, end = f"<!-- table: {script} -->", "<!-- end of the table -->"
+    before, mark, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (mark and closed):
+        raise ValueError(f"the page must have a line {begin} and, after it, {end}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
 def replace_table(page: Path, script: str, text: str) -> None:
-    """Put a table of a benchmark between the marks that name its script."""
-    begin, end = f"<!-- table: benchmarks/{script} -->", "<!-- end of the table -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
-    after = rest.partition(end)[2]
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+    """Put a table between the marks of a page that name its script."""
+    replace_file(page, with_table(page.read_text(encoding="utf-8"), script, text).encode())
 
 
 def filled(package: str, name: str, *, escape: bool = False, **values: Any) -> str:
