@@ -8,7 +8,7 @@ ACTIONLINT ?= actionlint
 # The environment of `make test-core`: torch $(TORCH) with the sympy that it asks for, and every other package as in
 # constraints.txt.
 TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
-CORE := .venv-torch-$(TORCH)
+CORE := .venv-torch-$(TORCH)-$(notdir $(PYTHON))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
