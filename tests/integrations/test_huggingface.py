@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from support.accelerate_loops import data
+from support.accelerate_runs import data
 from support.hf_models import (
     COPIES,
     ROWS,
