@@ -1,12 +1,14 @@
-"""The optimizers: torch's own, with a rate for each feature; groups, sparse gradients, memory."""
+"""The optimizers: torch's own, with a rate for each feature; groups, memory, hooks, and what they refuse."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.stepping import batches, deep_mlp, make, same, snapshot, train
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
 
 import alrao
@@ -427,3 +429,177 @@ def test_rates_take_less_than_a_hundredth_of_the_parameters_memory():
     state = [value for entry in optimizer.state_dict()["state"].values() for value in entry.values()]
     assert len(state) == len(model.body_parameters())
     assert sum(rate.nbytes for rate in state) <= 0.01 * sum(p.nbytes for p in model.parameters())
+
+
+# Hooks of the step, and marks for the profiler.
+
+
+def plain():
+    model = torch.nn.Linear(6, 3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def hooked(optimizer, called):
+    """Register every kind of hook; what removes them again."""
+
+    def note(name):
+        return lambda *_: called.append(name)
+
+    return [
+        register_optimizer_step_post_hook(note("after any")),
+        register_optimizer_step_pre_hook(note("before any")),
+        optimizer.register_step_post_hook(note("after this")),
+        optimizer.register_step_pre_hook(note("before this")),
+    ]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_hooks_are_called_in_the_order_of_torch(optimizer):
+    orders = []
+    for model, built in (plain(), make(optimizer)):
+        called = []
+        handles = hooked(built, called)
+        train(model, built, steps=2)
+        for handle in handles:
+            handle.remove()
+        train(model, built, steps=2)
+        orders.append(called)
+    assert orders[0] == orders[1]
+    assert len(orders[0]) == 8
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_each_kind_of_hook_is_called_by_itself(which):
+    model, optimizer = make()
+    called = []
+    handles = hooked(optimizer, called)
+    kept = handles.pop(which)
+    for handle in handles:
+        handle.remove()
+    train(model, optimizer, steps=3)
+    kept.remove()
+    assert len(called) == 3
+
+
+def test_hooks_that_do_nothing_change_nothing():
+    states = []
+    for hook in (False, True):
+        torch.manual_seed(0)
+        model, optimizer = make()
+        if hook:
+            optimizer.register_step_pre_hook(lambda *_: None)
+        train(model, optimizer)
+        states.append(snapshot(model, optimizer))
+    assert same(*states)
+
+
+def test_a_hook_may_give_the_step_another_closure():
+    _, optimizer = make()
+    optimizer.register_step_pre_hook(lambda self, args, kwargs: ((self, lambda: 7.0), kwargs))
+    assert optimizer.step(lambda: 3.0) == 7.0
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("model_and_optimizer", [plain, make])
+def test_hooks_are_not_copied(model_and_optimizer, way):
+    built = model_and_optimizer()
+    called = []
+    handle = built[1].register_step_post_hook(lambda *_: called.append(1))
+    train(*way(built), steps=1)
+    assert not called
+    train(*built, steps=1)
+    handle.remove()
+    assert called == [1]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_profiler_finds_the_step_and_the_clearing_of_gradients(optimizer):
+    torch.manual_seed(0)
+    model, built = make(optimizer)
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        train(model, built, steps=2)
+    counts = {event.key: event.count for event in recorded.key_averages()}
+    name = optimizer.__name__
+    assert counts[f"Optimizer.step#{name}.step"] == counts[f"Optimizer.zero_grad#{name}.zero_grad"] == 2
+    torch.manual_seed(0)
+    other = make(optimizer)
+    train(*other, steps=2)
+    assert same(snapshot(model, built), snapshot(*other))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_cleared(set_to_none):
+    model, optimizer = make()
+    train(model, optimizer, steps=1)
+    assert all(p.grad is not None for p in model.parameters())
+    optimizer.zero_grad(set_to_none)
+    grads = [p.grad for p in model.parameters()]
+    assert all(grad is None if set_to_none else not grad.any() for grad in grads)
+    assert model.head.evidence.grad is None
+
+
+# What is refused, with nothing changed.
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("flag", ["differentiable", "fused"])
+def test_flags_that_cannot_work_are_refused(optimizer, flag):
+    with pytest.raises(ValueError, match=f"{flag}=True is not supported"):
+        make(optimizer, **{flag: True})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (alrao.SGD, {"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
+        (alrao.SGD, {"weight_decay": -1}, "weight_decay must be at least 0, got -1"),
+        (alrao.SGD, {"nesterov": True}, "nesterov.*momentum=0"),
+        (alrao.Adam, {"betas": (0.9, 1.0)}, r"betas.*\(0.9, 1.0\)"),
+        (alrao.AdamW, {"eps": float("nan")}, "eps must be at least 0, got nan"),
+        (alrao.SGD, {"evidence": "max"}, "evidence must be 'mean' or 'sum', got 'max'"),
+    ],
+)
+def test_bad_options_are_refused(optimizer, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(optimizer, **options)
+
+
+NOT_LIKELIHOODS = {
+    "squared error of log-probabilities": lambda out, y: F.mse_loss(out, 4 * F.one_hot(y, 3) - 5.0),
+    "squared error of probabilities": lambda out, y: F.mse_loss(out.exp(), F.one_hot(y, 3).float()),
+    "entropy added": lambda out, y: F.cross_entropy(out, y) - (out.exp() * out).sum(1).mean(),
+    "confidence penalty": lambda out, y: F.cross_entropy(out, y) + (out.exp() * out).sum(1).mean(),
+    "unlikelihood": lambda out, y: F.cross_entropy(out, y) - (1.001 - out.exp()[:, 0]).log().mean(),
+    "likelihood with the wrong sign": lambda out, y: -F.cross_entropy(out, y),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("loss", NOT_LIKELIHOODS)
+def test_a_loss_that_is_no_negative_log_likelihood_is_refused_with_nothing_changed(optimizer, loss):
+    model, chosen = make(optimizer, lr=(1e-4, 0.1), **({"momentum": 0.9} if optimizer is alrao.SGD else {}))
+    model.head.weight.data.mul_(8)  # opinions, as in training: at the start every probability is about 1/3
+    train(model, chosen, 3)
+    before = snapshot(model, chosen)
+    [(x, y)] = batches(1, 6)
+    chosen.zero_grad()
+    NOT_LIKELIHOODS[loss](model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"not a negative log-likelihood.*cross_entropy.*Nothing has been"):
+        chosen.step()
+    assert same(snapshot(model, chosen), before)
+    train(model, chosen, 1)  # and it goes on, with the right loss
+    assert not same(snapshot(model, chosen), before)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "loss", "criterion"),
+    [("gaussian", F.mse_loss, "MixtureMSELoss"), ("bernoulli", F.l1_loss, "MixtureBCELoss")],
+)
+def test_a_loss_past_the_criterion_is_refused_with_nothing_changed(likelihood, loss, criterion):
+    model = alrao.Alrao(deep_mlp(), likelihood=likelihood)
+    optimizer = alrao.SGD(model)
+    before = snapshot(model, optimizer)
+    loss(model(torch.randn(5, 6)), torch.rand(5, 3)).backward()
+    with pytest.raises(RuntimeError, match=criterion):
+        optimizer.step()
+    assert same(snapshot(model, optimizer), before)

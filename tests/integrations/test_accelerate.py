@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support import accelerate_ranks, accelerate_shards
-from support.accelerate_loops import accelerated, data, made
+from support.accelerate_runs import accelerated, data, halves, made, shards
 from support.hf_models import accelerate
 from support.processes import as_by_torchrun
 
@@ -109,7 +108,7 @@ def test_a_schedule_and_a_state_that_is_resumed(auto, evaluates, tmp_path):
 
 @pytest.mark.slow
 def test_two_shards_are_one_process(tmp_path):
-    as_by_torchrun(accelerate_shards.main, 2, tmp_path)
+    as_by_torchrun(shards, 2, tmp_path)
     found = torch.load(tmp_path / "0.pt", weights_only=True)
     for kind in ("sgd", "auto"):
         model, optimizer = made()
@@ -124,7 +123,7 @@ def test_two_shards_are_one_process(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
-    as_by_torchrun(accelerate_ranks.main, 2, tmp_path)
+    as_by_torchrun(halves, 2, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert first["refused"] == second["refused"] == "the 2 processes have drawn different learning rates"
     expected, by_hand = made()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support import lightning_ranks, lightning_shards
+from support import lightning_ranks
 from support.lightning_modules import ROWS, Module, loader, network, pl, seeded, table, trainer
 from support.processes import as_by_torchrun
 
@@ -390,7 +390,7 @@ def test_under_the_other_name_of_the_package():
 
 @pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
-    as_by_torchrun(lightning_ranks.main, 2, tmp_path)
+    as_by_torchrun(lightning_ranks.ddp, 2, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     for name, value in first["model"].items():
         assert torch.equal(value, second["model"][name]), name
@@ -406,7 +406,7 @@ def test_two_processes_are_one(tmp_path):
 
 @pytest.mark.slow
 def test_two_shards_are_one_process(tmp_path):
-    as_by_torchrun(lightning_shards.main, 2, tmp_path)
+    as_by_torchrun(lightning_ranks.shards, 2, tmp_path)
     found = torch.load(tmp_path / "0.pt", weights_only=True)
     kinds = {"sgd": (alrao.SGD, {"lr": (1e-2, 1.0), "momentum": 0.5}), "auto": (alrao.Auto, {"steps": 9})}
     for name, (kind, options) in kinds.items():

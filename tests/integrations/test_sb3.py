@@ -1,6 +1,9 @@
-"""Deep Q-learning by Stable-Baselines3: one update as defined, the target's posterior, everyday use."""
+"""Stable-Baselines3: deep Q-learning with copies, and Auto as the optimizer of its own policies."""
 
+import doctest
+import importlib
 import re
+import sys
 from copy import deepcopy
 
 import pytest
@@ -10,23 +13,71 @@ from support.stepping import same
 from support.tools import ROOT
 from torch import nn
 
-import alrao
-
 pytest.importorskip("stable_baselines3", reason="the extra alrao[rl] is not installed")
 pytest.importorskip("gymnasium", reason="the extra alrao[rl] is not installed")
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3 import DQN
+from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
-from support.sb3_agents import COPIES, Corridor, agent, trained_agent
+from stable_baselines3.dqn import policies as plain
 
+import alrao
 from alrao.integrations import sb3
-from alrao.integrations.sb3 import AlraoDQN, DiscreteActions, LikelihoodDQN
+from alrao.integrations.sb3 import AlraoDQN, DiscreteActions, LikelihoodDQN, PolicyAuto
+
+COPIES = 4
+
+
+class Corridor(gym.Env):
+    """Walk to the right end; three actions, ten steps at most."""
+
+    def __init__(self, observations=None, actions=None):
+        self.observation_space = observations or spaces.Box(-1, 1, (3,))
+        self.action_space = actions or spaces.Discrete(3)
+
+    def _observe(self):
+        if not isinstance(self.observation_space, spaces.Box) or self.observation_space.shape != (3,):
+            return self.observation_space.sample()
+        return np.array([self.at / 5, np.sin(self.at), self.time / 10], dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.time = float(self.np_random.uniform(-2, 2)), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.at += float(np.sum(action)) - 1
+        self.time += 1
+        return self._observe(), self.at / 3, abs(self.at) > 5, self.time >= 10, {}
+
+
+def agent(kind=AlraoDQN, env=None, **options):
+    options = {
+        "learning_starts": 20,
+        "batch_size": 16,
+        "train_freq": 2,
+        "target_update_interval": 2,
+        "tau": 0.1,
+        "reward_scale": 0.5,
+        "buffer_size": 1000,
+        "seed": 0,
+        "device": "cpu",
+        **options,
+    }
+    if kind is AlraoDQN:
+        options.setdefault("copies", COPIES)
+        options.setdefault("learning_rate", (1e-5, 10.0))  # the paper's method; None: Auto
+    options.setdefault("policy_kwargs", {"net_arch": [8, 8]})
+    return kind("MlpPolicy", env or Corridor(), **options)
+
+
+def trained_agent(steps=60, **options):
+    return agent(**options).learn(steps)
 
 
 def next_batch(trained):
@@ -351,3 +402,178 @@ def test_the_code_on_the_page_runs_for_fewer_steps(tmp_path, monkeypatch):
         assert f"agent.learn({steps})" in code
         exec(compile(code.replace(steps, "300"), "reinforcement-learning.md", "exec"), names)
         assert type(names["agent"].policy.optimizer).__name__ in ("Auto", "PolicyAuto")
+
+
+# Bad input.
+
+
+def test_continuous_actions_need_the_wrapper():
+    with pytest.raises(ValueError, match=r"needs discrete actions, got Box.*DiscreteActions"):
+        AlraoDQN("MlpPolicy", "Pendulum-v1")
+    with pytest.raises(ValueError, match="needs discrete actions"):
+        AlraoDQN("MlpPolicy", make_vec_env("Pendulum-v1"))
+    with pytest.raises(ValueError, match="its actions are one number"):
+        agent(env=Corridor(actions=spaces.MultiDiscrete([2, 2])))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (36, 36, 3), np.uint8),
+        spaces.Box(0, 1, (36, 36, 3)),
+        spaces.Box(0, 255, (3, 9, 9), np.uint8),
+    ],
+)
+def test_images_need_a_convolutional_network(space):
+    with pytest.raises(ValueError, match=r"observations are images.*'CnnPolicy'"):
+        agent(env=Corridor(space))
+
+
+def test_a_checkpoint_of_another_environment(tmp_path):
+    trained_agent(25).save(tmp_path / "agent.zip")
+    for other in (Corridor(spaces.Box(-1, 1, (4,))), Corridor(actions=spaces.Discrete(2))):
+        with pytest.raises(
+            ValueError, match=r"agent\.zip is the checkpoint of an agent for another environment"
+        ):
+            AlraoDQN.load(tmp_path / "agent.zip", env=other)
+
+
+def test_a_checkpoint_of_plain_dqn(tmp_path):
+    DQN("MlpPolicy", Corridor(), buffer_size=10).save(tmp_path / "agent.zip")
+    with pytest.raises(TypeError, match=r"a subclass of .*AlraoPolicy"):
+        AlraoDQN.load(tmp_path / "agent.zip", env=Corridor())
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="reward_scale must be positive"):
+        agent(reward_scale=0.0)
+    with pytest.raises(TypeError, match=r"pass a schedule as factor="):
+        agent(learning_rate=lambda remaining: 0.1)
+    with pytest.raises(TypeError, match="lr must be an interval"):
+        agent(learning_rate="fast")
+    with pytest.raises(TypeError, match=r"a subclass of .*AlraoPolicy"):
+        AlraoDQN(plain.MlpPolicy, Corridor())
+    with pytest.raises(TypeError, match=r"one of alrao.*got SGD"):
+        agent(policy_kwargs={"optimizer_class": torch.optim.SGD})
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    monkeypatch.delitem(sys.modules, "alrao.integrations.sb3")
+    with pytest.raises(ModuleNotFoundError, match=r"needs the package stable_baselines3.*alrao\[rl\]"):
+        importlib.import_module("alrao.integrations.sb3")
+
+
+def test_doctests():
+    assert doctest.testmod(sb3).failed == 0
+
+
+# Discrete actions.
+
+
+def test_levels_of_a_continuous_action():
+    env = DiscreteActions(Corridor(actions=spaces.Box(-1, 2, (1,))), levels=4)
+    assert env.action_space == spaces.Discrete(4)
+    np.testing.assert_allclose([env.action(i) for i in range(4)], [[-1], [0], [1], [2]])
+    assert env.action(np.int64(3)).dtype == np.float32
+    env.reset(seed=0)
+    env.step(2)
+
+
+def test_levels_of_several_components():
+    env = DiscreteActions(
+        Corridor(actions=spaces.Box(np.array([-1, 0]), np.array([1, 4]), dtype=np.float32)), 3
+    )
+    assert env.action_space == spaces.Discrete(9)
+    np.testing.assert_allclose([env.action(i) for i in (0, 1, 3, 8)], [[-1, 0], [-1, 2], [0, 0], [1, 4]])
+
+
+def test_pendulum_trains_with_the_wrapper():
+    trained = agent(env=DiscreteActions(gym.make("Pendulum-v1"), 3)).learn(40)
+    assert trained.q_net.head.out_features == 3
+
+
+@pytest.mark.parametrize(
+    ("space", "levels", "message"),
+    [
+        (spaces.Discrete(3), 3, "Box of continuous actions"),
+        (spaces.Box(-np.inf, 1, (1,)), 3, "finite bounds"),
+        (spaces.Box(-1, 1, (1,)), 1, "at least 2"),
+        (spaces.Box(-1, 1, (1,)), 2.5, "at least 2"),
+        (spaces.Box(-1, 1, (8,)), 5, "give 390,625 actions"),
+    ],
+)
+def test_levels_that_cannot_be(space, levels, message):
+    with pytest.raises(ValueError, match=message):
+        DiscreteActions(Corridor(actions=space), levels)
+
+
+# Auto as the optimizer of Stable-Baselines3's own policies: the policy that acts is the one that learns.
+
+
+POLICY = {"optimizer_class": PolicyAuto, "net_arch": [8], "optimizer_kwargs": {"steps": 40}}
+
+
+def policy_agent(kind=PPO, **options):
+    options = {"n_steps": 32, "batch_size": 16, "n_epochs": 4, "seed": 0, "device": "cpu", **options}
+    return kind("MlpPolicy", Corridor(), learning_rate=1.0, policy_kwargs=POLICY, **options)
+
+
+class FirstRatios(PPO):
+    """Keeps the ratios of new to old probabilities before the first update of a rollout."""
+
+    def train(self):
+        rollout = next(self.rollout_buffer.get(self.n_steps))
+        self.policy.set_training_mode(True)
+        with torch.no_grad():
+            _, log_prob, _ = self.policy.evaluate_actions(rollout.observations, rollout.actions.flatten())
+        self.ratios = [*getattr(self, "ratios", []), (log_prob - rollout.old_log_prob).exp()]
+        self.averaging = [state.get("k", 0) for state in self.policy.optimizer.state.values()]
+        super().train()
+
+
+@pytest.mark.parametrize("optimizer", ["PolicyAuto", "Auto without swap", "Auto"])
+def test_the_ratio_is_1_before_the_first_update_of_each_rollout(optimizer):
+    """Not under Auto's default for networks that are evaluated, which is why PolicyAuto has another."""
+    acting = policy_agent(FirstRatios)
+    if optimizer != "PolicyAuto":
+        acting.policy.optimizer = alrao.Auto(acting.policy, steps=40, swap=optimizer == "Auto")
+    acting.learn(128)
+    assert min(acting.averaging) > 0, "averages differ from the weights"
+    differs = [not torch.allclose(ratio, torch.ones(32)) for ratio in acting.ratios]
+    assert any(differs) is (optimizer == "Auto")
+
+
+@pytest.mark.parametrize(
+    ("kind", "env", "options"),
+    [
+        (A2C, Corridor(), {}),
+        (SAC, Corridor(actions=spaces.Box(-1, 1, (1,))), {"learning_starts": 16, "batch_size": 8}),
+    ],
+)
+def test_other_agents_train(kind, env, options):
+    policy = {"optimizer_class": PolicyAuto, "net_arch": [8]}
+    trained = kind(
+        "MlpPolicy", env, learning_rate=1.0, policy_kwargs=policy, seed=0, device="cpu", **options
+    ).learn(64)
+    assert all(p.isfinite().all() for p in trained.policy.parameters())
+
+
+def test_an_agent_is_saved_and_loaded(tmp_path):
+    trained = policy_agent().learn(128)
+    trained.save(tmp_path / "agent")
+    again = PPO.load(tmp_path / "agent", Corridor(), device="cpu")
+    assert same(again.policy.state_dict(), trained.policy.state_dict())
+    assert same(again.policy.optimizer.state_dict(), trained.policy.optimizer.state_dict())
+    again.learn(32)
+
+
+def test_a_learning_rate_where_a_factor_belongs_is_refused():
+    with pytest.raises(ValueError, match=r"learning_rate=0.0003 is a factor.*learning_rate=1\.0"):
+        PPO("MlpPolicy", Corridor(), policy_kwargs=POLICY)
+
+
+def test_all_parameters_have_one_rate():
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5, bias=False), nn.Linear(5, 2))
+    optimizer = PolicyAuto(net.parameters())
+    assert {optimizer.rates(p).item() for p in net.parameters()} == {optimizer.rates(net[0].weight).item()}
