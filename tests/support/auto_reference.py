@@ -83,13 +83,13 @@ class SlowAuto:
 
     def matrix_step(self, name, g):
         self.m[name] = 0.95 * self.m[name] + 0.05 * g
+        a, b, c = 3.4445, -4.7750, 2.0315
         X = (0.95 * self.m[name] + 0.05 * g).flatten(1)
         X = X / X.square().sum().sqrt()
-        X = X / ((X @ X.T).square().sum().sqrt() + 1e-6).sqrt()
-        for a, b, c in [(7.9424, -22.2873, 15.8239), (3.5875, -2.5845, 0.4893), (2.6604, -1.9134, 0.4194)]:
+        for _ in range(5):
             A = X @ X.T
             X = a * X + (b * A + c * A @ A) @ X
-        return 0.18 * max(X.shape) ** 0.5 * X.view(g.shape)
+        return 0.2 * max(X.shape) ** 0.5 * X.view(g.shape)
 
     def estimate(self, grads):
         """Move the estimate of the distance with the gradients at the present weights; for the next step."""
