@@ -101,8 +101,9 @@ class Auto(AlraoOptimizer):
         swap: put the averaged weights into the parameters in evaluation mode. With False they hold the
             training weights in both modes, for a network that acts while it learns.
         recalibrate: in evaluation mode and in checkpoints, compute BatchNorm's running statistics at the
-            averaged weights, from the last 1,024 rows of the training. With False they are those
-            that training has gathered, as with ``capturable``, shards, ``swap=False`` and compiled networks.
+            averaged weights, from the last batches of the training (1,024 rows, or 64 MB). With False they
+            are those that training has gathered, as with ``capturable``, shards, ``swap=False`` and compiled
+            networks.
         sleep: after the search, leave out copies of the head while their posterior weight is negligible, as
             in :class:`SGD`. None: where it pays, for a classifier on the CPU whose copies have a million
             weights together; False: never.
