@@ -16,12 +16,15 @@ import alrao
 from alrao.auto import matrices
 from alrao.auto.matrices import matrices_of, orthogonal_steps
 from alrao.auto.search import RateSearch
+from alrao.integrations._posterior import learning_rates
 
 
 def the_same(model, optimizer, slow):
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), slow.y[name], rtol=1e-9, atol=1e-12)
-    assert optimizer.interval() == pytest.approx((slow.eta, slow.eta), rel=1e-9)
+    found = slow.eta if slow.searching else slow.found
+    assert optimizer.interval() == pytest.approx((found, found), rel=1e-9)
+    assert optimizer.param_groups[0]["d"] == pytest.approx(slow.eta, rel=1e-9)
     model.eval()
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), slow.average(name), rtol=1e-9, atol=1e-12)
@@ -41,7 +44,9 @@ def the_same(model, optimizer, slow):
     ],
     ids=str,
 )
-def test_it_is_the_algorithm_as_written_down(options):
+@pytest.mark.parametrize("steady", [1000, 20])
+def test_it_is_the_algorithm_as_written_down(options, steady, monkeypatch):
+    monkeypatch.setattr("alrao.auto.step.STEADY", steady)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
     model = alrao.Alrao(net.double(), 5)
@@ -55,7 +60,7 @@ def test_it_is_the_algorithm_as_written_down(options):
         dict(zip(names, weights(model), strict=True)), head, matrices,
         longest={100: 30, 3: 1}.get(options.get("steps"), 500),
         weight_decay=options.get("weight_decay", 0.3), beta=betas[0], beta2=betas[1],
-        eps=options.get("eps", 1e-8),
+        eps=options.get("eps", 1e-8), steady=steady,
     )  # fmt: skip
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 60, gamma=0.5)
     for step in range(100):
@@ -471,6 +476,32 @@ def test_a_state_that_a_program_replaces_is_the_one_that_steps_change():
 
     (one, _), (other, _) = trained_plain(), trained_plain(move)
     assert equal(one.parameters(), other.parameters())
+
+
+def test_the_falling_rate_is_shown_and_resumed(monkeypatch):
+    monkeypatch.setattr("alrao.auto.step.STEADY", 10)
+    net, optimizer = trained_plain()
+    k = optimizer.state[next(net.parameters())]["k"]
+    assert k > 10
+    present = optimizer.search.rate * (10 / k) ** 0.5
+    assert optimizer.param_groups[0]["d"] == pytest.approx(present, rel=1e-12)
+    assert learning_rates(optimizer) == pytest.approx([present], rel=1e-12)
+    again = alrao.Auto(copy.deepcopy(net))
+    again.load_state_dict(optimizer.state_dict())
+    assert again.param_groups[0]["d"] == optimizer.param_groups[0]["d"]
+
+
+def test_a_group_with_its_own_rate_keeps_it(monkeypatch):
+    monkeypatch.setattr("alrao.auto.step.STEADY", 10)
+    p = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = alrao.Auto(params=[{"params": [p], "lr": 0.01}])
+    moved = []
+    for _ in range(40):
+        before = optimizer.state[p]["z"].clone() if "z" in optimizer.state[p] else p.detach().clone()
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+        moved.append(float(before - optimizer.state[p]["z"]))
+    assert moved == pytest.approx([0.01] * 40, rel=1e-6)
 
 
 def test_a_gradient_is_as_it_was_after_a_step():

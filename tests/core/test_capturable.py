@@ -346,7 +346,9 @@ def test_auto_applies_no_gradient_of_a_refused_loss_after_its_search(call):
 
 
 @pytest.mark.usefixtures("every_step")
-def test_auto_captured_after_its_search_is_the_same_training():
+@pytest.mark.parametrize("steady", [1000, 4])
+def test_auto_captured_after_its_search_is_the_same_training(steady, monkeypatch):
+    monkeypatch.setattr("alrao.auto.step.STEADY", steady)
     one, other = build("Auto"), build("Auto", capturable=True)
     for i in range(10):
         for model, chosen in (one, other):

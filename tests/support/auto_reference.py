@@ -11,10 +11,21 @@ class SlowAuto:
         head: names of the weights of the head, whose first axis is that of the copies.
         matrices: names of the hidden matrices.
         longest: steps of a search that finds nothing.
+        steady: steps after the search at the rate found.
     """
 
     def __init__(
-        self, weights, head, matrices, *, longest=500, weight_decay=0.0, beta=0.5, beta2=0.99, eps=1e-8
+        self,
+        weights,
+        head,
+        matrices,
+        *,
+        longest=500,
+        weight_decay=0.0,
+        beta=0.5,
+        beta2=0.99,
+        eps=1e-8,
+        steady=1000,
     ):
         self.y = {name: w.clone() for name, w in weights.items()}
         self.start = {name: w.clone() for name, w in weights.items()}
@@ -22,7 +33,7 @@ class SlowAuto:
         self.z = None
         self.v = {name: torch.zeros_like(w) for name, w in weights.items()}
         self.m = {name: torch.zeros_like(weights[name]) for name in matrices}
-        self.head, self.longest = head, longest
+        self.head, self.longest, self.steady = head, longest, steady
         self.weight_decay, self.beta, self.beta2, self.eps = weight_decay, beta, beta2, eps
         self.t, self.k, self.squares = 0, 0, 0.0
         self.d, self.gained, self.size, self.noted = 1e-6, 0.0, 0.0, (1e-6, 0)
@@ -36,6 +47,10 @@ class SlowAuto:
     def eta(self):
         if self.searching:
             return min(6 * self.d, 0.1)
+        return self.found * (self.steady / max(self.k, self.steady)) ** 0.5
+
+    @property
+    def found(self):
         return min((0.034 * max(self.d, 3e-5)) ** 0.5, 0.1)
 
     def rate(self, name):
@@ -58,12 +73,12 @@ class SlowAuto:
             output = name in self.head and y.ndim > 2 and not self.searching
             if name in self.m and not self.searching:
                 moves = 5 if self.k >= 5 and self.k % 5 == self.turn(name) else 0
-                decay = rate * min(self.weight_decay, 1 / (5 * self.eta)) * y
+                decay = rate * min(self.weight_decay, 1 / (5 * self.found)) * y
                 delta = moves * (decay + rate * self.matrix_step(name, g))
             else:
                 self.v[name] = self.beta2 * self.v[name] + (1 - self.beta2) * g**2
                 delta = rate * g / ((self.v[name] / (1 - self.beta2**self.t)).sqrt() + self.eps)
-                delta = delta + output * rate * min(self.weight_decay, 1 / (5 * self.eta)) * y
+                delta = delta + output * rate * min(self.weight_decay, 1 / (5 * self.found)) * y
             if self.searching:
                 self.y[name] = y - delta
                 self.x[name] = self.x[name] + self.t**2 / self.squares * (self.y[name] - self.x[name])

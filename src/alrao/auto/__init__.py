@@ -27,7 +27,7 @@ from ..trainable import Trainable
 from ..warn import warn
 from .matrices import PERIOD, matrices_of
 from .search import RateSearch
-from .step import Kept, Weight, Weights, round_to_, take_step, widened
+from .step import Kept, Weight, Weights, rate_left, round_to_, take_step, widened
 from .swap import Averages, training_weights, wide_dtype
 
 __all__ = ["Auto", "AutoScheduleFree"]
@@ -68,7 +68,8 @@ class Auto(AlraoOptimizer):
        first moment, :math:`g / (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` times a rate that begins at 6e-6,
        and grows while gradients agree with the direction in which the weights have moved. The factor
        ``param_groups[…]["lr"]`` has no effect yet.
-    2. **Averaging**, at the rate found, :math:`\delta` being the step times the rate and the factor:
+    2. **Averaging**, at the rate found for 1,000 steps, and then at :math:`\sqrt{1000 / k}` of it in step
+       :math:`k`; :math:`\delta` is the step times the rate and the factor:
        :math:`z \leftarrow z - \delta`, :math:`x \leftarrow x + c_k (z - x)` with
        :math:`c_k = k^2 / \sum_{i \le k} i^2`, and gradients at :math:`y = (1 - \beta_1) z + \beta_1 x`.
        Hidden matrices (of linear, convolutional, attention and recurrent layers) take orthogonal steps as in
@@ -245,9 +246,10 @@ class Auto(AlraoOptimizer):
     def _compute(self, rates: GroupRates, group: dict[str, Any]) -> None:
         self._kept.clear()
         if group["follows"]:
-            group["d"] = self.search.rate * group["scale"]
-            rates.body = Constant(group["d"])
-            rates.copies = LogUniform(*(group["d"] * part for part in COPIES))
+            rate = self.search.rate * group["scale"]
+            rates.body = Constant(rate)
+            rates.copies = LogUniform(*(rate * part for part in COPIES))
+            self._show_rate(group)
         group["highest"] = float(rates.body.grid(2)[-1])
         super()._compute(rates, group)
 
@@ -360,10 +362,17 @@ class Auto(AlraoOptimizer):
             take_step(
                 weights, [g[i] for i in weights.at], kept.rate, lr=lr, beta=group["beta"],
                 beta2=group["betas"][1], eps=group["eps"], weight_decay=0.0 if searching else weight_decay,
-                newest=group.get("stands_for", 1),
+                falls=group["follows"] and not searching, newest=group.get("stands_for", 1),
             )  # fmt: skip
         if narrow:
             round_to_(rounded, rests, [y[i] for i in narrow])
+        if group["follows"]:
+            self._show_rate(group)
+
+    def _show_rate(self, group: dict[str, Any]) -> None:
+        """Write the present learning rate into a group; the rate found, where counters are on a device."""
+        k = next((self.state[p]["k"] for p in group["params"] if "k" in self.state.get(p, {})), 0)
+        group["d"] = self.search.rate * group["scale"] * (1.0 if isinstance(k, Tensor) else rate_left(k))
 
     def _gathered(self, u: GroupUpdate, y: list[Tensor], rates: list[Any]) -> Kept:
         """Return what steps of some parameters need, until something of it changes."""

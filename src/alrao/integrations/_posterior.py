@@ -71,5 +71,5 @@ def learning_rates(optimizer: AlraoOptimizer) -> list[float]:
     for i, group in enumerate(optimizer.param_groups):
         low, high = optimizer.interval(i) or (1.0, 1.0)  # other distributions have no middle
         counts = not (searching and group["follows"])  # the factor of a schedule
-        found.append(sqrt(low * high) * (float(group["lr"]) if counts else 1.0))
+        found.append(group.get("d", sqrt(low * high)) * (float(group["lr"]) if counts else 1.0))
     return found
