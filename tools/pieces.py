@@ -57,7 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "twice the size of matrix steps": {"SIZE": 0.4},
     "momentum 0.9 of matrices": {"MOMENTUM": 0.9},
     "momentum 0.8 of matrices": {"MOMENTUM": 0.8},
-    "a rate that falls after 1,000 steps": {"STEADY": 1000},
+    "a rate that falls after 1000 steps": {"STEADY": 1000},
     "an average with weights k": {"newest_share": lambda k, newest=1: min(1.0, 2 * newest / (k + 1))},
     "an average with weights k⁴": {"newest_share": lambda k, newest=1: min(1.0, 5 * newest / (k + 4))},
     "β₁ of 0.3": {"betas": (0.3, 0.99)},
