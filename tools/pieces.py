@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS, PAGE = ROOT / "results/auto-pieces.jsonl", ROOT / "docs/auto-pieces.md"
 BASE = "as it is"
 ORIGIN: dict[str, Any] = {"betas": (0.7, 0.99), "STEADY": 10**9}
-"""Values of the Auto that the table is about, where they have changed since: because of the table."""
+"""Values of the Auto that the table is about, where they have changed since."""
 
 MODULES = [import_module(f"alrao.auto{name}") for name in ("", ".search", ".matrices", ".step")]
 SEARCH = MODULES[1]

@@ -255,8 +255,8 @@ class Alrao(Wrapper):
     def train(self, mode: bool = True) -> Self:
         """Set training or evaluation mode, as in torch; running statistics are made finite.
 
-        Under :class:`Auto`, the parameters hold the averaged weights in evaluation mode, and the training
-        weights in training mode.
+        Under :class:`Auto`, the parameters hold the averaged weights in evaluation mode (but with
+        ``swap=False``), and the training weights in training mode.
         """
         self.finite_statistics.restore(reads=is_readable(self.head.evidence))
         self.net.train(mode)
@@ -270,7 +270,8 @@ class Alrao(Wrapper):
     def collapse(self, *, mixture: bool = False) -> nn.Module:
         """Return an ordinary, independent network, with a single output layer.
 
-        Under :class:`Auto` it has the averaged weights, in either mode.
+        Under :class:`Auto` it has the averaged weights, in either mode; with ``swap=False`` the training
+        weights.
 
         Where the output layer was tied to an embedding, the ``config`` of a Hugging Face model is set to
         untied, so that ``save_pretrained`` and ``from_pretrained`` keep both; for other networks a warning

@@ -59,7 +59,7 @@ class RateSearch:
     place of 0.98), it is at most the largest coordinate of that distance; otherwise it is a heuristic. The
     estimate :math:`d` follows it upwards, by at most 30 % a step, and :math:`\eta = 6 d`. While rates are too
     low, gradients agree and :math:`d` grows exponentially. The search is over once it has stood still for 20
-    steps, after 50 at least, and :math:`\eta = \sqrt{0.034 d}` from then on.
+    steps, after 50 at least, and the rate found is :math:`\sqrt{0.034 d}`.
 
     Reference: Defazio and Mishchenko, "Learning-Rate-Free Learning by D-Adaptation", 2023; Mishchenko and
     Defazio, "Prodigy", 2024. There the denominator is a weighted sum of gradients, one more number for each
@@ -101,7 +101,7 @@ class RateSearch:
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step of the search; the rate found once it is over."""
         if not self.over:
             return min(PACE * self.distance, HIGHEST)
         return min(sqrt(PRIOR * max(self.distance, LEAST)), HIGHEST)

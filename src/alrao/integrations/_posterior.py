@@ -65,7 +65,7 @@ def interval_scalars(optimizer: AlraoOptimizer, prefix: str = "") -> dict[str, f
 
 
 def learning_rates(optimizer: AlraoOptimizer) -> list[float]:
-    """Return the learning rate of each group: the middle of its interval times its factor."""
+    """Return the learning rate of each group: Auto's, or the middle of its interval, times its factor."""
     searching = isinstance(optimizer, Auto) and not optimizer.search.over
     found = []
     for i, group in enumerate(optimizer.param_groups):

@@ -55,8 +55,9 @@ class AlraoCallback(Callback):
         log_posterior: log the posterior, every ``Trainer(log_every_n_steps=…)`` steps.
 
     Raises:
-        MisconfigurationException: at the start of ``fit``, if the module contains no Alrao model, if no
-            optimizer of alrao trains it, or if the trainer clips as well.
+        MisconfigurationException: at the start of ``fit``, if the module contains neither an Alrao model nor
+            an optimizer of alrao, if none of these trains its Alrao model, or if the trainer clips as well,
+            unless every optimizer is :class:`Auto`.
 
     Example:
         >>> from alrao.integrations.lightning import AlraoCallback

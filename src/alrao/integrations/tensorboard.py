@@ -23,10 +23,11 @@ def log(
     Scalars: ``alrao/posterior/…``, the posterior of each copy of the head, named after its rate (its initial
     rate, if :class:`Zoom` moves it); ``alrao/rate``, the geometric mean rate of the copies under the
     posterior; ``alrao/copies``, the effective number of copies (the exponential of the posterior's entropy).
-    With the optimizer: ``alrao/lr``, the learning rate of the first group (the middle of its interval times
-    the factor); ``alrao/interval/low`` and ``…/high``, the ends; ``alrao/factor/…``, the schedule's factor
-    of each parameter group; and the histograms ``alrao/log10 rates/…`` of the features' rates of each
-    parameter, times the factor.
+    With the optimizer: ``alrao/lr``, the learning rate of the first group (that of :class:`Auto`, or the
+    middle of its interval, times the factor); ``alrao/interval/low`` and ``…/high``, the ends;
+    ``alrao/factor/…``, the schedule's factor of each parameter group; and the histograms
+    ``alrao/log10 rates/…`` of the features' rates of each parameter, times the factor. Under :class:`Auto`
+    all but ``alrao/lr`` are of the rates found, before they fall.
 
     Args:
         writer: a :class:`torch.utils.tensorboard.SummaryWriter`, or anything with its ``add_scalar`` and

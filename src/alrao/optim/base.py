@@ -268,7 +268,10 @@ class AlraoOptimizer(Optimizer):
             self._compute(rates, group)
 
     def rates(self, parameter: Tensor) -> Tensor:
-        """Return the rates of a parameter, without the factor ``lr``; they broadcast to the parameter."""
+        """Return the rates of a parameter, without the factor ``lr``; they broadcast to the parameter.
+
+        Under :class:`Auto` these, :meth:`copy_rates` and :meth:`interval` are those found, before they fall.
+        """
         for rates in self.rates_of_groups:
             for entry in rates.entries:
                 if entry.param is parameter:
