@@ -203,7 +203,7 @@ def kill_until_done(arguments, root, seed, kills):
                 while process.poll() is None and time.monotonic() < deadline:
                     now = {path: path.stat().st_mtime_ns for path in root.rglob("checkpoint.pt")}
                     if now != begun:  # it trains
-                        time.sleep(draw.uniform(0, 0.3))
+                        time.sleep(draw.uniform(0, 0.1))  # a few of the epochs
                         break
                     time.sleep(0.01)
                 if process.poll() is None:
